@@ -47,7 +47,6 @@ class LifecycleHost:
         self._executor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._executor.bind(str(self.root / "run/brine/lifecycle-executor"))
         self._executor.listen()
-        self._executor.settimeout(60)
         self._connection: socket.socket | None = None
         self._started: list[subprocess.Popen[bytes]] = []
         self._handler: subprocess.Popen[bytes] | None = None
@@ -77,9 +76,13 @@ class LifecycleHost:
         """Remove a spec."""
         (self.root / f"var/lib/brine/instances/{name}.json").unlink()
 
-    def run(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
+    def run(
+        self, *command: str, capabilities: str = "+all", **options: Any
+    ) -> subprocess.Popen[bytes]:
         """Start a command there: one of Brine's, or any other."""
         enter = ["nsenter", "--target", str(self._pid), "--mount", "--wd=/"]
+        if capabilities != "+all":
+            enter += ["--", "setpriv", f"--bounding-set={capabilities}"]
         arguments, environment = from_source(command)
         environment["RUNTIME_DIRECTORY"] = "/run/brine-lifecycle"
         process = subprocess.Popen(
@@ -88,10 +91,13 @@ class LifecycleHost:
         self._started.append(process)
         return process
 
-    def start_handler(self) -> None:
-        """Start the handler, and wait until it is ready."""
+    def start_handler(self, *, capabilities: str = "+all") -> None:
+        """Start the handler, and wait until it is ready.
+
+        :param capabilities: that root has there, as setpriv(1) has them.
+        """
         with self.log.open("ab") as log:
-            self._handler = self.run("brine-lifecycle", stderr=log)
+            self._handler = self.run("brine-lifecycle", capabilities=capabilities, stderr=log)
         clock = self.root / "run/brine-lifecycle/clock"
         before = clock.read_text() if clock.exists() else ""
         wait_for("the handler to work", lambda: clock.exists() and clock.read_text() != before)
@@ -116,29 +122,30 @@ class LifecycleHost:
         stat = Path(f"/proc/{self._handler.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
 
-    def request(self) -> str:
+    def request(self, timeout_s: float = 60) -> str:
         """Wait for the handler's next request."""
         while True:
             if self._connection is None:
+                self._executor.settimeout(timeout_s)
                 self._connection, _ = self._executor.accept()
-                self._connection.settimeout(60)
+            self._connection.settimeout(timeout_s)
             if packet := self._connection.recv(4096):
                 return packet.decode()
             self._connection.close()
             self._connection = None
 
-    def requests_within(self, seconds: float) -> list[str]:
-        """The requests that come in that time."""
-        found = []
+    def requests_within(self, seconds: float, *, most: int = 1000) -> list[str]:
+        """The requests that come in that time.
+
+        :param most: return as soon as there are so many.
+        """
+        found: list[str] = []
         deadline = time.monotonic() + seconds
-        while (left_s := deadline - time.monotonic()) > 0:
-            self._executor.settimeout(left_s)
+        while len(found) < most and (left_s := deadline - time.monotonic()) > 0:
             try:
-                found.append(self.request())
+                found.append(self.request(left_s))
             except TimeoutError:
                 break
-            finally:
-                self._executor.settimeout(60)
         return found
 
     def answer(self, text: str) -> None:

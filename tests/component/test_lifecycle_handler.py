@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from brine.common.process import start_time_of
 from component.daemon_process import ROOT
 from component.lifecycle_host import LifecycleHost, lifecycle_host
 from lab.waiting import wait_for
@@ -31,6 +33,11 @@ def touch_for(folder: Path, seconds: float) -> None:
     while time.monotonic() < deadline:
         (folder / "watchdog").touch()
         time.sleep(0.3)
+
+
+def note_process(folder: Path) -> None:
+    """Have this process stand for the instance's."""
+    (folder / "pid").write_text(f"{os.getpid()} {start_time_of(os.getpid())} run1\n")
 
 
 def test_an_expired_watchdog_ends_its_instance_and_no_other(host: LifecycleHost) -> None:
@@ -258,6 +265,69 @@ def test_an_owner_with_a_million_files_hides_no_other_owner(host: LifecycleHost)
         flooding.kill()
 
 
+def test_an_owner_that_asks_again_and_again_keeps_no_other_waiting(host: LifecycleHost) -> None:
+    bad, good = host.define("bad1"), [host.define(f"good{number}") for number in range(3)]
+    host.start_handler()
+    ask = "while :; do : >terminate; while [ -e terminate ]; do :; done; done"
+    with subprocess.Popen(["sh", "-c", ask], cwd=bad) as asking:
+        requests = Counter[str]()
+        deadline = time.monotonic() + 12
+        while (left_s := deadline - time.monotonic()) > 0:
+            for request in host.requests_within(left_s, most=1):
+                requests[request] += 1
+                host.answer(f"{' '.join(request.split()[:2])} done ")
+                if folder := next(iter(good), None):
+                    (folder / "terminate").touch()
+                    good.pop(0)
+        asking.kill()
+    for number in range(3):
+        assert requests[f"good{number} end owner-request"] == 1
+    # One at the beginning, and one each 5 seconds.
+    assert 2 <= requests["bad1 end owner-request"] <= 4
+
+
+def test_an_owner_whose_files_have_the_same_fault_again_and_again_is_told_of_once(
+    host: LifecycleHost,
+) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    for _ in range(20):
+        (folder / "terminate").symlink_to("/etc/passwd")
+        time.sleep(0.05)
+        (folder / "terminate").unlink()
+    (folder / "terminate").touch()
+    host.request()
+    assert host.log.read_text().count("the request is no regular file") == 1
+
+
+def test_a_folder_that_can_not_be_opened_is_told_of_once(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    folder.chmod(0o700)
+    os.chown(folder, 65534, 65534)
+    host.start_handler(capabilities="-dac_override,-dac_read_search")
+    host.logged("its folder can't be used: Permission denied")
+    touch_for(folder, 3)
+    assert host.log.read_text().count("its folder can't be used") == 1
+    folder.chmod(0o755)
+    (folder / "terminate").touch()
+    assert host.request() == "ci1 end owner-request"
+
+
+def test_an_owner_that_dies_without_a_spec_leaves_nothing(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    time.sleep(1.5)  # the handler has read that
+    host.kill_handler()
+    host.undefine("ci1")
+    nearly_a_minute_ago = time.time() - 50  # the timeout where no spec says another
+    os.utime(folder / "watchdog", (nearly_a_minute_ago, nearly_a_minute_ago))
+    host.start_handler()
+    assert host.request() == "ci1 end owner-gone"
+    host.answer("ci1 end idle ")
+    wait_for("its folder to go", lambda: not folder.exists())
+
+
 def test_a_read_only_file_system_ends_nobody_for_a_moment(host: LifecycleHost) -> None:
     folder = host.define("ci1")
     host.start_handler()
@@ -290,9 +360,7 @@ def test_the_owner_command_and_prestop(host: LifecycleHost) -> None:
     host.start_handler()
     owner = host.run("brine", "lifecycle", "own", "ci1")
     wait_for("a watchdog", (folder / "watchdog").exists)
-    # It waits for the instance; this process stands for it.
-    start_time = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
-    (folder / "pid").write_text(f"{os.getpid()} {start_time} run1\n")
+    note_process(folder)
     assert host.requests_within(12) == []
     prestop = host.run("brine", "lifecycle", "prestop", "ci1")
     assert host.request() == "ci1 end owner-request"
@@ -308,6 +376,22 @@ def test_the_owner_command_and_prestop(host: LifecycleHost) -> None:
     assert owner.wait(30) == 12
     assert not (folder / "watchdog").exists()
     assert host.run("brine", "lifecycle", "prestop", "ci1").wait(30) == 0
+
+
+def test_an_owner_that_is_told_to_end_after_its_instance_asks_for_nothing(
+    host: LifecycleHost,
+) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    host.start_handler()
+    owner = host.run("brine", "lifecycle", "own", "ci1")
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    note_process(folder)
+    time.sleep(2)  # the owner has seen it
+    (folder / "pid").unlink()
+    owner.terminate()
+    owner.wait(30)
+    # Until it was confirmed, the next owner would have to wait.
+    assert not (folder / "terminate").exists()
 
 
 def test_the_last_of_two_owners_counts(host: LifecycleHost) -> None:

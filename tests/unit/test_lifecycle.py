@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from brine.instance.owner import OwnersFile, why_not_alive
-from brine.lifecycle.owner_watch import MOST_RENEWALS, OwnerWatch, is_older_run
+from brine.lifecycle.owner_watch import ENDING_S, MOST_RENEWALS, OwnerWatch, is_older_run
 
 TIMEOUT_S = 15.0
 NOON = 1_800_000_000.0
@@ -99,13 +99,43 @@ def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
     assert seen.note_if_gone(100 + MOST_RENEWALS * 10 + TIMEOUT_S)
 
 
-def test_an_owner_whose_request_was_confirmed_does_not_return() -> None:
+def test_an_owner_that_touches_its_watchdog_while_it_ends_does_not_return() -> None:
     seen = ci1()
     seen.observe(watchdog(NOON), 100, NOON)
     seen.note_asking(watchdog(NOON))
-    seen.confirm()
+    seen.confirm(100)
+    for after_s in range(1, round(ENDING_S)):
+        assert not seen.observe(watchdog(NOON + after_s), 100 + after_s, NOON + after_s)
+    # A last touch is no return, however late somebody looks.
+    last, later_s = watchdog(NOON + ENDING_S - 1), 2 * ENDING_S
+    assert not seen.observe(last, 100 + later_s, NOON + later_s)
+
+
+def test_an_owner_that_goes_on_touching_the_same_watchdog_has_returned() -> None:
+    """A container that has restarted, and whose program makes no watchdog anew."""
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    seen.note_asking(watchdog(NOON))
+    seen.confirm(100)
     assert not seen.observe(watchdog(NOON + 1), 101, NOON + 1)
+    later_s = ENDING_S + 1
+    assert seen.observe(watchdog(NOON + later_s), 100 + later_s, NOON + later_s)
+
+
+def test_an_owner_that_makes_its_watchdog_anew_has_returned() -> None:
+    seen = ci1()
+    seen.observe(watchdog(NOON), 100, NOON)
+    seen.note_asking(watchdog(NOON))
+    seen.confirm(100)
     assert seen.observe(watchdog(NOON + 2, inode=8), 102, NOON + 2)
+
+
+def test_the_same_fault_is_told_once_in_a_long_time() -> None:
+    seen = ci1()
+    assert seen.is_to_tell("the watchdog is a link", 100)
+    assert seen.is_to_tell("the request is a link", 101)
+    assert not seen.is_to_tell("the watchdog is a link", 102)
+    assert seen.is_to_tell("the watchdog is a link", 100 + 86_400)
 
 
 @pytest.mark.parametrize(

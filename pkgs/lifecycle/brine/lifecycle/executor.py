@@ -95,13 +95,13 @@ def _done(name: str, verb: str, cause: str) -> Outcome:
         raise BrineError(f"{name!r}: {fault}")
     if verb == Verb.END:
         return _end(name, EndReason(cause))
-    _refuse_without_owner(name)
+    _refuse_unowned(name)
     if verb == Verb.START:
         return _start(name)
     raise BrineError(f"no such request: {verb!r}")
 
 
-def _refuse_without_owner(name: str) -> None:
+def _refuse_unowned(name: str) -> None:
     """Leave alone an instance that has no owner: the handler is not to be trusted with it."""
     try:
         has_owner = store.load(name).owner is not None
@@ -119,7 +119,7 @@ def _end(name: str, cause: EndReason) -> Outcome:
     # A start that is just beginning, or is to come, is called off by a request, too.
     if not is_there and not (cause is EndReason.REQUEST and has_spec):
         return Outcome.IDLE
-    _refuse_without_owner(name)
+    _refuse_unowned(name)
     done = stop_instance(name, force=True, by=Source.OWNER, cause=cause)
     return Outcome.DONE if done is Stopped.STOPPED else Outcome.IDLE
 

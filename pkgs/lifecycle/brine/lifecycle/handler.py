@@ -15,7 +15,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths
@@ -29,8 +28,9 @@ from brine.instance import owner, store
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
 from brine.instance.spec import AdminState, name_fault
 from brine.lifecycle import messages
+from brine.lifecycle.executor_client import ExecutorClient
 from brine.lifecycle.owner_watch import PAUSE_S, OwnerWatch, is_older_run
-from brine.lifecycle.protocol import LONGEST_PACKET, SOCKET, EndReason, Outcome, Verb
+from brine.lifecycle.protocol import EndReason, Outcome
 from brine.lifecycle.watches import NAMES, TOUCHES, Watches
 
 log = logging.getLogger(__name__)
@@ -40,29 +40,14 @@ _IDLE_S = 60.0
 _UNKNOWN_GRACE_S = 2.0  # after the handler's start owners may be as late as it is
 _LONGEST_GRACE_S = 30.0
 _SPEC_S = 3.0  # an editor may have a spec be away for a moment
-_CHECK_S = 5.0
-_UNANSWERED_S = 2 * 3600.0  # no stop takes so long
-_MOST_LOST = 12  # connections to the executor, one after another
+_CHECK_S = 5.0  # between two looks for instances whose start was not seen
 _JUMP_S = 1.0  # two clocks that differ by more have not gone alike
 _RETRY_S = 5.0
+_REQUEST_S = 5.0  # between two requests of one owner: one that asks again and again costs little
 _NOISE_S = 10.0  # so long a folder with too many events is looked at by the clock
 _UNKNOWN_TIMEOUT_S = 60.0  # of an instance whose spec is damaged
 _SPECS, _MARKS, _FOLDERS = "/specs", "/marks", "/folders"
 _SPEC, _START = ".json", ".start"
-
-
-@dataclass(slots=True)
-class Task:
-    """A request to the executor.
-
-    :param cause: why an instance is to end; None if it is to start.
-    :param due_s: when it is sent, by the monotonic clock; None once it is.
-    :param sent_s: when it was.
-    """
-
-    cause: EndReason | None
-    due_s: float | None
-    sent_s: float = 0.0
 
 
 class Handler:
@@ -74,17 +59,15 @@ class Handler:
     def __init__(self, service: ServiceManager) -> None:
         self._service = service
         self._owned: dict[str, OwnerWatch] = {}
-        self._tasks: dict[str, Task] = {}
         self._names = Watches(NAMES)
         self._touches = Watches(TOUCHES)
-        self._executor: socket.socket | None = None
         self._poll = select.poll()
+        self._executor = ExecutorClient(self._poll)
         self._woken, self._waker = socket.socketpair()
         self._clock_file = service.runtime_dir / "clock" if service.runtime_dir else None
         self._not_before_s = 0.0
         self._noisy_until_s = self._checked_s = 0.0
         self._unwatched: set[str] = set()
-        self._lost = 0
         self._idle_since_s = time.monotonic()
         self._shown = ""
         self._ended = False
@@ -106,7 +89,7 @@ class Handler:
                 self._act_on_signals(on_reload)
             if self._names.descriptor in ready:
                 self._act_on_names()
-            if self._executor and self._executor.fileno() in ready:
+            if self._executor.descriptor in ready:
                 self._act_on_answer()
             now_s = time.monotonic()
             if now_s >= next_tick_s:
@@ -114,7 +97,7 @@ class Handler:
                     self._renew_all(now_s)
                 self._tick(now_s)
                 next_tick_s = now_s + _TICK_S
-            self._send_due()
+            self._executor.send_due(self._is_obsolete)
         self._service.stopping()
 
     # Signals.
@@ -152,7 +135,7 @@ class Handler:
             self._add(name, goes_on=goes_on)
             owned = self._owned.get(name)
             if owned and owned.is_gone and not owned.has_spec:
-                self._ask(name, EndReason.SPEC_GONE)  # it was undefined meanwhile
+                self._executor.ask(name, EndReason.SPEC_GONE)  # it was undefined meanwhile
         self._write_clock()
 
     def _watch_places(self) -> bool:
@@ -191,7 +174,7 @@ class Handler:
         else:
             owned.observe(watchdog, now_s, time.time())
         if watchdog and owned.fault:
-            self._tell(messages.FAULT, name, f"{owned.fault}: it does not count")
+            self._tell_fault(owned, f"{owned.fault}: it does not count")
         if _runs(name):
             owned.begin(now_s)
         self._read_spec(owned)
@@ -200,8 +183,8 @@ class Handler:
         if owned.is_up:
             owned.begin(now_s)  # a domain of Xen's may run without a process
         if owned.restarts and not owned.is_gone:
-            self._ask(name, None)
-        self._note_request(owned, request)
+            self._executor.ask(name, None)
+        self._note_request(owned, watchdog, request)
 
     def _watch(self, name: str) -> None:
         folder = owner.folder_of(name)
@@ -219,7 +202,7 @@ class Handler:
         except store.NoSpecError:
             # An owner may be there before its instance is defined.
             if paths.SPECS_DIR.is_dir() and (owned.has_spec or _runs(owned.name)):
-                self._ask(owned.name, EndReason.SPEC_GONE, after_s=_SPEC_S)
+                self._executor.ask(owned.name, EndReason.SPEC_GONE, after_s=_SPEC_S)
                 owned.has_spec = False
             return
         except BrineError as error:
@@ -227,7 +210,7 @@ class Handler:
             self._tell(messages.FAULT, owned.name, f"its spec can't be used: {error}")
             return
         owned.has_spec = True
-        self._call_off(owned.name, EndReason.SPEC_GONE)
+        self._executor.call_off(owned.name, EndReason.SPEC_GONE)
         if spec.owner is None:
             self._forget(owned.name)
             return
@@ -244,16 +227,13 @@ class Handler:
     def _find(self, owned: OwnerWatch) -> tuple[OwnersFile | None, OwnersFile | None]:
         """The watchdog and the request of an owner, if they are there."""
         try:
-            folder = owner.opened(owner.folder_of(owned.name))
-        except OSError:
-            return None, None
-        try:
-            return owner.find(folder, WATCHDOG), owner.find(folder, TERMINATE)
+            with owner.below(owner.folder_of(owned.name)) as folder:
+                return owner.find(folder, WATCHDOG), owner.find(folder, TERMINATE)
+        except FileNotFoundError:
+            pass
         except OSError as error:
-            self._tell(messages.FAULT, owned.name, f"its folder: {error.strerror}")
-            return None, None
-        finally:
-            os.close(folder)
+            self._tell_fault(owned, f"its folder can't be used: {error.strerror}")
+        return None, None
 
     # What happens.
 
@@ -302,15 +282,16 @@ class Handler:
 
     def _find_begun(self) -> None:
         """Look after instances that run, and whose start was not seen."""
+        asked = self._executor.names
         for owned in self._owned.values():
-            if owned.is_gone and owned.name not in self._tasks and _runs(owned.name):
+            if owned.is_gone and owned.name not in asked and _runs(owned.name):
                 owned.begin(time.monotonic())
 
     def _look(self, owned: OwnerWatch) -> None:
         """Look at the files of an owner."""
         watchdog, request = self._find(owned)
         self._note_watchdog(owned, watchdog, time.monotonic(), time.time())
-        self._note_request(owned, request)
+        self._note_request(owned, watchdog, request)
 
     def _note_touch(self, owned: OwnerWatch, now_s: float, wall_s: float) -> None:
         """Look at a watchdog that was touched, which happens often."""
@@ -323,41 +304,35 @@ class Handler:
     def _note_watchdog(
         self, owned: OwnerWatch, watchdog: OwnersFile | None, now_s: float, wall_s: float
     ) -> None:
-        fault = owned.fault
         if owned.observe(watchdog, now_s, wall_s):
             tell(log, messages.OWNER_THERE, messages.OWNER_THERE.text, instance=owned.name)
-            self._call_off(owned.name, EndReason.GONE)
+            self._executor.call_off(owned.name, EndReason.GONE)
             if owned.restarts:
-                self._ask(owned.name, None)
-        if watchdog and owned.fault and owned.fault != fault:
-            self._tell(messages.FAULT, owned.name, f"{owned.fault}: it does not count")
+                self._executor.ask(owned.name, None)
+        if watchdog and owned.fault:
+            self._tell_fault(owned, f"{owned.fault}: it does not count")
 
-    def _note_request(self, owned: OwnerWatch, request: OwnersFile | None) -> None:
+    def _note_request(
+        self, owned: OwnerWatch, watchdog: OwnersFile | None, request: OwnersFile | None
+    ) -> None:
         """Act on an owner's request that the instance ends, if it is a new one."""
         known, owned.request = owned.request, request
         if request is None or request == known:
             return
         if request.fault:
-            self._tell(
-                messages.FAULT, owned.name, f"the request {request.fault}: it does not count"
-            )
+            self._tell_fault(owned, f"the request {request.fault}: it does not count")
             return
-        if is_older_run(self._content(owned.name, TERMINATE), markers.last_run(owned.name)):
+        if is_older_run(_text_of_request(owned.name), markers.last_run(owned.name)):
             self._remove_request(owned)
             return
-        owned.note_asking(self._find(owned)[0])
-        text = messages.OWNER_REQUEST.text
-        tell(log, messages.OWNER_REQUEST, text, instance=owned.name)
-        self._ask(owned.name, EndReason.REQUEST)
-
-    def _content(self, name: str, file: str) -> str:
-        with contextlib.suppress(OSError):
-            folder = owner.opened(owner.folder_of(name))
-            try:
-                return owner.read(folder, file)
-            finally:
-                os.close(folder)
-        return ""
+        owned.note_asking(watchdog)
+        now_s = time.monotonic()
+        wait_s = max(owned.next_request_s - now_s, 0.0)
+        is_new = self._executor.ask(owned.name, EndReason.REQUEST, after_s=wait_s)
+        if is_new or not wait_s:
+            owned.next_request_s = now_s + wait_s + _REQUEST_S
+            text = messages.OWNER_REQUEST.text
+            tell(log, messages.OWNER_REQUEST, text, instance=owned.name)
 
     # The clock.
 
@@ -371,7 +346,7 @@ class Handler:
             self._find_begun()
         self._expire(now_s)
         self._write_clock()
-        if self._owned or self._tasks:
+        if self._owned or self._executor.names:
             self._idle_since_s = now_s
         elif self._clock_file and now_s - self._idle_since_s > _IDLE_S:
             self._ended = True  # its path unit starts it again
@@ -412,7 +387,7 @@ class Handler:
                 if _runs(owned.name):
                     reason = owned.fault or f"its watchdog is unchanged for {owned.timeout_s:g} s"
                     self._tell(messages.OWNER_GONE, owned.name, reason)
-                self._ask(owned.name, EndReason.GONE)
+                self._executor.ask(owned.name, EndReason.GONE)
 
     def _renew_all(self, now_s: float) -> None:
         """Start all expiries anew: this process did not run for a while."""
@@ -442,130 +417,60 @@ class Handler:
 
     # The executor.
 
-    def _ask(self, name: str, cause: EndReason | None, *, after_s: float = 0.0) -> None:
-        """Have an instance end for a cause, or start. What is being done already goes on."""
-        task = self._tasks.get(name)
-        if task is None or task.cause is None:
-            self._tasks[name] = Task(cause, time.monotonic() + after_s)
-
-    def _call_off(self, name: str, cause: EndReason) -> None:
-        """Do not try again to end an instance for a cause that is no more."""
-        task = self._tasks.get(name)
-        if task and task.cause is cause and task.due_s is not None:
-            del self._tasks[name]
-
-    def _send_due(self) -> None:
-        now_s = time.monotonic()
-        for name, task in list(self._tasks.items()):
-            if task.due_s is None and now_s > task.sent_s + _UNANSWERED_S:
-                task.due_s = now_s
-            if task.due_s is None or task.due_s > now_s:
-                continue
-            if self._is_obsolete(name, task):
-                del self._tasks[name]
-                continue
-            words = (name, Verb.START) if task.cause is None else (name, Verb.END, task.cause)
-            if not self._send(" ".join(words)):
-                task.due_s = now_s + _RETRY_S
-                return
-            task.due_s, task.sent_s = None, now_s
-
-    def _is_obsolete(self, name: str, task: Task) -> bool:
+    def _is_obsolete(self, name: str, cause: EndReason | None) -> bool:
         """Whether the reason for a request is no more."""
         owned = self._owned.get(name)
         if owned is None:
             return True
-        if task.cause is EndReason.GONE:
+        if cause is EndReason.GONE:
             return not owned.is_gone
-        if task.cause is EndReason.REQUEST:
+        if cause is EndReason.REQUEST:
             return owned.request is None
-        return task.cause is None and (owned.is_gone or not owned.restarts)
-
-    def _send(self, request: str) -> bool:
-        try:
-            if self._executor is None:
-                self._executor = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                self._executor.settimeout(1.0)
-                self._executor.connect(str(SOCKET))
-                self._poll.register(self._executor, select.POLLIN)
-            self._executor.send(request.encode())
-        except OSError as error:
-            log.error("%s: %s; trying again", SOCKET, error.strerror or error)
-            self._lose_executor()
-            self._lost += 1
-            if self._lost >= _MOST_LOST:
-                raise
-            return False
-        return True
-
-    def _lose_executor(self) -> None:
-        """Disconnect; what it has not answered is asked again."""
-        if self._executor:
-            with contextlib.suppress(KeyError):
-                self._poll.unregister(self._executor)
-            self._executor.close()
-            self._executor = None
-        for task in self._tasks.values():
-            task.due_s = task.due_s or time.monotonic() + _RETRY_S
+        return cause is None and (owned.is_gone or not owned.restarts)
 
     def _act_on_answer(self) -> None:
-        assert self._executor
-        try:
-            packet = self._executor.recv(LONGEST_PACKET)
-        except OSError:
-            packet = b""
-        if not packet:
-            self._lose_executor()
+        answer = self._executor.answer()
+        if answer is None:
             return
-        self._lost = 0
-        name, verb, result, text = packet.decode(errors="replace").split(" ", 3)
-        task = self._tasks.get(name)
-        if task is None or (task.cause is None) != (verb == Verb.START):
-            return
-        if result == Outcome.FAILED:
-            if task.cause:
-                self._tell(messages.NOT_ENDED, name, text)
-            task.due_s = time.monotonic() + _RETRY_S
-            return
-        del self._tasks[name]
-        if verb == Verb.START:
-            if result == Outcome.DONE:
+        name, cause = answer.name, answer.cause
+        is_done = answer.outcome is Outcome.DONE
+        if answer.outcome is Outcome.FAILED:
+            if cause:
+                self._tell(messages.NOT_ENDED, name, answer.text)
+        elif cause is None:
+            if is_done:
                 tell(log, messages.OWNER_BACK, messages.OWNER_BACK.text, instance=name)
         else:
-            if result == Outcome.DONE and task.cause is EndReason.SPEC_GONE:
+            if is_done and cause is EndReason.SPEC_GONE:
                 tell(log, messages.SPEC_GONE, messages.SPEC_GONE.text, instance=name)
             if owned := self._owned.get(name):
-                self._has_ended(owned, task.cause)
-        if not self._tasks:
-            self._lose_executor()
+                self._has_ended(owned, cause)
 
-    def _has_ended(self, owned: OwnerWatch, cause: EndReason | None) -> None:
+    def _has_ended(self, owned: OwnerWatch, cause: EndReason) -> None:
         """Confirm what its owner has asked for, and forget an instance without a spec."""
         if owned.request and not owned.request.fault:
             if _runs(owned.name):
-                self._ask(owned.name, EndReason.REQUEST, after_s=1.0)  # it was started meanwhile
+                # It was started meanwhile.
+                self._executor.ask(owned.name, EndReason.REQUEST, after_s=1.0)
             elif self._remove_request(owned):
-                owned.confirm()
+                owned.confirm(time.monotonic())
                 tell(log, messages.CONFIRMED, messages.CONFIRMED.text, instance=owned.name)
         elif owned.restarts and not owned.is_gone:
-            self._ask(owned.name, None)  # its owner has come back meanwhile
-        if cause is EndReason.SPEC_GONE and not owned.has_spec:
+            self._executor.ask(owned.name, None)  # its owner has come back meanwhile
+        if cause is not EndReason.REQUEST and not owned.has_spec:
             _remove_folder(owner.folder_of(owned.name))
             self._forget(owned.name)
 
     def _remove_request(self, owned: OwnerWatch) -> bool:
         """Tell an owner that the instance that it has asked about is no more."""
         try:
-            folder = owner.opened(owner.folder_of(owned.name))
-            try:
+            with owner.below(owner.folder_of(owned.name)) as folder:
                 os.unlink(TERMINATE, dir_fd=folder)
-            finally:
-                os.close(folder)
         except FileNotFoundError:
             pass  # the owner has taken it back
         except OSError as error:  # of a read-only file system, for one
-            self._tell(messages.FAULT, owned.name, f"can't confirm its end yet: {error.strerror}")
-            self._ask(owned.name, EndReason.REQUEST, after_s=_RETRY_S)
+            self._tell_fault(owned, f"can't confirm its end yet: {error.strerror}")
+            self._executor.ask(owned.name, EndReason.REQUEST, after_s=_RETRY_S)
             return False
         owned.request = None
         return True
@@ -576,6 +481,11 @@ class Handler:
         text = message.text.format(reason=reason)
         tell(log, message, text, instance=name, BRINE_REASON=reason)
 
+    def _tell_fault(self, owned: OwnerWatch, reason: str) -> None:
+        """Tell what is wrong with an owner's files, which may be looked at each second."""
+        if owned.is_to_tell(reason, time.monotonic()):
+            self._tell(messages.FAULT, owned.name, reason)
+
     def _show_status(self) -> None:
         if (status := self._status()) != self._shown:
             self._shown = status
@@ -583,8 +493,8 @@ class Handler:
 
     def _status(self) -> str:
         there = sum(not owned.is_gone for owned in self._owned.values())
-        text = f"{len(self._owned)} instances with an owner, {there} of them are there"
-        ends = sum(task.cause is not None for task in self._tasks.values())
+        text = f"{len(self._owned)} instances with an owner, {there} owners are there"
+        ends = self._executor.ends
         return f"{text}; {ends} are being ended" if ends else text
 
 
@@ -596,6 +506,12 @@ def _folders() -> set[str]:
             if entry.is_dir(follow_symlinks=False) and not name_fault(entry.name)
         }
     return set()
+
+
+def _text_of_request(name: str) -> str:
+    with contextlib.suppress(OSError), owner.below(owner.folder_of(name)) as folder:
+        return owner.read(folder, TERMINATE)
+    return ""
 
 
 def _runs(name: str) -> bool:

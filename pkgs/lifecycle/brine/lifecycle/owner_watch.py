@@ -10,16 +10,21 @@ and how old a watchdog is that the handler sees for the first time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from brine.common.markers import UNKNOWN_RUN
-from brine.instance.owner import FUTURE_S, OwnersFile
+from brine.instance.owner import OwnersFile, fault_of
 
 PAUSE_S = 4.0
 """A handler that did not run for so long may have missed changes, and its owners their times."""
 
 MOST_RENEWALS = 3
 """So often in a row an expiry starts anew without a change of the watchdog."""
+
+ENDING_S = 30.0
+"""So long after its request was confirmed an owner may still touch its watchdog while it ends."""
+
+_FAULT_S = 3600.0  # a fault that stays, or comes again and again, is told once in that time
 
 
 @dataclass(slots=True)
@@ -37,8 +42,11 @@ class OwnerWatch:
     :param renewals: how often its expiry has started anew since the last change.
     :param request: of its owner to end it; None if there is none.
     :param asking_inode: of the watchdog of an owner that has asked for the end.
-    :param done_inode: the same, once that was confirmed: that owner does not return.
+    :param ending_inode: the same, once that was confirmed.
+    :param ending_until_s: until then, a change of that watchdog is no owner's return.
+    :param next_request_s: a request of its owner is not passed on before that time.
     :param is_up: whether it should run.
+    :param told_s: when each of its faults was told last.
     """
 
     name: str
@@ -52,8 +60,11 @@ class OwnerWatch:
     renewals: int = 0
     request: OwnersFile | None = None
     asking_inode: int = 0
-    done_inode: int = 0
+    ending_inode: int = 0
+    ending_until_s: float = 0.0
+    next_request_s: float = 0.0
     is_up: bool = False
+    told_s: dict[str, float] = field(default_factory=dict)
 
     def observe(self, watchdog: OwnersFile | None, now_s: float, wall_s: float) -> bool:
         """Note what a watchdog is now; returns whether its owner is back.
@@ -61,18 +72,16 @@ class OwnerWatch:
         :param now_s: the monotonic clock.
         :param wall_s: the wall clock.
         """
-        if watchdog is None:
-            self.fault = "there is no watchdog"
+        # The wall clock may have been set back since: what has counted does not become a fault.
+        if watchdog and not watchdog.fault and watchdog.mtime_ns == self.mtime_ns:
+            self.fault = ""
             return False
-        if watchdog.fault:
-            self.fault = f"the watchdog {watchdog.fault}"
+        self.fault = fault_of(watchdog, wall_s)
+        if watchdog is None or self.fault:
             return False
-        if watchdog.mtime_ns == self.mtime_ns or watchdog.inode == self.done_inode:
+        self.mtime_ns, self.renewals = watchdog.mtime_ns, 0
+        if watchdog.inode == self.ending_inode and now_s < self.ending_until_s:
             return False
-        if -watchdog.age_s(wall_s) > FUTURE_S:
-            self.fault = "the watchdog is in the future"
-            return False
-        self.mtime_ns, self.fault, self.renewals = watchdog.mtime_ns, "", 0
         self.seen_s = now_s
         was_gone, self.is_gone = self.is_gone, False
         return was_gone
@@ -86,7 +95,7 @@ class OwnerWatch:
 
     def begin(self, now_s: float) -> None:
         """Note that its instance runs, which it does not without an owner."""
-        self.done_inode = 0
+        self.ending_inode = 0
         if self.seen_s is None or self.is_gone:
             self.seen_s, self.is_gone = now_s, False
 
@@ -94,9 +103,18 @@ class OwnerWatch:
         """Note whose request it is."""
         self.asking_inode = watchdog.inode if watchdog else 0
 
-    def confirm(self) -> None:
+    def confirm(self, now_s: float) -> None:
         """Note that its owner was told that the instance has ended."""
-        self.is_gone, self.done_inode = True, self.asking_inode
+        self.is_gone, self.ending_inode = True, self.asking_inode
+        self.ending_until_s = now_s + ENDING_S
+
+    def is_to_tell(self, fault: str, now_s: float) -> bool:
+        """Whether a fault of its owner's files is told: it was not for long."""
+        told_s = self.told_s.get(fault)
+        if told_s is not None and now_s < told_s + _FAULT_S:
+            return False
+        self.told_s[fault] = now_s
+        return True
 
     def renew(self, now_s: float) -> None:
         """Start the expiry anew, after a time in which a change could not be made or seen."""
