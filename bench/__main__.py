@@ -1,11 +1,196 @@
-"""`python3 -m bench NAME ...` runs a benchmark; with `--measure`, its measuring process."""
+"""`python3 -m bench NAME ...` runs a benchmark: its command line, and where it is measured."""
 
+import argparse
+import contextlib
+import json
+import pickle
+import subprocess
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib import import_module
+from pathlib import Path
 
-from bench.harness import measure, run_bench
+from bench import libvirt
+from bench.harness import PYTHON, Plan, Report, tell
+from lab import ganeti, peer_packages, sandbox, xen_packages
+from lab.debian import host_release
+from lab.errors import LabError
+from lab.guest_image import guest_image
+from lab.images import node_image
+from lab.machine import Machine
+from lab.node import boot_node
+from lab.packages import build_packages
+from lab.progress import step
+from lab.repository import publish
+from lab.signals import run_program
+from lab.tree import TREE
+from lab.xen_node import boot_xen_node
 
-if sys.argv[1] == "--measure":
-    measure(import_module(f"bench.{sys.argv[2]}"), sys.argv[3])
-else:
-    run_bench(import_module(f"bench.{sys.argv.pop(1)}"))
+MEASURE = "--measure"
+_NODE_FOLDER = "/srv/brine"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A benchmark, which the module of its name measures.
+
+    :param packages: of Brine's, which a throw-away node has, with those that they need. Without
+        any, the daemon of the subject's name runs from the source tree, beside Ganeti's.
+    :param rounds: how many, and with ``--quick``.
+    :param sizes: the numbers of instances or VMs; each must be at least *smallest*.
+    """
+
+    packages: tuple[str, ...] = ()
+    with_libvirt: bool = False
+    runs_on_xen: bool = False
+    rounds: tuple[int, int] = (16, 3)
+    sizes: tuple[int, ...] = ()
+    smallest: int = 1
+
+
+SUBJECTS = {
+    "confd": Subject(rounds=(3, 1), sizes=(200, 20_000), smallest=10),
+    "hotplug": Subject(("brine-hotplug",), with_libvirt=True),
+    "instance": Subject(("brine-instance", "brine-kvmd"), with_libvirt=True),
+    "kvmd": Subject(rounds=(3, 1), sizes=(200, 1000, 5000), smallest=103),
+    "lifecycle": Subject(("brine-lifecycle",), rounds=(1, 1), sizes=(10, 100, 1000)),
+    "watcher": Subject(("brine-watcher",), runs_on_xen=True),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Measure a subject, and print what was found."""
+    name, *rest = arguments
+    if name == MEASURE:
+        return _measure(*rest)
+    subject = SUBJECTS[name]
+    options = _parser(name, subject).parse_args(rest)
+    try:
+        plan = Plan(
+            rounds=options.rounds or subject.rounds[options.quick],
+            is_quick=options.quick,
+            sizes=options.sizes,
+            on_xen=options.xen,
+            peer=None if subject.packages else ganeti.daemon(name),
+        )
+        found = json.loads(_measured(name, subject, plan))
+    except LabError as error:
+        print(f"bench: error: {error}", file=sys.stderr)
+        return 1
+    print(found.pop("text"))
+    if options.json:
+        found = {"plan": asdict(plan), **found}
+        options.json.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
+    return 0 if found["is_right"] else 1
+
+
+def _parser(name: str, subject: Subject) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"bench {name}")
+    parser.set_defaults(sizes=(), xen=False)
+    many, few = subject.rounds
+    parser.add_argument("--rounds", type=number, help=f"how many ({many}; --quick: {few})")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter times")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
+    if subject.sizes:
+
+        def sizes(text: str) -> list[int]:
+            found = [number(part) for part in text.replace("_", "").split(",")]
+            if min(found) < subject.smallest:
+                raise argparse.ArgumentTypeError(f"must be at least {subject.smallest}")
+            return found
+
+        help_ = f"how many instances or VMs ({','.join(map(str, subject.sizes))})"
+        parser.add_argument(
+            "--sizes", type=sizes, default=subject.sizes, metavar="N,...", help=help_
+        )
+    if subject.runs_on_xen:
+        help_ = "instead: domains of an emulated Xen's"
+        parser.add_argument("--xen", action="store_true", help=help_)
+    return parser
+
+
+def number(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+# ---- where it is measured
+
+
+def _measured(name: str, subject: Subject, plan: Plan) -> str:
+    """Have another process measure it: in a node, or in a sandbox that has the source tree."""
+    order = [MEASURE, name, pickle.dumps(plan).hex()]
+    if plan.peer:
+        tell(f"peer: {plan.peer.package} {plan.peer.version}")
+        return sandbox.run_module("bench", order, needs=[TREE, plan.peer.root])
+    with _xen_node() if plan.on_xen else _node(subject) as node:
+        return _measured_in_node(node, order)
+
+
+def _measured_in_node(node: Machine, order: Sequence[str]) -> str:
+    for folder in ("bench", "lab"):
+        node.put(TREE / folder, f"{_NODE_FOLDER}/{folder}")
+    # -P: the tree's own code stays out of what is measured, which is installed.
+    python = ["env", f"PYTHONPATH={_NODE_FOLDER}", PYTHON, "-P", "-m", "bench"]
+    done = subprocess.run(
+        node.command([*python, *order]),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        text = f"the measuring process ended with {done.returncode}"
+        raise LabError(text, hint="its message is above")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _node(subject: Subject) -> Iterator[Machine]:
+    """A throw-away node with the subject's packages."""
+    release = host_release()
+    archives, packages = build_packages(), [*subject.packages]
+    if subject.with_libvirt:
+        # Fetched with this machine's own apt; the node has no network.
+        tree = node_image(release)
+        status = tree / "var/lib/dpkg/status"
+        archives += peer_packages.archives(libvirt.PACKAGES, status, tree.parent.name)
+        packages += libvirt.PACKAGES
+    with boot_node(release, name="bench") as node:
+        with step(f"installing {', '.join(packages)} in a node"):
+            publish(node, archives)
+            node.run(["apt-get", "install", "--yes", "--quiet=2", *packages], timeout_s=300)
+            if subject.with_libvirt:
+                node.put(guest_image().folder, libvirt.GUEST)
+        yield node
+
+
+@contextlib.contextmanager
+def _xen_node() -> Iterator[Machine]:
+    packages, release = build_packages(), host_release()
+    with boot_xen_node(release) as node:
+        with step("installing Brine in a Xen node"):
+            xen_packages.install(node, release, packages)
+        yield node
+
+
+def _measure(name: str, plan: str) -> int:
+    """Be the measuring process: write what was found."""
+    try:
+        report: Report = import_module(f"bench.{name}").measure(pickle.loads(bytes.fromhex(plan)))
+    except Exception as error:
+        # Brine's own errors are known only where Brine is installed.
+        if not hasattr(error, "hint"):
+            raise
+        hint = "" if isinstance(error, LabError) else f"\n  hint: {error.hint}"
+        print(f"bench: error: {error}{hint}", file=sys.stderr)
+        return 1
+    json.dump({"text": report.text(), **asdict(report)}, sys.stdout, default=str)
+    return 0
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -3,7 +3,6 @@
 The load is many clients, each of which asks its next question when its last was answered.
 """
 
-import argparse
 import contextlib
 import gc
 import json
@@ -18,24 +17,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.daemon import (
-    Daemon,
-    PeerPlan,
-    PeerRound,
-    Running,
-    measured,
-    median,
-    ours,
-    peer_parser,
-    plan_of,
-    row_of,
-    running,
-)
-from bench.harness import Row, Table, report, tell
+from bench.daemon import MeasuredDaemon, MeasuredProcess, heads, ours, rounds_of, running
+from bench.harness import Plan, Report, Round, Table, TableRow, median, percentiles
 from lab import confd_wire, ganeti, ganeti_config, sandbox
 from lab.confd_answers import RightAnswers, normal
 from lab.confd_wire import Asks
@@ -50,6 +38,8 @@ SAME_RATE = 0.95
 STEADY = 0.9
 """On a quiet machine the echo's rates lie so close together."""
 INSTANCES_A_NODE = 10
+MANY = 1000
+"""So many different queries make a rate of first questions."""
 LARGEST_DATAGRAM = 61440
 """Ganeti's clients take no larger one."""
 _IP_AND_QUOTES = len('\\"10.0.0.1\\",')
@@ -65,11 +55,18 @@ class Kind:
     is_point: bool = False  # asks for one of many: their number must not change its rate
     is_large: bool = False  # its answer is long, so brine-confd gives it once a datagram
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.type.value:>2} {self.title}"
 
+
+PING = Kind(Asks.PING, "ping", 1.5)
+NODE_IP = Kind(Asks.NODE_IP_OF_INSTANCE_IP, "node IP of instance IP", 1.5, is_point=True)
 KINDS = (
-    Kind(Asks.PING, "ping", 1.5),
+    PING,
     Kind(Asks.NODE_ROLE, "node role", 1.5, is_point=True),
-    Kind(Asks.NODE_IP_OF_INSTANCE_IP, "node IP of instance IP", 1.5, is_point=True),
+    NODE_IP,
     Kind(Asks.CLUSTER_MASTER, "cluster master", 1.5),
     Kind(Asks.NODE_IPS, "node IPs", 1.5, is_large=True),
     Kind(Asks.MASTER_CANDIDATE_IPS, "master candidate IPs", 1.5, is_large=True),
@@ -116,6 +113,11 @@ class Size:
         return count * _IP_AND_QUOTES < LARGEST_DATAGRAM
 
 
+def is_many(kind: Kind, size: Size) -> bool:
+    """Whether there are so many different queries of a kind that they make a rate."""
+    return len(queries_of(kind, size)) >= MANY
+
+
 def queries_of(kind: Kind, size: Size) -> list[Any]:
     """Every different query of a kind, shuffled, the same way each time."""
     nodes, instances = range(1, size.nodes + 1), range(1, size.instances + 1)
@@ -134,56 +136,12 @@ def queries_of(kind: Kind, size: Size) -> list[Any]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan(PeerPlan):
-    """How long each type is asked, and how often the configuration is replaced."""
+# ---- the tables
 
-    seconds: float
-    warm_up_s: float
-    replacements: int
-
-
-@dataclass
-class Load:
-    """One kind of question, asked for a while; times in seconds. None: too few answers came."""
-
-    rate: float
-    p50_s: float | None
-    p99_s: float | None
-    worst_s: float | None
-    answers: int
-    lost: int
-    wrong: int = 0  # replies in the sample that were not the right answer, or not authentic
-    complaint: str = ""  # the first of those, shortened
-    serials: int = 0  # different ones in the sample
-
-
-@dataclass
-class Round(PeerRound):
-    """One daemon at one size, once."""
-
-    start_s: float | None = None
-    start_kib: int | None = None
-    end_kib: int | None = None
-    # By the kind's title; then each query asked at most once, of a daemon that was just started.
-    warm: dict[str, Load] = field(default_factory=dict)
-    first: dict[str, Load] = field(default_factory=dict)
-    # The processor time that a large datagram of somebody without the key costs, by its kind.
-    bad_s: dict[str, float] = field(default_factory=dict)
-    # While the configuration is replaced again and again.
-    replacing: Load | None = None
-
-    def loads(self) -> list[Load]:
-        """All of them."""
-        replacing = [self.replacing] if self.replacing else []
-        return [*self.warm.values(), *self.first.values(), *replacing]
-
-    def is_right(self) -> bool:
-        """Whether all answers came and those looked at were right."""
-        return not self.trouble and not any(load.lost or load.wrong for load in self.loads())
-
-
-Value = Callable[[Round], float | None]
+FIRST = "first: "
+REPLACING = "configuration replaced each second: "
+STARTING = "from its start to the first answer"
+MEMORY_BEFORE, MEMORY_AFTER = "memory (PSS) before the load", "memory (PSS) after the load"
 
 
 def tables(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[Table]:
@@ -191,33 +149,61 @@ def tables(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[Table]:
     both = (BRINE, PEER)
     for instances in sizes:
         size = Size(instances)
-        here = [result for result in rounds if result.size == instances]
-        count = max(sum(result.daemon == name for result in here) for name in both)
-        of = f"{instances:,} instances on {size.nodes:,} nodes, median of {count}"
-        yield Table(f"{of}: answers a second", both, list(_rates(here, size)))
-        yield Table(f"{of}: time to answer", both, list(_times(here, size)))
-        if first := list(_first_rates(here)):
-            title = f"{of}: answers a second, each asked for the first time"
-            yield Table(title, both, first)
-        yield Table(f"{of}: the daemon", both, list(_rest(here)))
-    if flat := list(_flat(rounds, sizes)):
-        yield Table(
-            f"point queries, answers a second at {max(sizes):,} beside {min(sizes):,} instances",
-            (f"{max(sizes):,}", f"{min(sizes):,}"),
-            flat,
-        )
-    if workers := list(_workers(rounds)):
-        yield Table(
-            "two workers beside one, sharing all cores with the generator",
-            ("2 workers", "1 worker"),
-            workers,
-        )
+        here = [one for one in rounds if one.size == instances]
+        row = partial(TableRow.of_rounds, rounds=here, contenders=both)
+        rates, times, firsts = [], [], []
+        for kind in filter(size.fits, KINDS):
+            rate = row(kind.name, "/s", what=f"{kind.name} rate")
+            rates.append(rate.at_least(kind.rate_target) if kind.rate_target else rate)
+            times.append(row(f"{kind.name}, p50", "ms", what=f"{kind.name} p50"))
+            p99 = row(f"{kind.name}, p99", "ms", what=f"{kind.name} p99")
+            times.append(p99.at_most(P99_TARGET))
+            if is_many(kind, size):
+                firsts.append(row(kind.name, "/s", what=f"{FIRST}{kind.name} rate"))
+        rest = [row(STARTING, "s", what=STARTING)]
+        rest += [row(what, "MiB", what=what) for what in (MEMORY_BEFORE, MEMORY_AFTER)]
+        for name in BAD:
+            title = f"60 kB of {name} from a stranger"
+            rest.append(row(title, "us", what=name).within(BAD_TARGET_US))
+        for what in ("p99", "worst"):
+            rest.append(row(f"{REPLACING}{what}", "ms", what=f"{REPLACING}{NODE_IP.name} {what}"))
+        of = f"{instances:,} instances on {size.nodes:,} nodes, medians"
+        yield Table(f"{of}: answers a second", rates, both)
+        yield Table(f"{of}: time to answer", times, both)
+        if firsts:
+            yield Table(f"{of}: answers a second, each asked for the first time", firsts, both)
+        yield Table(f"{of}: the daemon", rest, both)
+    if len(sizes) > 1:
+        yield _point_queries(rounds, max(sizes), min(sizes))
+    yield _workers(rounds)
+
+
+def _point_queries(rounds: Sequence[Round], most: int, fewest: int) -> Table:
+    names = f"{most:,}", f"{fewest:,}"
+    rows = []
+    for kind in KINDS:
+        if kind.is_point:
+            values = {}
+            for name, size in zip(names, (most, fewest), strict=True):
+                here = [one for one in rounds if one.size == size]
+                values[name] = median(here, BRINE, f"{kind.name} rate")
+            rows.append(TableRow.of_values(kind.name, "/s", values).at_least(SAME_RATE))
+    return Table(f"point queries, answers a second at {names[0]} and {names[1]}", rows, names)
+
+
+def _workers(rounds: Sequence[Round]) -> Table:
+    both = (TWO_WORKERS, ONE_WORKER)
+    rows = [
+        TableRow.of_rounds(kind.name, "/s", rounds, both, f"{kind.name} rate").at_least(1)
+        for kind in WORKERS_KINDS
+    ]
+    return Table("two workers beside one, sharing all cores with the generator", rows, both)
 
 
 def notes(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[str]:
     """What the tables don't say."""
-    floors = [load.rate for r in rounds if r.daemon == FLOOR for load in r.warm.values()]
-    if floors:
+    pinged = f"{PING.name} rate"
+    if floors := [one.numbers[pinged] for one in rounds if one.contender == FLOOR and one.numbers]:
         floor, least = statistics.median(floors), min(floors)
         yield f"the generator asks an echo {floor:,.0f} times a second: no daemon can be faster"
         if least < STEADY * max(floors):
@@ -225,130 +211,20 @@ def notes(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[str]:
     for instances in sizes:
         for kind in KINDS:
             if not Size(instances).fits(kind):
-                what = f"{kind.type.value} {kind.title}"
-                yield f"left out at {instances:,} instances, too large for a datagram: {what}"
-    for result in rounds:
-        where = f"{result.daemon}, {result.size:,} instances"
-        if result.trouble:
-            yield f"{where}: {result.trouble}"
-        for load in result.loads():
-            if load.lost:
-                yield f"{where}: {load.lost:,} answers never came"
-            if load.wrong:
-                yield f"{where}: {load.wrong:,} wrong answers in the sample, as: {load.complaint}"
+                yield f"left out at {instances:,}, too large for a datagram: {kind.name}"
 
 
-def _rates(rounds: Sequence[Round], size: Size) -> Iterator[Row]:
-    for kind in filter(size.fits, KINDS):
-        row = _row(rounds, _name(kind), "/s", _of_load("rate", kind))
-        yield row if kind.rate_target is None else row.at_least(kind.rate_target)
-
-
-def _times(rounds: Sequence[Round], size: Size) -> Iterator[Row]:
-    for kind in filter(size.fits, KINDS):
-        yield _row(rounds, f"{_name(kind)}, p50", "ms", _of_load("p50_s", kind), 1e3)
-        row = _row(rounds, f"{_name(kind)}, p99", "ms", _of_load("p99_s", kind), 1e3)
-        yield row.at_most(P99_TARGET)
-
-
-def _first_rates(rounds: Sequence[Round]) -> Iterator[Row]:
-    for kind in KINDS:
-        if any(kind.title in result.first for result in rounds):
-            yield _row(rounds, _name(kind), "/s", _of_load("rate", kind, "first"))
-
-
-def _rest(rounds: Sequence[Round]) -> Iterator[Row]:
-    yield _row(rounds, "from its start to the first answer", "s", lambda r: r.start_s)
-    yield _row(rounds, "memory (PSS) before the load", "MiB", lambda r: r.start_kib, 1 / 1024)
-    yield _row(rounds, "memory (PSS) after the load", "MiB", lambda r: r.end_kib, 1 / 1024)
-    for name in BAD:
-        title = f"60 kB of {name} from a stranger"
-        cost = _row(rounds, title, "us", lambda r, name=name: r.bad_s.get(name), 1e6)  # type: ignore[misc]
-        yield cost.within(BAD_TARGET_US)
-    replacing = "configuration replaced each second"
-    yield _row(rounds, f"{replacing}: p99", "ms", _of_load("p99_s"), 1e3)
-    yield _row(rounds, f"{replacing}: worst", "ms", _of_load("worst_s"), 1e3)
-    yield _row(rounds, f"{replacing}: answers", "/s", _of_load("rate"))
-    yield _row(rounds, "versions of it seen in the sample", "", _of_load("serials"))
-
-
-def _flat(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[Row]:
-    for kind in KINDS if len(sizes) > 1 else ():
-        if kind.is_point:
-            large, small = (
-                median([r for r in rounds if r.size == size], BRINE, _of_load("rate", kind))
-                for size in (max(sizes), min(sizes))
-            )
-            yield Row.of_pair(_name(kind), "/s", large, small).at_least(SAME_RATE)
-
-
-def _workers(rounds: Sequence[Round]) -> Iterator[Row]:
-    for kind in WORKERS_KINDS:
-        value = _of_load("rate", kind)
-        two, one = (median(rounds, name, value) for name in (TWO_WORKERS, ONE_WORKER))
-        if one and two:
-            yield Row.of_pair(_name(kind), "/s", two, one).at_least(1)
-
-
-def _row(rounds: Sequence[Round], title: str, unit: str, value: Value, scale: float = 1) -> Row:
-    return row_of(rounds, "confd", title, unit, value, scale)
-
-
-def _name(kind: Kind) -> str:
-    return f"{kind.type.value:>2} {kind.title}"
-
-
-def _of_load(name: str, kind: Kind | None = None, when: str = "warm") -> Value:
-    """A number of a load: of a kind, or of that while the configuration is replaced."""
-
-    def value(result: Round) -> float | None:
-        load = getattr(result, when).get(kind.title) if kind else result.replacing
-        return getattr(load, name) if load else None
-
-    return value
-
-
-def run(options: argparse.Namespace) -> bool:
-    """Measure and print. False if brine-confd itself had trouble."""
-    plan = Plan(
-        **plan_of(options, "confd"),
-        seconds=options.seconds or (0.5 if options.quick else 1.0),
-        warm_up_s=0.3,
-        replacements=3 if options.quick else 5,
-    )
-    rounds, heads = measured("confd", plan, "high")
-    found = list(tables(rounds, plan.sizes))
-    more = notes(rounds, plan.sizes)
-    report(heads, found, options.json, plan=plan, results=rounds, notes=more)
-    return all(result.is_right() for result in rounds if result.daemon != PEER)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    found = peer_parser(
-        "confd",
-        sizes=(200, 20_000),
-        of="instances",
-        smallest=INSTANCES_A_NODE,
-        quick="0.5 s each",
-    )
-    help_ = "how long each request type is asked in a round (1)"
-    found.add_argument("--seconds", type=float, help=help_)
-    return found
-
-
-# ---- the measuring process: what is asked, and of whom
+# ---- what is asked, and of whom
 
 PORT = 1814
 KEY = b"the benchmark's key\n"
 CONFIG = ganeti.STATE / "config.data"
 """Both daemons have the same file."""
 CLIENTS = 32
+WARM_UP_S = 0.3
 CLIENTS_OF_WORKERS = 128
 """More, since the kernel does not share few evenly: by their address, it is left to chance."""
 MANY_BAD = 2000
-MANY = 1000
-"""So many different queries make a rate of first questions."""
 START_PATIENCE_S = 60.0
 REPLACED_EVERY_S = 1.0
 MANY_REQUESTS = 20_000
@@ -378,7 +254,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
 """
 
 
-def brine(*, workers: int = 1) -> Daemon:
+def brine(*, workers: int = 1) -> MeasuredDaemon:
     """brine-confd."""
     settings = (
         f'bind = "127.0.0.1"\nport = {PORT}\nworkers = {workers}\n'
@@ -388,20 +264,20 @@ def brine(*, workers: int = 1) -> Daemon:
     return ours("confd", settings, "common", "config", "confd")
 
 
-def peer(confd: ganeti.Unpacked) -> Daemon:
+def peer(confd: ganeti.Unpacked) -> MeasuredDaemon:
     """Ganeti's confd from an unpacked package."""
     command, log = confd.confd_command(PORT), Path("/var/log/bench/ganeti-confd.log")
-    return Daemon(name=PEER, command=command, log=log, env=confd.environment())
+    return MeasuredDaemon(name=PEER, command=command, log=log, env=confd.environment())
 
 
-def echo() -> Daemon:
+def echo() -> MeasuredDaemon:
     """What sends back each datagram as it came: the floor under what the generator can do."""
     command = [sys.executable, "-I", "-c", _ECHO]
-    return Daemon(name=FLOOR, command=command, log=Path("/var/log/bench/echo.log"))
+    return MeasuredDaemon(name=FLOOR, command=command, log=Path("/var/log/bench/echo.log"))
 
 
 @dataclass(frozen=True)
-class Orders:
+class Workload:
     """What to ask, how, and how long.
 
     A client is a socket of its own with one request outstanding. With `once`, each query is asked
@@ -419,14 +295,27 @@ class Orders:
     renames: list[tuple[str, str]] = field(default_factory=list)
 
 
-Sample = list[tuple[int, bytes]]
-"""The numbers of some requests, and their replies, which are to be verified.
+@dataclass
+class Replies:
+    """What came of it: how long each answer took, and a sample of replies to be verified.
 
-Request N asked query N modulo their count, and its reply's salt must be `salt(N)`.
-"""
+    Request N asked query N modulo their count, and its reply's salt must be `salt(N)`.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    elapsed_s: float = 0.0
+    lost: int = 0
+    sample: list[tuple[int, bytes]] = field(default_factory=list)
+
+    def numbers(self) -> dict[str, float]:
+        """By what they are; those that too few answers came for are left out."""
+        found = {"rate": len(self.seconds) / self.elapsed_s if self.seconds else 0.0}
+        if percents := percentiles(self.seconds):
+            found |= {"p50": percents[49], "p99": percents[98], "worst": max(self.seconds)}
+        return found
 
 
-# ---- the measuring process: the load
+# ---- the load
 
 
 def salt(number: int) -> str:
@@ -437,39 +326,38 @@ def salt(number: int) -> str:
 class Clients:
     """The sockets, and what there is to ask."""
 
-    def __init__(self, orders: Orders) -> None:
-        self._orders = orders
-        queries = orders.queries
+    def __init__(self, load: Workload) -> None:
+        self._load = load
+        queries = load.queries
         self._requests = [
-            confd_wire.request(KEY, orders.type, queries[number % len(queries)], salt(number))
-            for number in range(_count(orders))
+            confd_wire.request(KEY, load.type, queries[number % len(queries)], salt(number))
+            for number in range(_count(load))
         ]
         self._next = 0
         self._sockets: dict[int, socket.socket] = {}
         self._poll = select.epoll()
-        for _ in range(min(orders.clients, len(self._requests))):
+        for _ in range(min(load.clients, len(self._requests))):
             client = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
             client.connect(("127.0.0.1", PORT))
             self._sockets[client.fileno()] = client
             self._poll.register(client, select.EPOLLIN)
 
-    def ask(self, seconds: float) -> tuple[Load, Sample]:
+    def ask(self, seconds: float) -> Replies:
         """Ask for so long, or once all there is; then wait for what is outstanding.
 
         The daemon is busy until the last answer, so those that come after the time count as well.
         """
         requests, poll = self._requests, self._poll.poll
         total, clock, batch = len(requests), time.perf_counter, len(self._sockets)
-        first = self._next if self._orders.fresh else 0
-        stop_after = total if self._orders.once or self._orders.fresh else sys.maxsize
+        first = self._next if self._load.fresh else 0
+        stop_after = total if self._load.once or self._load.fresh else sys.maxsize
         # By descriptor, in lists: the loop must cost much less than what it measures.
         calls: list[tuple[Callable[[int], bytes], Callable[[bytes], int]] | None]
         calls = [None] * _HIGHEST_DESCRIPTOR
         asked_at, asked = [0.0] * _HIGHEST_DESCRIPTOR, [0] * _HIGHEST_DESCRIPTOR
-        sample: list[tuple[int, bytes]] = []
-        latencies: list[float] = []
-        note = latencies.append
-        renames = list(reversed(self._orders.renames))
+        replies = Replies()
+        note = replies.seconds.append
+        renames = list(reversed(self._load.renames))
 
         began_at = now = clock()
         stop_at, rename_at = began_at + seconds, began_at + REPLACED_EVERY_S
@@ -478,18 +366,18 @@ class Clients:
             calls[descriptor] = client.recv, client.send
             asked_at[descriptor], asked[descriptor] = clock(), sent
             client.send(requests[sent])
-        sent, outstanding = first + batch, batch
-        while outstanding and (ready := poll(PATIENCE_S, batch)):
+        sent, replies.lost = first + batch, batch
+        while replies.lost and (ready := poll(PATIENCE_S, batch)):
             for descriptor, _ in ready:
                 receive, send = calls[descriptor]  # type: ignore[misc]
                 reply = receive(_LONGEST_DATAGRAM)
                 now = clock()
                 note(now - asked_at[descriptor])
                 if now >= sample_at:
-                    sample.append((asked[descriptor], reply))
+                    replies.sample.append((asked[descriptor], reply))
                     sample_at = now + _SAMPLE_EVERY_S
                 if now > stop_at or sent >= stop_after:
-                    outstanding -= 1
+                    replies.lost -= 1
                     continue
                 asked_at[descriptor], asked[descriptor] = now, sent % total
                 send(requests[sent % total])
@@ -497,47 +385,30 @@ class Clients:
             if renames and now >= rename_at:
                 os.rename(*renames.pop())
                 rename_at = now + REPLACED_EVERY_S
-        self._next = sent
-        return _summary(latencies, now - began_at, outstanding, sample)
+        self._next, replies.elapsed_s = sent, now - began_at
+        return replies
 
 
-def _count(orders: Orders) -> int:
-    if orders.once:
-        return len(orders.queries)
-    return FRESH_REQUESTS if orders.fresh else MANY_REQUESTS
+def _count(load: Workload) -> int:
+    if load.once:
+        return len(load.queries)
+    return FRESH_REQUESTS if load.fresh else MANY_REQUESTS
 
 
-def _summary(
-    latencies: list[float], elapsed_s: float, lost: int, sample: list[tuple[int, bytes]]
-) -> tuple[Load, Sample]:
-    percentiles: list[float] | list[None] = [None] * 99
-    if len(latencies) > 1:
-        percentiles = statistics.quantiles(latencies, n=100, method="inclusive")
-    load = Load(
-        rate=len(latencies) / elapsed_s if latencies else 0.0,
-        p50_s=percentiles[49],
-        p99_s=percentiles[98],
-        worst_s=max(latencies, default=None),
-        answers=len(latencies),
-        lost=lost,
-    )
-    return load, sample
-
-
-def _generate(orders: Orders) -> tuple[Load, Sample]:
-    """Ask what is ordered."""
+def _generate(load: Workload) -> Replies:
+    """Ask for as long as the load says."""
     gc.disable()
-    clients = Clients(orders)
-    if orders.warm_up_s:
-        clients.ask(orders.warm_up_s)
-    return clients.ask(orders.seconds)
+    clients = Clients(load)
+    if load.warm_up_s:
+        clients.ask(load.warm_up_s)
+    return clients.ask(load.seconds)
 
 
-class Bench:
-    """Both daemons' cluster at one size."""
+class ClusterLoad:
+    """The cluster at one size, which both daemons answer for."""
 
-    def __init__(self, size: Size, plan: Plan, cores: tuple[int, int]) -> None:
-        self.size, self._plan = size, plan
+    def __init__(self, size: Size, cores: tuple[int, int], *, is_quick: bool) -> None:
+        self._size, self._is_quick = size, is_quick
         self._core, self._generators_core = cores
         config = ganeti_config.ganeti_config(
             nodes=size.nodes, instances=size.instances, serial=_SERIAL
@@ -547,124 +418,99 @@ class Bench:
         self._right = RightAnswers(config)
         self._all_cores = os.sched_getaffinity(0)
 
-    def measure(self, daemon: Daemon) -> Round:
-        """Run a daemon through all that is asked, on its core."""
-
-        def measure(result: Round, started: Running) -> None:
-            for kind in KINDS:
-                if len(queries_of(kind, self.size)) >= MANY:
-                    result.first[kind.title] = self._load(kind, once=True)
-            result.start_kib = started.pss_kib()
-            for kind in KINDS:
-                if self.size.fits(kind):
-                    result.warm[kind.title] = self._load(kind)
-            result.end_kib = started.pss_kib()
-            if daemon.name == BRINE:
-                result.bad_s = {name: _cost(started, bad) for name, bad in BAD.items()}
-            result.replacing = self._replace_under_load()
-
-        return self._round(daemon, {self._core}, measure)
-
-    def measure_floor(self) -> Round:
-        """Run what sends everything back."""
-
-        def measure(result: Round, _started: Running) -> None:
-            result.warm[KINDS[0].title] = self._load(KINDS[0], versions=0)
-
-        return self._round(echo(), {self._core}, measure)
-
-    def measure_workers(self, count: int) -> Round:
-        """Run brine-confd with some workers, and the load, on all cores."""
-
-        def measure(result: Round, started: Running) -> None:
-            for kind in WORKERS_KINDS:
-                result.warm[kind.title] = self._load(
-                    kind, cores=self._all_cores, clients=CLIENTS_OF_WORKERS
-                )
-            result.end_kib = started.pss_kib()
-
-        name = ONE_WORKER if count == 1 else TWO_WORKERS
-        return self._round(replace(brine(workers=count), name=name), self._all_cores, measure)
-
-    def _round(
-        self,
-        daemon: Daemon,
-        cores: Collection[int],
-        measure: Callable[[Round, Running], None],
-    ) -> Round:
+    def measure(self, daemon: MeasuredDaemon) -> Round:
+        """Run a daemon through all that it is asked."""
         _prepare(self._text)
-        result = Round(daemon.name, self.size.instances)
-        with running(daemon, machine.favoured(cores), self._generators_core) as started:
-            result.favoured = started.ahead
-            if _begins_to_answer(started):
-                result.start_s = time.monotonic() - started.started_at
-                measure(result, started)
+        result = Round(daemon.name, self._size.instances)
+        has_all_cores = daemon.name in (ONE_WORKER, TWO_WORKERS)
+        place = machine.placed(self._all_cores if has_all_cores else {self._core})
+        with running(daemon, place, self._generators_core) as process:
+            if not _begins_to_answer(process):
+                result.troubles.append(f"gave no answer in {START_PATIENCE_S:g} s")
+            elif daemon.name == FLOOR:
+                self._ask(result, PING, versions=0)
+            elif has_all_cores:
+                for kind in WORKERS_KINDS:
+                    self._ask(result, kind, cores=self._all_cores, clients=CLIENTS_OF_WORKERS)
             else:
-                result.trouble = f"gave no answer in {START_PATIENCE_S:g} s"
-            result.trouble = started.end(result.trouble)
+                result.numbers[STARTING] = time.monotonic() - process.started_at
+                self._ask_all(result, process)
+            result.troubles += process.ending()
         return result
 
-    def _replace_under_load(self) -> Load:
-        kind = next(kind for kind in KINDS if kind.type == Asks.NODE_IP_OF_INSTANCE_IP)
+    def _ask_all(self, result: Round, process: MeasuredProcess) -> None:
+        for kind in KINDS:
+            if is_many(kind, self._size):
+                self._ask(result, kind, FIRST, once=True)
+        result.numbers[MEMORY_BEFORE] = process.pss_kib()
+        for kind in filter(self._size.fits, KINDS):
+            self._ask(result, kind)
+        result.numbers[MEMORY_AFTER] = process.pss_kib()
+        if result.contender == BRINE:
+            result.numbers |= {name: _cost(process, bad) for name, bad in BAD.items()}
         renames = []
-        for number in range(1, self._plan.replacements + 1):
+        for number in range(1, (3 if self._is_quick else 5) + 1):
             # As a replacement is: written beside it, and complete before it takes its place.
             file = CONFIG.with_name(f"config.{number}")
             text = self._text.replace(str(_SERIAL), str(_SERIAL + number))
             file.write_text(text, encoding="utf-8")
             renames.append((str(file), str(CONFIG)))
-        seconds = REPLACED_EVERY_S * (self._plan.replacements + 1)
-        return self._load(kind, versions=len(renames) + 1, seconds=seconds, renames=renames)
+        seconds, versions = REPLACED_EVERY_S * (len(renames) + 1), len(renames) + 1
+        self._ask(result, NODE_IP, REPLACING, versions=versions, seconds=seconds, renames=renames)
 
-    def _load(
+    def _ask(
         self,
+        result: Round,
         kind: Kind,
+        prefix: str = "",
         *,
         once: bool = False,
         cores: Collection[int] = (),
         versions: int = 1,
         **more: Any,
-    ) -> Load:
+    ) -> None:
         """Have the generator ask, and look at a sample of the answers.
 
         :param versions: of the configuration, any of which may have answered; 0: don't look.
         """
-        usual = {"seconds": self._plan.seconds, **more}
-        warm_up_s = 0.0 if once else self._plan.warm_up_s
+        usual = {"seconds": 0.5 if self._is_quick else 1.0, **more}
+        warm_up_s = 0.0 if once else WARM_UP_S
         fresh = kind.is_large and not once
-        queries = queries_of(kind, self.size)
-        orders = Orders(kind.type, queries, warm_up_s=warm_up_s, once=once, fresh=fresh, **usual)
+        queries = queries_of(kind, self._size)
+        load = Workload(kind.type, queries, warm_up_s=warm_up_s, once=once, fresh=fresh, **usual)
         # In a process of its own, which is made here.
         context = multiprocessing.get_context("fork")
         with (
-            machine.favoured(cores or {self._generators_core}),
+            machine.placed(cores or {self._generators_core}),
             ProcessPoolExecutor(1, mp_context=context) as generator,
         ):
-            load, sample = generator.submit(_generate, orders).result()
-        wrong: list[str] = []
-        serials = set()
-        for number, reply in sample if versions else ():
-            query = queries[number % len(queries)]
-            try:
-                heard = confd_wire.opened(KEY, reply)
-            except (ValueError, KeyError, confd_wire.ForgedError) as error:
-                wrong.append(f"{query}: {error}")
-                continue
-            serials.add(heard.serial)
-            if heard.salt != salt(number) or not self._is_right(heard, kind.type, query, versions):
-                wrong.append(f"{query}: {heard}")
-        complaint = wrong[0][:_LONGEST_COMPLAINT] if wrong else ""
-        return replace(load, wrong=len(wrong), complaint=complaint, serials=len(serials))
+            replies = generator.submit(_generate, load).result()
+        numbers = replies.numbers()
+        result.numbers |= {f"{prefix}{kind.name} {what}": numbers[what] for what in numbers}
+        if replies.lost:
+            result.troubles.append(f"{kind.name}: {replies.lost:,} answers never came")
+        sample = replies.sample if versions else []
+        found = (self._fault(load, number, reply, versions) for number, reply in sample)
+        if faults := list(filter(None, found)):
+            first = faults[0][:_LONGEST_COMPLAINT]
+            result.troubles.append(f"{len(faults):,} wrong answers in the sample, as: {first}")
 
-    def _is_right(self, heard: confd_wire.Heard, type: Asks, query: Any, versions: int) -> bool:
-        serials = {self._right.serial(type), self._right.ganetis_serial(type, query)}
-        if type != Asks.PING:
+    def _fault(self, load: Workload, number: int, reply: bytes, versions: int) -> str:
+        """What is wrong with the reply to the request of that number, or nothing."""
+        query = load.queries[number % len(load.queries)]
+        try:
+            heard = confd_wire.opened(KEY, reply)
+        except (ValueError, KeyError, confd_wire.ForgedError) as error:
+            return f"{query}: {error}"
+        serials = {self._right.serial(load.type), self._right.ganetis_serial(load.type, query)}
+        if load.type != Asks.PING:
             serials |= {_SERIAL + later for later in range(versions)}
-        is_right = normal(type, heard.answer) == self._right.answer(type, query)
-        return is_right and heard.status == 0 and heard.serial in serials
+        is_right = normal(load.type, heard.answer) == self._right.answer(load.type, query)
+        is_right = is_right and heard.status == 0 and heard.serial in serials
+        return "" if is_right and heard.salt == salt(number) else f"{query}: {heard}"
 
 
-def _cost(started: Running, bad: bytes) -> float:
+def _cost(process: MeasuredProcess, bad: bytes) -> float:
     """The processor time that the daemon spends on such a datagram, and on receiving it.
 
     A ping after each says that it is done with; what that costs is taken off.
@@ -675,22 +521,22 @@ def _cost(started: Running, bad: bytes) -> float:
         client.settimeout(_ASK_AGAIN_S)
         ping = confd_wire.request(KEY, Asks.PING, None, "ping")
         for datagrams in ((ping,), (bad, ping)):
-            before_s = started.cpu_s()
+            before_s = process.cpu_s()
             for _ in range(MANY_BAD):
                 for datagram in datagrams:
                     client.send(datagram)
                 client.recv(_LONGEST_DATAGRAM)
-            times.append(started.cpu_s() - before_s)
+            times.append(process.cpu_s() - before_s)
     return (times[1] - times[0]) / MANY_BAD
 
 
-def _begins_to_answer(started: Running) -> bool:
+def _begins_to_answer(process: MeasuredProcess) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect(("127.0.0.1", PORT))
         # A daemon may take requests before it can answer, and should not find many when it can.
         client.settimeout(_ASK_AGAIN_S)
-        give_up_at = started.started_at + START_PATIENCE_S
-        while time.monotonic() < give_up_at and started.exit_status() is None:
+        give_up_at = process.started_at + START_PATIENCE_S
+        while time.monotonic() < give_up_at and process.exit_status() is None:
             with contextlib.suppress(TimeoutError, ConnectionRefusedError):
                 client.send(confd_wire.request(KEY, Asks.NODE_IPS, None, "start"))
                 message = json.loads(json.loads(client.recv(_LONGEST_DATAGRAM)[4:])["msg"])
@@ -708,35 +554,24 @@ def _prepare(config: str) -> None:
     ganeti.write_state(ganeti.STATE, config, KEY)
 
 
-def measure(plan: Plan) -> list[Round]:
-    """All rounds."""
+def measure(plan: Plan) -> Report:
+    """All sizes of both daemons and the echo; workers at the first size."""
+    assert plan.peer
     machine.lead_own_group()
     sandbox.hide_state({})
     sandbox.raise_loopback()
-    chosen = [brine()] if plan.with_brine else []
-    if plan.peer:
-        chosen.append(peer(plan.peer))
     cores = machine.share_cores()
-    benches = [Bench(Size(instances), plan, cores) for instances in plan.sizes]
-    rounds: list[Round] = []
-
-    def note(result: Round) -> None:
-        rounds.append(result)
-        if result.trouble:
-            tell(f"{result.daemon}: {result.trouble}")
-
-    for number in range(plan.rounds):
-        # Who goes first changes, so that a machine that warms up favours nobody; and a machine
-        # that others disturb for a while does so at every size.
-        order = 1 if number % 2 == 0 else -1
-        for bench in benches[::order]:
-            where = f"{bench.size.instances:,} instances, round {number + 1} of {plan.rounds}"
-            note(bench.measure_floor())
-            for daemon in chosen[::order]:
-                tell(f"{where}: {daemon.name}")
-                note(bench.measure(daemon))
-            if bench is benches[0] and plan.with_brine:
-                for workers in (1, 2)[::order]:
-                    tell(f"{where}: {workers} on all cores")
-                    note(bench.measure_workers(workers))
-    return rounds
+    lines = heads(plan, "high", machine.placed({cores[0]}))
+    clusters = {size: ClusterLoad(Size(size), cores, is_quick=plan.is_quick) for size in plan.sizes}
+    cases = [(daemon, size) for size in plan.sizes for daemon in (echo(), brine(), peer(plan.peer))]
+    for workers, name in ((1, ONE_WORKER), (2, TWO_WORKERS)):
+        cases.append((replace(brine(workers=workers), name=name), plan.sizes[0]))
+    rounds = list(rounds_of(plan, cases, lambda daemon, size: clusters[size].measure(daemon)))
+    return Report.of_rounds(
+        lines,
+        tables(rounds, plan.sizes),
+        rounds,
+        of="instances",
+        peers=[PEER],
+        notes=notes(rounds, plan.sizes),
+    )

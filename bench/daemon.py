@@ -1,25 +1,23 @@
-"""A daemon that is measured beside Ganeti's: its plan, and its run as in its own production."""
+"""A daemon that is measured beside Ganeti's, running as in its own production."""
 
-import argparse
 import contextlib
 import os
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bench import machine
-from bench.harness import Row, measure_in_sandbox, numbers_of, positive, tell
-from lab import ganeti
+from bench.harness import Plan, Round, tell, turned
+from lab.errors import LabError
 from lab.service_manager import ServiceManager
 from lab.tree import TREE
+from lab.waiting import wait_for
 
 JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
 """Fixed: libsystemd has it compiled in. In the sandbox, /run is ours."""
@@ -31,106 +29,8 @@ _MANAGER_FOLDER = Path("/run/bench")
 _LONGEST_MESSAGE = 64 * 1024
 
 
-# ---- what is measured, and the report
-
-
 @dataclass(frozen=True, kw_only=True)
-class PeerPlan:
-    """What to measure, how much; without a *peer* our own daemon alone."""
-
-    sizes: list[int]
-    rounds: int
-    peer: ganeti.Unpacked | None
-    with_brine: bool
-
-
-@dataclass
-class PeerRound:
-    """One daemon at one size, once. `trouble` says why what is missing is missing."""
-
-    daemon: str
-    size: int
-    favoured: bool = False
-    trouble: str = ""
-
-
-def peer_parser(
-    name: str, *, sizes: Sequence[int], of: str, smallest: int, quick: str
-) -> argparse.ArgumentParser:
-    """The command line of such a subject.
-
-    :param of: what there are so many of, and at least the *smallest* number.
-    """
-    description = f"Measure brine-{name} beside Ganeti's daemon (fetched, not installed)."
-    parser = argparse.ArgumentParser(prog=f"bench {name}", description=description)
-    help_ = f"numbers of {of}"
-    type_ = numbers_of(of, smallest=smallest)
-    parser.add_argument("--sizes", type=type_, default=[*sizes], metavar="N,...", help=help_)
-    parser.add_argument("--rounds", type=positive, help="rounds a size (3)")
-    parser.add_argument("--quick", action="store_true", help=f"1 round, {quick}")
-    help_ = "run one daemon without the other"
-    parser.add_argument("--only", choices=("brine", "ganeti"), help=help_)
-    help_ = "also write every round's numbers"
-    parser.add_argument("--json", type=Path, metavar="FILE", help=help_)
-    return parser
-
-
-def plan_of(options: argparse.Namespace, name: str) -> dict[str, Any]:
-    """The fields of `PeerPlan`. Fetches the peer."""
-    peer = None
-    if options.only != "brine":
-        peer = ganeti.daemon(name)
-        tell(f"peer: {peer.package} {peer.version}")
-    return {
-        "sizes": options.sizes,
-        "rounds": options.rounds or (1 if options.quick else 3),
-        "peer": peer,
-        "with_brine": options.only != "ganeti",
-    }
-
-
-def measured(name: str, plan: PeerPlan, priority: str) -> tuple[Any, list[str]]:
-    """Measure in the sandbox; returns the rounds, and lines about what was measured."""
-    peer = plan.peer
-    rounds = measure_in_sandbox(name, plan, needs=[peer.root] if peer else [])
-    here = machine.describe()
-    which = f"{peer.package} {peer.version}" if peer else "none"
-    if not all(result.favoured for result in rounds):
-        priority = "normal: do not compare"
-    heads = [
-        f"{here.system}, Python {here.python}; peer: {which}",
-        f"daemon and generator on a core each, priority {priority}",
-    ]
-    return rounds, heads
-
-
-def median(
-    rounds: Iterable[Any], daemon: str, value: Callable[[Any], float | None], scale: float = 1
-) -> float | None:
-    """The median over a daemon's rounds; None if none of them has the number."""
-    found = [value(one) for one in rounds if one.daemon == daemon]
-    numbers = [number for number in found if number is not None]
-    return statistics.median(numbers) * scale if numbers else None
-
-
-def row_of(
-    rounds: Sequence[Any],
-    name: str,
-    title: str,
-    unit: str,
-    value: Callable[[Any], float | None],
-    scale: float = 1,
-) -> Row:
-    """The medians of ours and of the peer."""
-    ours, peers = (median(rounds, f"{who}-{name}", value, scale) for who in ("brine", "ganeti"))
-    return Row.of_pair(title, unit, ours, peers)
-
-
-# ---- the daemon
-
-
-@dataclass(frozen=True, kw_only=True)
-class Daemon:
+class MeasuredDaemon:
     """One that is measured: its command and the log that it writes."""
 
     name: str
@@ -142,19 +42,14 @@ class Daemon:
     control_dir: Path = Path()  # where kvmd looks for sockets
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def last_words(self) -> str:
-        """The last two lines of its log, as one."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        return " ".join([line for line in lines if line.strip()][-2:]) or "nothing"
 
-
-def ours(name: str, settings: str, *packages: str, control_dir: Path = Path()) -> Daemon:
+def ours(name: str, settings: str, *packages: str, control_dir: Path = Path()) -> MeasuredDaemon:
     """Our daemon from the source tree, as its unit runs it: journal, stored descriptors, watchdog.
 
     :param packages: of the tree, that it needs.
     """
     file = Path(f"/run/bench/{name}.toml")
-    return Daemon(
+    return MeasuredDaemon(
         name=f"brine-{name}",
         command=[sys.executable, "-P", "-m", f"brine.{name}", "--config", str(file)],
         log=Path(f"/var/log/bench/brine-{name}.log"),
@@ -165,16 +60,13 @@ def ours(name: str, settings: str, *packages: str, control_dir: Path = Path()) -
     )
 
 
-class Running:
-    """A daemon at work."""
+class MeasuredProcess:
+    """A daemon at work; *started_at* is the monotonic time just before it was started."""
 
     def __init__(
-        self, daemon: Daemon, process: subprocess.Popen[bytes], *, started_at: float, ahead: bool
+        self, daemon: MeasuredDaemon, process: subprocess.Popen[bytes], started_at: float
     ) -> None:
-        self.ahead = ahead
-        """Whether it has the priority that was asked for."""
         self.started_at = started_at
-        """Monotonic, from just before it was started."""
         self._daemon = daemon
         self._process: subprocess.Popen[bytes] | None = process
         self._status: int | None = None
@@ -200,12 +92,13 @@ class Running:
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
-    def end(self, trouble: str) -> str:
-        """The trouble it had, with how it ended if it did."""
+    def ending(self) -> list[str]:
+        """How it has ended, as one trouble; none while it runs."""
         if (status := self.exit_status()) is None:
-            return trouble
-        subject = f"{trouble}, then" if trouble else "it"
-        return f"{subject} ended with {status}: {self._daemon.last_words()}"
+            return []
+        lines = self._daemon.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        said = " ".join([line for line in lines if line.strip()][-2:]) or "nothing"
+        return [f"it ended with {status}: {said}"]
 
     def stop(self) -> None:
         """Ask it to end, and make it if it does not."""
@@ -217,16 +110,16 @@ class Running:
             while self.exit_status() is None and time.monotonic() < limit:
                 time.sleep(0.01)
         if self.exit_status() is None:
-            raise RuntimeError(f"process {self.pid} survived SIGKILL")
+            raise LabError(f"process {self.pid} survived SIGKILL")
 
 
 @contextlib.contextmanager
 def running(
-    daemon: Daemon, place: AbstractContextManager[bool], manager_core: int
-) -> Iterator[Running]:
+    daemon: MeasuredDaemon, place: AbstractContextManager[bool], manager_core: int
+) -> Iterator[MeasuredProcess]:
     """Start a daemon; stopped when the block ends.
 
-    :param place: puts it on its cores, and yields whether it is ahead of other work there.
+    :param place: puts it on its cores.
     """
     env = {**os.environ, **daemon.env}
     for path, text in {daemon.log: "", **daemon.files}.items():
@@ -239,32 +132,59 @@ def running(
             # So it sees that its standard error is the journal's (systemd.exec(5)).
             status = os.fstat(log.fileno())
             env["JOURNAL_STREAM"] = f"{status.st_dev}:{status.st_ino}"
-        with place as ahead:
+        with place:
             started_at = time.monotonic()
             process = subprocess.Popen(
                 daemon.command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        started = Running(daemon, process, started_at=started_at, ahead=ahead)
+        started = MeasuredProcess(daemon, process, started_at)
         stack.callback(started.stop)
         yield started
 
 
+def rounds_of(
+    plan: Plan,
+    cases: Sequence[tuple[MeasuredDaemon, int]],
+    measure: Callable[[MeasuredDaemon, int], Round],
+) -> Iterator[Round]:
+    """Measure each daemon at its size, in turns: what disturbs the machine for a while does so at
+    every size."""
+    for number in range(plan.rounds):
+        for daemon, size in turned(cases, number):
+            tell(f"round {number + 1} of {plan.rounds}: {daemon.name}, {size:,}")
+            result = measure(daemon, size)
+            for trouble in result.troubles:
+                tell(f"{daemon.name}: {trouble}")
+            yield result
+
+
+def heads(plan: Plan, priority: str, place: AbstractContextManager[bool]) -> list[str]:
+    """Lines about what is measured, and whether it gets its priority."""
+    assert plan.peer
+    with place as is_ahead:
+        given = priority if is_ahead else "normal: do not compare"
+    return [
+        *machine.description(),
+        f"peer: {plan.peer.package} {plan.peer.version}; rounds: {plan.rounds}",
+        f"daemon and generator on a core each, priority {given}",
+    ]
+
+
 def _pid_in_background(pid_file: Path, process: subprocess.Popen[bytes]) -> int:
-    limit = time.monotonic() + STOP_LIMIT_S
+    def pid() -> int:
+        text = pid_file.read_text(encoding="ascii") if pid_file.exists() else ""
+        return int(text) if text.endswith("\n") else 0
+
     if status := process.wait(STOP_LIMIT_S):
-        raise RuntimeError(f"{process.args!r} ended with {status}")
-    while time.monotonic() < limit:
-        if pid_file.exists() and (text := pid_file.read_text(encoding="ascii")).endswith("\n"):
-            return int(text)
-        time.sleep(0.001)
-    raise RuntimeError(f"{process.args!r} wrote no {pid_file}")
+        raise LabError(f"{process.args!r} ended with {status}")
+    return wait_for(str(pid_file), pid, timeout_s=STOP_LIMIT_S, interval_s=0.001)
 
 
 @contextlib.contextmanager
 def _supervised(runtime_dir: Path, core: int) -> Iterator[Mapping[str, str]]:
     """Be there for a service; yields the environment that systemd would give it."""
     runtime_dir.mkdir(parents=True, exist_ok=True)
-    with machine.placed(core, priority=2):  # a daemon must not wait until the load has gone idle
+    with machine.placed({core}, real_time=2):  # a daemon must not wait until the load has gone idle
         process = subprocess.Popen(
             [sys.executable, "-m", "bench.daemon"], stdout=subprocess.PIPE, text=True
         )
@@ -272,7 +192,7 @@ def _supervised(runtime_dir: Path, core: int) -> Iterator[Mapping[str, str]]:
     try:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
-            raise RuntimeError("the stand-in for systemd did not start")
+            raise LabError("the stand-in for systemd did not start")
         yield {
             "NOTIFY_SOCKET": str(notify),
             "RUNTIME_DIRECTORY": str(runtime_dir),

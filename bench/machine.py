@@ -1,41 +1,35 @@
-"""The machine a benchmark ran on: how its cores are shared out, and what a process there uses."""
+"""The machine a benchmark runs on: what it is, who runs where, and what a process there uses."""
 
 import contextlib
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 _MOST_FAVOURED = -20
 """A nice value."""
+_TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What a reader must know to compare two runs."""
+def description(*packages: str) -> list[str]:
+    """What a reader must know to compare two runs.
 
-    processor: str
-    cores: int
-    memory_mib: int
-    kernel: str
-    system: str
-    python: str
-
-
-def describe() -> Machine:
-    """Read the machine's description from /proc and /etc/os-release."""
+    :param packages: Debian's, whose versions matter.
+    """
     cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     _, _, model = cpuinfo.partition("model name")
-    return Machine(
-        processor=model.partition("\n")[0].lstrip("\t: ") or platform.machine(),
-        cores=len(os.sched_getaffinity(0)),
-        memory_mib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20,
-        kernel=platform.release(),
-        system=platform.freedesktop_os_release().get("PRETTY_NAME", "unknown"),
-        python=platform.python_version(),
-    )
+    processor = model.partition("\n")[0].lstrip("\t: ") or platform.machine()
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+    hardware = f"{processor}, {len(os.sched_getaffinity(0))} cores, {memory_mib} MiB"
+    system = platform.freedesktop_os_release().get("PRETTY_NAME", "unknown system")
+    query = ["dpkg-query", "--show", "--showformat=, ${Package} ${Version}", "--", *packages]
+    versions = subprocess.check_output(query, text=True) if packages else ""
+    return [
+        f"{hardware}, Linux {platform.release()}",
+        f"{system}, Python {platform.python_version()}{versions}",
+    ]
 
 
 def share_cores() -> tuple[int, int]:
@@ -47,47 +41,33 @@ def share_cores() -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def placed(core: int, *, priority: int = 1) -> Iterator[bool]:
-    """What is started in this block runs on one core, and there ahead of all other work.
+def placed(cores: Collection[int], *, real_time: int = 0) -> Iterator[bool]:
+    """What is started in this block runs on these cores, ahead of the machine's other work.
 
-    Yields whether the latter was granted: real-time priority is root's to give. It keeps the
-    machine's other work out of the slowest samples. Children inherit both; set from outside, a
-    daemon that forks could slip away. On a machine's only core it would keep the load and what is
-    measured from each other, and is not asked for.
-    """
-    allowed = os.sched_getaffinity(0)
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-    os.sched_setaffinity(0, {core})
-    try:
-        try:
-            if real_time := len(allowed) > 1:
-                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
-        except PermissionError:
-            real_time = False
-        yield real_time
-    finally:
-        os.sched_setscheduler(0, policy, parameters)
-        os.sched_setaffinity(0, allowed)
+    Yields whether it is ahead: only root may give priority. Children inherit both the cores and the
+    priority; a daemon that forks could slip away if they were set from outside.
 
-
-@contextlib.contextmanager
-def favoured(cores: Collection[int]) -> Iterator[bool]:
-    """What is started in this block runs on these cores, well ahead of the machine's other work.
-
-    Unlike what is `placed`, several such processes on one core take turns, as a daemon's own do in
-    its production. Yields whether it was granted: such a priority is root's to give. Children
-    inherit it.
+    :param real_time: a real-time priority, which keeps other work out of the slowest samples. On a
+        machine's only core it would keep the load and the daemon from each other, and is not given.
+        With 0 it is a nice value: several such processes on one core take turns, as a daemon's own
+        do in its production.
     """
     allowed, nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    is_ahead = False
     os.sched_setaffinity(0, cores)
-    granted = False
     try:
         with contextlib.suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, 0, _MOST_FAVOURED)
-            granted = True
-        yield granted
+            if not real_time:
+                os.setpriority(os.PRIO_PROCESS, 0, _MOST_FAVOURED)
+                is_ahead = True
+            elif len(allowed) > 1:
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(real_time))
+                is_ahead = True
+        yield is_ahead
     finally:
-        if granted:
+        os.sched_setscheduler(0, policy, parameters)
+        if is_ahead and not real_time:
             os.setpriority(os.PRIO_PROCESS, 0, nice)
         os.sched_setaffinity(0, allowed)
 
@@ -99,14 +79,18 @@ def lead_own_group() -> None:
     only counts among those of one session.
     """
     os.setsid()
-    favour(["self"])
+    _favour("self")
 
 
-def favour(processes: Iterable[object]) -> None:
-    """Have the groups of these processes as far ahead of others as `lead_own_group` has ours."""
-    for process in processes:
-        with contextlib.suppress(OSError):
-            Path(f"/proc/{process}/autogroup").write_text(str(_MOST_FAVOURED), encoding="ascii")
+def favour(*programs: str) -> None:
+    """Have the groups of these programs as far ahead of others as `lead_own_group` has ours."""
+    for process in subprocess.check_output(["pidof", *programs], text=True).split():
+        _favour(process)
+
+
+def _favour(process: str) -> None:
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process}/autogroup").write_text(str(_MOST_FAVOURED), encoding="ascii")
 
 
 def memory_kib(pid: int, key: str) -> int:
@@ -128,18 +112,26 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def cpu_ticks(pid: int) -> int:
-    """The processor time of a process as ps shows it, utime + stime, in 1/100 s."""
+def cpu_ticks(pid: int, *, of_children: bool = False) -> int:
+    """The processor time of a process, or of the children that it has waited for.
+
+    It is as ps(1) shows it: utime + stime, in 1/100 s.
+    """
     # The command's name is in parentheses and may itself hold spaces and parentheses.
     stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    after_name = stat.rpartition(")")[2].split()
-    return int(after_name[11]) + int(after_name[12])
+    first = 13 if of_children else 11
+    return sum(map(int, stat.rpartition(")")[2].split()[first : first + 2]))
 
 
-def cpu_s(pid: int) -> float:
-    """The processor time of all threads of a process, by the scheduler's finer count."""
+def cpu_s(pid: int, *, with_children: bool = False) -> float:
+    """The processor time of all threads of a process, by the scheduler's finer count.
+
+    :param with_children: and of the children that it has waited for, in steps of 1/100 s.
+    """
+    children_s = cpu_ticks(pid, of_children=True) / _TICKS_A_SECOND if with_children else 0.0
     try:
         tasks = Path(f"/proc/{pid}/task").iterdir()
-        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+        own_s = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
     except FileNotFoundError:  # a kernel without CONFIG_SCHED_INFO, or a thread has just ended
-        return cpu_ticks(pid) / os.sysconf("SC_CLK_TCK")
+        own_s = cpu_ticks(pid) / _TICKS_A_SECOND
+    return own_s + children_s

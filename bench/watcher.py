@@ -1,34 +1,21 @@
 """What a pass of the watcher costs, beside asking alone."""
 
-import argparse
+import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
+from pathlib import Path
 
-from bench.harness import (
-    Row,
-    Table,
-    brine_node,
-    measure_in_node,
-    node_parser,
-    report,
-    rounds_in_node,
-    system_of,
-)
-from lab.debian import host_release
-from lab.machine import Machine
-from lab.packages import build_packages
-from lab.progress import step
-from lab.xen_node import boot_xen_node
-from lab.xen_packages import install
+from bench import machine
+from bench.copies import define_copies, replace_programs
+from bench.harness import Plan, Report, Table, TableRow, in_turns, tell, timed, timing
+from brine.common.peer import unit_of
+from brine.instance.operations import define_instance
+from brine.instance.xen.config import configuration
 
 LIMIT = 1.5
 """A pass, beside asking alone."""
-
-_INSTANCES, _SOME = 200, 20
-_DOMAINS = 20
+INSTANCES, SOME = 200, 20
+DOMAINS = 20
 
 PASS = "brine watcher run"
 LIST = "brine instance list"
@@ -46,86 +33,85 @@ COMMANDS: Mapping[str, Sequence[str]] = {
     PASS: PASS.split(),
 }
 
+_IMAGE = Path("/var/lib/bench.img")
+_SPEC = {
+    "accel": "tcg",
+    "memory_mib": 128,
+    "disks": [{"path": str(_IMAGE)}],
+    "nics": [{"link": "br0"}],
+}
+_DOMAIN = {
+    "hypervisor": "xen-pvm",
+    "kernel": "/srv/domain/kernel",
+    "memory_mib": 72,
+    "admin_state": "up",
+}
 
-class Scene(StrEnum):
-    """What the instances do, none of which anything is to be done about."""
-
-    RUNNING = "all run"
-    SOME = "20 run"
-    DOWN = "none runs"
-    XEN = "domains of an emulated Xen's"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure, how much."""
-
-    rounds: int
-    instances: int = _INSTANCES
-    some: int = _SOME  # that run where not all do
-    domains: int = 0  # of Xen's, and nothing else
+Samples = Mapping[str, Sequence[float]]
+"""Seconds, in the order of the rounds, by what was run."""
 
 
-Results = dict[str, dict[str, list[float]]]
-"""All samples, in seconds, in the order of the rounds: by scene, and by what was run."""
+def measure(plan: Plan) -> Report:
+    """Instances of which none, some and all run, or domains; nothing is to be done about any."""
+    samples = dict(_of_domains(plan) if plan.on_xen else _of_instances(plan))
+    # Where few run, systemctl has hardly anything to ask for.
+    tables = [
+        Table(scene, list(_rows(found, 1 if scene in (_DOWN, _FEW) else 2)))
+        for scene, found in samples.items()
+    ]
+    heads = [*machine.description("systemd"), f"rounds: {plan.rounds}"]
+    return Report(heads, tables, samples)
 
 
-def tables(results: Results, plan: Plan) -> Iterator[Table]:
-    """All that was measured."""
-    for scene in Scene:
-        if scene in results:
-            count = f"{plan.domains} " if scene is Scene.XEN else f"{plan.instances} instances, "
-            # Where few run systemctl has hardly anything to ask for.
-            targets = 1 if scene in (Scene.SOME, Scene.DOWN) else 2
-            yield Table.of_times(f"{count}{scene}", _rows(results[scene], targets))
+_DOWN, _FEW = f"{INSTANCES} instances, none runs", f"{INSTANCES} instances, {SOME} run"
+_ALL = f"{INSTANCES} instances, all run"
 
 
-def _rows(samples: Mapping[str, Sequence[float]], targets: int) -> Iterator[Row]:
+def _of_instances(plan: Plan) -> Iterator[tuple[str, Samples]]:
+    names = [f"bench{number:03}" for number in range(INSTANCES)]
+    timed(
+        ["systemctl", "disable", "--now", "brine-watcher.timer"],
+        ["ip", "link", "add", "br0", "type", "bridge"],
+    )
+    _IMAGE.touch()
+    os.truncate(_IMAGE, 2**20)
+    machine.lead_own_group()
+    # Who is asked is as quick as who asks.
+    machine.favour("systemd")
+    # systemd knows as much of a process that sleeps as of a QEMU, and 200 of them fit anywhere.
+    replace_programs("/bin/sleep infinity")
+    for scene, running in ((_DOWN, 0), (_FEW, SOME), (_ALL, INSTANCES)):
+        tell(scene)
+        define_copies(_SPEC, names, running)
+        if running:
+            timed(["systemctl", "start", *map(unit_of, names[:running])])
+        yield scene, in_turns(scene, plan.rounds, timing(COMMANDS), warm_up=True)
+
+
+def _of_domains(plan: Plan) -> Iterator[tuple[str, Samples]]:
+    """Domains that are paused from the start: they take no time of the one processor."""
+    for number in range(DOMAINS):
+        name = f"bench{number:03}"
+        tell(f"domain {number + 1} of {DOMAINS}")
+        spec = define_instance({**_DOMAIN, "name": name}).spec
+        file = Path("/run", f"{name}.cfg")
+        file.write_text(configuration(spec), encoding="utf-8")
+        timed(["xl", "create", "-p", str(file)])
+    scene = f"{DOMAINS} domains of an emulated Xen's"
+    commands = timing({XL: XL.split(), **COMMANDS})
+    yield scene, in_turns(scene, plan.rounds, commands, warm_up=True)
+
+
+def _rows(samples: Samples, targets: int) -> Iterator[TableRow]:
     """One command a row.
 
     :param targets: how many ratios of a pass, from the last on, the target is for.
     """
     # Both are asked on Xen.
     show_s = sum(statistics.median(samples[name]) for name in (SHOW, XL) if name in samples)
-    show, list_ = Row.of_times("to show", [show_s]), Row.of_times(LIST, samples[LIST])
+    show, list_ = TableRow.of_times("to show", [show_s]), TableRow.of_times(LIST, samples[LIST])
     for name, seconds in samples.items():
-        row = Row.of_times(name, seconds)
+        row = TableRow.of_times(name, seconds)
         if name in (LIST, PASS):
             row = row.beside(show, "show").beside(list_, "list")
         yield row.at_most(LIMIT, last=targets) if name == PASS else row
-
-
-def run(options: argparse.Namespace) -> bool:
-    """Measure and print."""
-    plan = Plan(rounds_in_node(options), domains=_DOMAINS if options.xen else 0)
-    with _xen_node() if options.xen else _node() as node:
-        results = measure_in_node(node, "watcher_node", plan)
-        heads = [f"{system_of(node)}; {plan.rounds} rounds"]
-    report(heads, list(tables(results, plan)), options.json, plan=plan, results=results)
-    return True
-
-
-@contextmanager
-def _node() -> Iterator[Machine]:
-    with brine_node("brine-watcher") as node:
-        node.run(["systemctl", "disable", "--now", "brine-watcher.timer"])
-        node.shell("truncate --size=1M /var/lib/bench.img; ip link add br0 type bridge")
-        yield node
-
-
-@contextmanager
-def _xen_node() -> Iterator[Machine]:
-    packages = build_packages()
-    release = host_release()
-    with boot_xen_node(release) as node:
-        with step("installing Brine in a Xen node"):
-            install(node, release, packages)
-        yield node
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    found = node_parser("watcher", "Measure a pass of the watcher beside asking what instances do.")
-    help_ = f"instead: {_DOMAINS} domains of an emulated Xen's"
-    found.add_argument("--xen", action="store_true", help=help_)
-    return found
