@@ -386,6 +386,18 @@ def test_unwiring_leaves_the_tap_unconnected(places: Places) -> None:
         assert not unwire(tap, places=places)
 
 
+def test_a_bridge_without_vlans_does_not_wait_for_pyroute2(
+    places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyroute2", None)  # whoever loads it now gets an error
+    with open_tap(NAME) as tap:
+        assert wire(tap, WEB, places=places).changed
+        assert not wire(tap, WEB, places=places).changed
+        assert unwire(tap, places=places)
+    bring_up(WEB, places=places)
+    assert remove_leftovers(at_once=True, places=places) != []
+
+
 # Operators' scripts.
 
 

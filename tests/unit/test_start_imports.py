@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-_SLOW = {"asyncio", "ssl", "tomllib", "uuid", "platform", "brine.common.qmp.client"}
+_SLOW = {"asyncio", "ssl", "tomllib", "uuid", "platform", "pyroute2", "brine.common.qmp.client"}
 _OF_NICS = {"brine.hotplug.nic", "brine.hotplug.net.tap", "hashlib"}
 _OF_CHANGES = {"brine.instance.validate", "brine.instance.shutdown", "brine.instance.history"}
 _OF_PLUGS = {"asyncio", "ssl", "tomllib", "logging", "ctypes", "dataclasses"}

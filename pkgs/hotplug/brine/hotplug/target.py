@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import socket
-import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -237,27 +236,20 @@ def _monitor_holders(qmp_path: Path) -> list[str]:
     return found
 
 
-_NETLINK_SOCK_DIAG = 4
-_BY_FAMILY = 20
-# Family, protocol, states (all), inode (any), what to show (file and peer), cookie.
-_REQUEST = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 0x2 | 0x4, 0, 0)
-_ANSWER_BYTES = 16  # before the attributes
-_FILE, _PEER = 1, 2
-
-
 def _clients_of(path: Path) -> set[str]:
-    """Clients' sockets, as /proc shows them. Source: :manpage:`sock_diag(7)`, ``unix_diag.h``."""
-    # Only a silent monitor needs it.
-    from brine.hotplug.net.netlink import ACK, DUMP, NetlinkSocket, attributes
+    """Clients' sockets, as /proc shows them. Source: :manpage:`sock_diag(7)`."""
+    # It takes long to load, and only a silent monitor needs it.
+    from pyroute2 import DiagSocket
+    from pyroute2.netlink.diag import UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
 
-    inode = struct.pack("=I", os.stat(path).st_ino & 0xFFFFFFFF)
-    with NetlinkSocket(_NETLINK_SOCK_DIAG) as kernel:
-        answers = kernel.ask((_BY_FAMILY, DUMP | ACK, _REQUEST))
-    found = set()
-    for answer in answers:
-        values = dict(attributes(answer[_ANSWER_BYTES:]))
-        if _PEER in values and values.get(_FILE, b"")[:4] == inode:
-            found.add(f"socket:[{int.from_bytes(values[_PEER], sys.byteorder)}]")
+    inode, found = os.stat(path).st_ino & 0xFFFFFFFF, set()
+    with DiagSocket() as kernel:
+        kernel.bind()
+        show = UDIAG_SHOW_PEER | UDIAG_SHOW_VFS
+        for row in kernel.get_sock_stats(family=socket.AF_UNIX, show=show):
+            peer, file = row.get_attr("UNIX_DIAG_PEER"), row.get_attr("UNIX_DIAG_VFS")
+            if peer and file and file["udiag_vfs_ino"] == inode:
+                found.add(f"socket:[{peer}]")
     return found
 
 

@@ -1,8 +1,9 @@
 """The kernel's network configuration, through netlink: interfaces, VLANs, routes, rules, proxies.
 
-A library for it takes longer to import than a whole command should take. Source:
-:manpage:`netlink(7)`, :manpage:`rtnetlink(7)`, and ``rtnetlink.h``, ``if_link.h``,
-``if_bridge.h``, ``fib_rules.h`` and ``neighbour.h`` in ``include/uapi/linux`` of Linux.
+pyroute2 takes longer to load than all else that a start needs. So interfaces, which every start
+asks for, have code of their own here, and pyroute2 is loaded for all others. pyroute2 0.9 does not
+work in a running asyncio loop. Source: :manpage:`netlink(7)`, :manpage:`rtnetlink(7)`, and
+``rtnetlink.h`` and ``if_link.h`` in ``include/uapi/linux`` of Linux.
 """
 
 from __future__ import annotations
@@ -17,23 +18,22 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from brine.common.errors import BrineError
 from brine.hotplug.nic import Vlans, owner_of
 
-# Messages and their attributes, the same for all that netlink configures.
+# Messages and their attributes.
 
 ACK, DUMP, CREATE, APPEND = 0x4, 0x300, 0x400, 0x800
 """Flags of a request."""
 
-_REQUEST, _DUMP_CHANGED, _EXCLUSIVE = 0x1, 0x10, 0x200
+_REQUEST, _DUMP_CHANGED = 0x1, 0x10
 _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, number, port
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
 _TYPE_MASK = 0x3FFF  # without what says that there are attributes inside
 
-_SOL_NETLINK, _GET_STRICT_CHK = 270, 12
 _LARGEST_ANSWER = 1 << 17
 _TIMEOUT_S = 30.0
 _MOST_DUMPS = 10
@@ -48,8 +48,6 @@ class NetlinkSocket:
     def __init__(self, protocol: int) -> None:
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
         self._socket.settimeout(_TIMEOUT_S)
-        # The kernel filters a dump as the request says, such as by the table of routes.
-        self._socket.setsockopt(_SOL_NETLINK, _GET_STRICT_CHK, 1)
         self._last = 0
 
     def __enter__(self) -> Self:
@@ -109,18 +107,13 @@ def _packed(value: bytes | str | int) -> bytes:
     return os.fsencode(value) + b"\0" if isinstance(value, str) else value
 
 
-def attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """The type and value of each attribute."""
     start = 0
     while start + _ATTRIBUTE.size <= len(data):
         size, kind = _ATTRIBUTE.unpack_from(data, start)
         yield kind & _TYPE_MASK, data[start + _ATTRIBUTE.size : start + size]
         start += max(_ATTRIBUTE.size, (size + 3) & ~3)
-
-
-def _parsed(head: struct.Struct, answer: bytes) -> tuple[tuple[int, ...], dict[int, bytes]]:
-    """The head and the attributes of an answer."""
-    return head.unpack_from(answer), dict(attributes(answer[head.size :]))
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
@@ -142,20 +135,15 @@ def _number_of(value: bytes | None) -> int | None:
 
 # Interfaces.
 
-_SET_LINK, _DELETE_LINK, _GET_LINK, _SET_PORT = 16, 17, 18, 19
+_SET_LINK, _DELETE_LINK, _GET_LINK = 16, 17, 18
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, which of them change
 _MAC, _NAME, _MTU, _MASTER, _INFORMATION, _ALIAS = 1, 3, 4, 10, 18, 20
-_PORT, _FILTER, _CARRIER, _CARRIER_CHANGES = 26, 29, 33, 35
+_FILTER, _CARRIER, _CARRIER_CHANGES = 29, 33, 35
 _KIND, _DATA = 1, 2  # in _INFORMATION; in _DATA of each kind:
 _BRIDGE_VLAN_FILTERING = 7
 _TUN_OWNER, _TUN_GROUP, _TUN_PERSIST, _TUN_MULTI_QUEUE = 1, 2, 6, 7
 _UP = 0x1
-_WITH_VLANS = attribute(_FILTER, 0x2)
 _WITHOUT_STATISTICS = attribute(_FILTER, 0x8)
-
-_VLAN = struct.Struct("=HH")  # flags, id
-_IN_VLAN = 2  # in _PORT
-_PVID, _UNTAGGED = 0x2, 0x4
 
 
 @dataclass(frozen=True)
@@ -190,10 +178,11 @@ class Link:
 
 
 def _link(answer: bytes) -> Link:
-    (_, _, index, flags, _), values = _parsed(_LINK, answer)
-    information = dict(attributes(values.get(_INFORMATION, b"")))
+    _, _, index, flags, _ = _LINK.unpack_from(answer)
+    values = dict(_attributes(answer[_LINK.size :]))
+    information = dict(_attributes(values.get(_INFORMATION, b"")))
     kind = _text_of(information.get(_KIND))
-    data = dict(attributes(information.get(_DATA, b""))) if kind in ("bridge", "tun") else {}
+    data = dict(_attributes(information.get(_DATA, b""))) if kind in ("bridge", "tun") else {}
     return Link(
         index=index,
         name=_text_of(values[_NAME]),
@@ -213,8 +202,7 @@ def _link(answer: bytes) -> Link:
     )
 
 
-# Other objects of the network configuration. The kernel has three types of messages for each kind:
-# to make one, and after that number to delete one, and to get all.
+# Other objects of the network configuration.
 
 PROTOCOL = 66
 """The protocol of Brine's routes and rules: ``ip route show proto 66`` lists them."""
@@ -224,20 +212,9 @@ RULE_PRIORITY = 31000
 
 MAIN_TABLE = 254
 
-_ADDRESS_TYPE, _ROUTE_TYPE, _NEIGHBOUR_TYPE, _RULE_TYPE = 20, 24, 28, 32
-_ADDRESS = struct.Struct("=4BI")  # family, prefix length, flags, scope, index
-# Family, prefix lengths of target and source, TOS, table, protocol, scope, type, flags; a rule's
-# last is the action.
-_ROUTE = struct.Struct("=8BI")
-_NEIGHBOUR = struct.Struct("=B3xiHBB")  # family, index, state, flags, type
-_HOP = struct.Struct("=HBBi")  # length, flags, hops, index
-_TO = 1
-_OUTGOING, _GATEWAY, _HOPS, _TABLE, _VIA = 4, 5, 9, 15, 18
-_INCOMING, _PRIORITY, _RULE_PROTOCOL = 3, 6, 21
-_UNICAST, _TO_TABLE = 1, 1
-_SCOPE_UNIVERSE, _SCOPE_LINK = 0, 253
 _NO_DAD = 0x2
-_PROXY, _PERMANENT = 0x8, 0x80
+_GET_NEIGHBOURS, _PROXY = 30, 0x8
+_PVID, _UNTAGGED = 0x2, 0x4
 
 
 @dataclass(frozen=True)
@@ -288,53 +265,39 @@ class Proxy:
 Thing = LinkAddress | Route | Rule | Proxy
 
 
-def _message(thing: Thing) -> tuple[str, int, bytes]:
-    """What a thing is in words, and the type and the body of a message that makes it."""
+def _arguments(thing: Thing) -> tuple[str, str, dict[str, Any]]:
+    """What a thing is in words, and pyroute2's function for it, with arguments."""
     match thing:
         case LinkAddress(link, address):
-            body = _ADDRESS.pack(socket.AF_INET6, 64, _NO_DAD, _SCOPE_UNIVERSE, link.index)
-            body += attribute(_TO, ipaddress.ip_address(address).packed)
-            return f"address {address} of {link.name}", _ADDRESS_TYPE, body
+            found = {"family": socket.AF_INET6, "address": address, "prefixlen": 64}
+            found |= {"index": link.index, "flags": _NO_DAD}
+            return f"address {address} of {link.name}", "addr", found
         case Route(network, link, table, _, protocol):
-            scope = _SCOPE_LINK if network.version == 4 else _SCOPE_UNIVERSE
-            kind = (0, 0, 0, protocol, scope, _UNICAST, 0)
-            body = _ROUTE.pack(_family(network.version), network.prefixlen, *kind)
-            body += attribute(_TO, network.network_address.packed)
-            body += attribute(_OUTGOING, link) + attribute(_TABLE, table)
-            return f"route to {network.network_address}", _ROUTE_TYPE, body
+            found = {"family": _family(network.version), "dst": str(network), "oif": link}
+            found |= {"table": table, "proto": protocol, "scope": "link"}
+            return f"route to {network.network_address}", "route", found
         case Rule(version, table, incoming, to):
-            packed = ipaddress.ip_address(to).packed if to else b""
-            body = _ROUTE.pack(_family(version), 8 * len(packed), 0, 0, 0, 0, 0, _TO_TABLE, 0)
-            body += attribute(_TO, packed) if packed else b""
-            body += attribute(_INCOMING, incoming)
-            body += attribute(_PRIORITY, RULE_PRIORITY)
-            body += attribute(_TABLE, table) + attribute(_RULE_PROTOCOL, bytes([PROTOCOL]))
-            return f"rule for {incoming}", _RULE_TYPE, body
+            found = {"family": _family(version), "iifname": incoming, "table": table}
+            found |= {"priority": RULE_PRIORITY, "protocol": PROTOCOL} | ({"dst": to} if to else {})
+            return f"rule for {incoming}", "rule", found
         case Proxy(address, link_name):
-            packed = ipaddress.ip_address(address).packed
             # The kernel knows no interface -1, and says so.
             index = {name: index for index, name in socket.if_nameindex()}.get(link_name, -1)
-            family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-            body = _NEIGHBOUR.pack(family, index, _PERMANENT, _PROXY, 0) + attribute(_TO, packed)
-            return f"proxy for {address} on {link_name}", _NEIGHBOUR_TYPE, body
+            found = {"dst": address, "ifindex": index, "flags": _PROXY}
+            return f"proxy for {address} on {link_name}", "neigh", found
 
 
-def _routes(answer: bytes, table: int) -> Iterator[Route]:
-    """The routes in an answer: one for each next hop."""
-    (family, length, _, _, _, protocol, _, _, _), values = _parsed(_ROUTE, answer)
-    to = values.get(_TO, bytes(4 if family == socket.AF_INET else 16))
-    hops = [(_number_of(values.get(_OUTGOING)), values)]
-    # One of several hops has its interface's index in its header, a single one in an attribute.
-    if data := values.get(_HOPS):
-        hops = []
-        while len(data) >= _HOP.size:
-            size, _, _, index = _HOP.unpack_from(data)
-            hops.append((index, dict(attributes(data[_HOP.size : size]))))
-            data = data[max(size, _HOP.size) :]
-    for link, hop in hops:
+def _routes(message: Any, table: int) -> Iterator[Route]:
+    """The routes in a message of pyroute2's: one for each next hop."""
+    to = message.get_attr("RTA_DST") or ("0.0.0.0" if message["family"] == socket.AF_INET else "::")
+    network = ipaddress.ip_network((to, message["dst_len"]))
+    hops = message.get_attr("RTA_MULTIPATH")
+    for hop in hops or [message]:
+        # One of several hops has its interface's index in its header, a single one in an attribute.
+        link = hop["oif"] if hops else hop.get_attr("RTA_OIF")
         if link is not None:
-            gateway = _GATEWAY in hop or _VIA in hop
-            yield Route(ipaddress.ip_network((to, length)), link, table, gateway, protocol)
+            gateway = hop.get_attr("RTA_GATEWAY") or hop.get_attr("RTA_VIA")
+            yield Route(network, link, table, gateway is not None, message["proto"])
 
 
 def _family(version: int) -> int:
@@ -416,58 +379,70 @@ class Netlink(NetlinkSocket):
         if wanted.untagged is not None:
             flags[wanted.untagged] = _PVID | _UNTAGGED
         present = self._vlan_flags(port)
-        changes = [(_DELETE_LINK, vid, 0) for vid in present.keys() - flags.keys()]
-        changes += [(_SET_PORT, vid, flags[vid]) for vid in flags if present.get(vid) != flags[vid]]
-        for kind, vid, its_flags in changes:
-            vlan = attribute(_PORT, attribute(_IN_VLAN, _VLAN.pack(its_flags, vid)))
-            body = _LINK.pack(socket.AF_BRIDGE, 0, port.index, 0, 0) + vlan
-            self._try(f"VLANs of {port.name}", kind, body)
+        changes = [("del", vid, 0) for vid in present.keys() - flags.keys()]
+        changes += [("add", vid, flags[vid]) for vid in flags if present.get(vid) != flags[vid]]
+        for command, vid, its_flags in changes:
+            info = {"vid": vid, "flags": its_flags}
+            what = f"VLANs of {port.name}"
+            self._call(what, "vlan_filter", command, index=port.index, vlan_info=info)
 
     def _vlan_flags(self, port: Link) -> dict[int, int]:
-        body = _LINK.pack(socket.AF_BRIDGE, 0, 0, 0, 0) + _WITH_VLANS
         found = {}
-        for answer in self._try(f"VLANs of {port.name}", _GET_LINK, body, flags=DUMP):
-            (_, _, index, _, _), values = _parsed(_LINK, answer)
-            for kind, value in attributes(values.get(_PORT, b"")):
-                if (index, kind) == (port.index, _IN_VLAN):
-                    flags, vid = _VLAN.unpack(value)
-                    found[vid] = flags & (_PVID | _UNTAGGED)
+        for message in self._call(f"VLANs of {port.name}", "get_vlans"):
+            block = message.get_attr("IFLA_AF_SPEC")
+            if message["index"] == port.index and block:
+                for vlan in block.get_attrs("IFLA_BRIDGE_VLAN_INFO"):
+                    found[vlan["vid"]] = vlan["flags"] & (_PVID | _UNTAGGED)
         return found
 
     def routes(self, version: int, table: int) -> list[Route]:
         """The routes of a table; empty if there is no such table."""
-        body = _ROUTE.pack(_family(version), *[0] * 8) + attribute(_TABLE, table)
         what = f"routes of table {table}"
-        found = self._try(what, _ROUTE_TYPE + 2, body, flags=DUMP, but=[errno.ENOENT])
-        return [route for answer in found for route in _routes(answer, table)]
+        found = self._call(what, "get_routes", family=_family(version), table=table)
+        return [route for message in found for route in _routes(message, table)]
 
     def proxies(self) -> set[Proxy]:
         """All addresses that the node answers for."""
-        names = dict(socket.if_nameindex())
-        found = set()
-        for family in (socket.AF_INET, socket.AF_INET6):
-            body = _NEIGHBOUR.pack(family, 0, 0, _PROXY, 0)
-            for answer in self._try("proxies", _NEIGHBOUR_TYPE + 2, body, flags=DUMP):
-                (_, index, _, _, _), values = _parsed(_NEIGHBOUR, answer)
-                # An entry without an interface is for all interfaces, and not Brine's.
-                if index in names:
-                    found.add(Proxy(str(ipaddress.ip_address(values[_TO])), names[index]))
-        return found
+        # Not "dump", which asks for neighbours: the kernel lists either those or proxies.
+        command, names = (_GET_NEIGHBOURS, _REQUEST | DUMP), dict(socket.if_nameindex())
+        found = self._call("proxies", "neigh", command, family=0, flags=_PROXY)
+        # An entry without an interface is for all interfaces, and not Brine's.
+        return {
+            Proxy(message.get_attr("NDA_DST"), names[message["ifindex"]])
+            for message in found
+            if message["ifindex"] in names
+        }
 
     def add(self, thing: Thing) -> None:
         """Add an address, a route, a rule or a proxy entry; succeeds if it exists.
 
         :raises LinkError: EEXIST if there is a route to the same network.
         """
-        what, kind, body = _message(thing)
+        what, function, arguments = _arguments(thing)
         but = [] if isinstance(thing, Route) else [errno.EEXIST]
-        self._try(what, kind, body, flags=CREATE | _EXCLUSIVE, but=but)
+        self._call(what, function, "add", but=but, **arguments)
 
     def remove(self, thing: Thing) -> None:
         """Remove it; succeeds if there is none, or no interface."""
-        what, kind, body = _message(thing)
+        what, function, arguments = _arguments(thing)
         gone = [errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.EADDRNOTAVAIL]
-        self._try(what, kind + 1, body, but=gone)
+        self._call(what, function, "del", but=gone, **arguments)
+
+    def _call(
+        self, what: str, function: str, *arguments: Any, but: Collection[int] = (), **options: Any
+    ) -> list[Any]:
+        """What a function of pyroute2's returns; nothing if the kernel's error is one of *but*."""
+        from pyroute2 import IPRoute
+        from pyroute2.netlink.exceptions import NetlinkError
+
+        try:
+            with IPRoute() as kernel:
+                return list(getattr(kernel, function)(*arguments, **options))
+        except (NetlinkError, OSError) as error:
+            refused = OSError(*error.args)
+            if refused.errno in but:
+                return []
+            raise _refused(what, refused) from error
 
     def _try(
         self, what: str, kind: int, body: bytes, *, flags: int = 0, but: Collection[int] = ()
