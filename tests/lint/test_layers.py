@@ -109,6 +109,7 @@ def test_a_class_name_exists_once() -> None:
 
 
 LATE = {
+    "asyncio": "brine-lifecycle does without",
     "brine.common.cli": "until it is loaded, SIGINT ends the process",
     "brine.common.journal": "with it logging; most starts have nothing to say",
     "brine.common.outbox": "few ends are events",

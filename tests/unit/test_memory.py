@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="RLIMIT_MEMLOCK is for
 
 LOOKS = """
 import mmap, os, re, sys, tempfile
-from brine.common.memory import apply_memory_lock, lock_memory
+from brine.common.daemon import apply_memory_lock, lock_memory
 
 def mappings():
     found, name = {}, ""
@@ -72,7 +72,7 @@ def test_a_forked_process_does_not_copy_what_it_shares() -> None:
 def test_a_limit_is_told() -> None:
     said = run("""
         import resource
-        from brine.common.memory import MemoryLockError
+        from brine.common.daemon import MemoryLockError
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
         os.setresuid(65534, 65534, 65534)
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from brine.common import paths
 from brine.common.cli import table
 from brine.common.errors import BrineError, printable
+from brine.common.settings import load
 from brine.confd.cli import EVERY_PEER
 from brine.confd.client import (
     AnswerError,
@@ -27,7 +28,7 @@ from brine.confd.client import (
 from brine.confd.keys import find_keys, forget_old, load_key, new_key
 from brine.confd.protocol import ConfdReply, ErrorCode, ReplyStatus, RequestType, Role
 from brine.confd.questions import QUERY_COMMANDS, DrbdMinor, NodeInstances
-from brine.confd.settings import ConfdSettings, load_settings
+from brine.confd.settings import ConfdSettings
 
 _NO_ANSWER = 3
 _TOO_FEW_ANSWERS = 4
@@ -43,7 +44,7 @@ def _ask(
 
     @cache
     def settings() -> ConfdSettings:
-        return load_settings(paths.settings_file("confd"))
+        return load(ConfdSettings, paths.settings_file("confd"))
 
     peers = arguments.peer
     if not peers:
@@ -116,7 +117,7 @@ def make_key(arguments: argparse.Namespace) -> int:
         path = arguments.key
         previous = path.with_name(f"{path.name}.previous")
     else:
-        settings = load_settings(paths.settings_file("confd"))
+        settings = load(ConfdSettings, paths.settings_file("confd"))
         path, previous = settings.key_file, settings.previous_key_file
     reload = "systemctl reload-or-restart brine-confd"
     if arguments.forget_old:

@@ -8,15 +8,26 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.journal import LEVELS
-from brine.common.settings import SettingsError, load, setting
+from brine.common.settings import setting
 from brine.confd import protocol
+
+
+def _bind_fault(text: str) -> str | None:
+    if not text.split():
+        return 'names no address; "::" listens on every address'
+    for address in text.split():
+        try:
+            ipaddress.ip_address(address)
+        except ValueError:
+            return f"must be IP addresses separated by blanks, but has {address!r}"
+    return None
 
 
 @dataclass(frozen=True)
 class ConfdSettings:
     """Settings of brine-confd, as brine-confd.toml(5) explains them."""
 
-    bind: str = "::"
+    bind: str = setting("::", check=_bind_fault)
     port: int = setting(protocol.PORT, minimum=1, maximum=65535)
     workers: int = setting(1, minimum=1, maximum=64)
     config_file: Path = paths.CONFIG_FILE
@@ -30,22 +41,3 @@ class ConfdSettings:
     def addresses(self) -> list[str]:
         """The addresses of *bind*, each once."""
         return list(dict.fromkeys(self.bind.split()))
-
-
-def load_settings(file: Path, *, required: bool = False) -> ConfdSettings:
-    """Read the daemon's settings.
-
-    :param required: whether the file must exist.
-    :raises SettingsError: if they can't be used.
-    """
-    settings = load(ConfdSettings, file, required=required)
-    if not settings.addresses():
-        hint = 'bind = "::" listens on every address'
-        raise SettingsError(file, "names no address", key="bind", hint=hint)
-    for address in settings.addresses():
-        try:
-            ipaddress.ip_address(address)
-        except ValueError:
-            text = f"must be IP addresses separated by blanks, but has {address!r}"
-            raise SettingsError(file, text, key="bind") from None
-    return settings

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from brine.common.daemon import apply_memory_lock
 from brine.common.errors import BrineError
 from brine.common.inotify import DirectoryWatch
 from brine.common.journal import tell
-from brine.common.memory import apply_memory_lock
 from brine.common.systemd import ServiceManager
 from brine.confd import messages
 from brine.confd.answers import Answers
