@@ -15,8 +15,8 @@ from brine.kvmd.connection import Connection
 from brine.kvmd.control_dir import SocketIdentity
 from brine.kvmd.discovery import Finder
 from brine.kvmd.handover import Keeper
+from brine.kvmd.recorder import VerdictRecorder
 from brine.kvmd.settings import KvmdSettings
-from brine.kvmd.verdicts import Verdicts
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         self._watched: dict[str, Connection] = {}  # those that have their name
         self._keeper = Keeper(service)
-        self._verdicts = Verdicts(settings, self._keeper, self._watched.get)
+        self._recorder = VerdictRecorder(settings, self._keeper, self._watched.get)
         self._finder = Finder(settings.directory, settings.connect_retry_s, self)
         self._status_due = False
         self._rescan_timer: asyncio.TimerHandle | None = None
@@ -46,14 +46,14 @@ class Daemon:
             self._feed_watchdog(self._service.watchdog_s / 3)
         self._restore()
         self._finder.start()
-        self._verdicts.take_over_leftovers()
+        self._recorder.take_over_leftovers()
         self._set_rescan_timer()
         self._service.ready(self._status())
         log.info("%s", self._status())
 
     def reload(self, settings: KvmdSettings) -> None:
         """Apply other settings. Connections stay."""
-        self._settings = self._verdicts.settings = settings
+        self._settings = self._recorder.settings = settings
         if settings.directory != self._finder.directory:
             self._finder.close()
             self._finder = Finder(settings.directory, settings.connect_retry_s, self)
@@ -64,7 +64,7 @@ class Daemon:
 
     def stop(self) -> None:
         """Record all verdicts. Connections end with the process, or stay in systemd."""
-        self._verdicts.finish_all()
+        self._recorder.finish_all()
 
     # Calls of the finder.
 
@@ -91,12 +91,12 @@ class Daemon:
             self._forget(older)
             return
         older.record.replaced = True
-        self._verdicts.keep(older)
+        self._recorder.keep(older)
         tell(log, messages.REPLACED, "runs on behind another's socket", instance=older.name)
 
     def _watch(self, connection: Connection) -> None:
         if record := self._keeper.recall(connection.key):
-            self._verdicts.take_over(connection, record)
+            self._recorder.take_over(connection, record)
         if not connection.record.replaced:
             self._watched[connection.name] = connection
         connection.start(greeting_timeout_s=self._settings.greeting_timeout_s)
@@ -113,7 +113,7 @@ class Daemon:
         for name, identity, peer in restored:
             if older := self._watched.pop(name, None):
                 older.record.replaced = True
-                self._verdicts.keep(older)
+                self._recorder.keep(older)
             connection = Connection(name, place, identity, peer, self, restored=True)
             self._watch(connection)
             connections.append(connection)
@@ -123,7 +123,7 @@ class Daemon:
     def _drain(self, connection: Connection) -> None:
         """Act on pending events, before anything else happens."""
         for _ in range(_LONGEST_DRAIN):
-            self._verdicts.finish(connection)
+            self._recorder.finish(connection)
             if not connection.act_on_pending():
                 return
 
@@ -136,12 +136,12 @@ class Daemon:
     def ready(self, connection: Connection) -> None:
         """Its peer sends events from now on: its VM runs."""
         self._finder.settled(connection.name)
-        self._verdicts.runs(connection)
+        self._recorder.runs(connection)
         run = connection.record.run
         if run:
-            self._verdicts.keep(connection)
+            self._recorder.keep(connection)
         tell(log, messages.WATCHING, "watching", instance=connection.name)
-        if self._verdicts.stop_cause(connection):
+        if self._recorder.stop_cause(connection):
             mark = f"{connection.name}.{'stop' if run else 'stopping'}"
             text = f"{mark} is there: its end will be the administrator's"
             tell(log, messages.STOPPING, printable(text), instance=connection.name)
@@ -150,7 +150,7 @@ class Daemon:
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Something happened to its VM. The event is consumed when this returns, unless the
         connection is told to hold it."""
-        self._verdicts.event(connection, event)
+        self._recorder.event(connection, event)
 
     def ended(self, connection: Connection, fault: str) -> None:
         """It is closed: its peer is gone, or does not speak QMP, which is its *fault*."""
@@ -165,7 +165,7 @@ class Daemon:
             tell(log, messages.BROKEN_PEER, f"left alone: {fault}", instance=name)
             self._forget(connection)
             return
-        self._verdicts.ended(connection)
+        self._recorder.ended(connection)
         self._forget(connection)
         if is_replaced or connection.place != self._finder.directory:
             return
@@ -175,7 +175,7 @@ class Daemon:
             self._finder.failed(name, identity)
 
     def _forget(self, connection: Connection) -> None:
-        self._verdicts.forget(connection)
+        self._recorder.forget(connection)
         if self._watched.get(connection.name) is connection:
             del self._watched[connection.name]
         self.show_status()

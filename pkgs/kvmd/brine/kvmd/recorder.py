@@ -1,4 +1,4 @@
-"""Giving verdicts: writing them to the journal, to markers and to the control directory.
+"""Recording verdicts: in the journal, as markers, and in the control directory.
 
 When many VMs end at once, the shutdown files come first, as other programs wait for them. Then each
 verdict gets a file, a journal record and a record for a restart. Until then its event is held.
@@ -45,7 +45,7 @@ _KEEP_RETRY_S = 1.0
 _SHORTEST_LIFE_S = 1.0
 
 
-class Verdicts:
+class VerdictRecorder:
     """The event history of each VM, and the verdict when it ends.
 
     :param current: the connection of the VM with a name, if there is one.
