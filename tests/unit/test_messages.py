@@ -20,7 +20,7 @@ from brine.hotplug import messages as hotplug
 from brine.hotplug.address import DeviceKind
 from brine.instance import messages as instance
 from brine.lifecycle import messages as lifecycle
-from brine.watcher import record as watcher
+from brine.watcher import messages as watcher
 
 PKGS = Path(__file__).parents[2] / "pkgs"
 

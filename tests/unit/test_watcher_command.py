@@ -26,7 +26,7 @@ from brine.instance.spec import Spec, parse
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen.xl import Domain
-from brine.watcher import cli, commands, record, settings
+from brine.watcher import cli, commands, settings
 from brine.watcher.passes import Instances
 
 UP = parse(Spec, {"name": "web1", "admin_state": "up"})
@@ -68,7 +68,7 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     """A node of the test's own, whose log is the test's."""
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(record, "PAUSE_FILE", own_node / "pause")
+    monkeypatch.setattr(commands, "PAUSE_FILE", own_node / "pause")
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     caplog.set_level(logging.INFO, logger="brine")
     store.FOLDER.mkdir()
@@ -242,14 +242,14 @@ NOW = 1_800_000_000.0
 
 
 def test_a_pause_ends_by_itself_or_by_a_word(own_node: Path) -> None:
-    assert record.paused_until(NOW) is None
-    record.resume()
-    assert record.pause(7200, NOW) == NOW + 7200
+    assert commands.paused_until(NOW) is None
+    commands.resume()
+    assert commands.pause(7200, NOW) == NOW + 7200
     assert (own_node / "pause").read_text() == "1800007200\n"  # as Ganeti's watcher has it
-    assert record.paused_until(NOW + 7199) == NOW + 7200
-    assert record.paused_until(NOW + 7200) is None
-    record.resume()
-    assert record.paused_until(NOW) is None
+    assert commands.paused_until(NOW + 7199) == NOW + 7200
+    assert commands.paused_until(NOW + 7200) is None
+    commands.resume()
+    assert commands.paused_until(NOW) is None
 
 
 def test_while_it_is_paused_nothing_is_done(
@@ -277,13 +277,13 @@ def test_a_pause_that_says_nothing_or_takes_years_is_an_error(
 ) -> None:
     (own_node / "pause").write_bytes(content)
     with pytest.raises(BrineError) as caught:
-        record.paused_until(NOW)
+        commands.paused_until(NOW)
     assert caught.value.hint == "brine watcher resume removes it"
 
 
 def test_the_longest_pause_stands_also_after_a_clock_was_set_back_a_little() -> None:
-    record.pause(record.parse_duration("365d"), NOW)
-    assert record.paused_until(NOW - 3600) == NOW + 365 * 86400
+    commands.pause(commands.parse_duration("365d"), NOW)
+    assert commands.paused_until(NOW - 3600) == NOW + 365 * 86400
 
 
 @pytest.mark.parametrize(
@@ -291,10 +291,10 @@ def test_the_longest_pause_stands_also_after_a_clock_was_set_back_a_little() -> 
     [("90s", 90), ("30m", 1800), ("5min", 300), ("2h", 7200), ("3d", 259200), ("1w", 604800)],
 )
 def test_lengths_of_time(text: str, seconds: float) -> None:
-    assert record.parse_duration(text) == seconds
+    assert commands.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "2", "0h", "-1h", "2 years", "400d", "h", "1e3s", "²h"])
 def test_what_is_no_length_of_time(text: str) -> None:
     with pytest.raises(UsageError, match="not a length of time"):
-        record.parse_duration(text)
+        commands.parse_duration(text)

@@ -29,7 +29,7 @@ from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.domain import clean_up_ended, clear_domain
 from brine.instance.xen.xl import Domain, ShutdownReason
-from brine.watcher import cli, commands, passes, record
+from brine.watcher import cli, commands, passes
 from brine.watcher.decide import Action, EndCause, end_of
 from brine.watcher.passes import Instances, Pass, PassOutcome
 from brine.watcher.settings import WatcherSettings
@@ -465,7 +465,7 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(record, "PAUSE_FILE", own_node / "pause")
+    monkeypatch.setattr(commands, "PAUSE_FILE", own_node / "pause")
     killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
     for name in ("web1", "web2", "web3"):
         ran(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -13,21 +14,15 @@ from datetime import datetime
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import table
+from brine.common.cli import length_of_time, table
 from brine.common.errors import BrineError, UsageError
+from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
 from brine.instance import restart_counter, store
 from brine.instance.intent import any_events, correct_events
 from brine.watcher.decide import STARTS, Action, end_of, life_of
+from brine.watcher.messages import log_to_journal, tell_odd
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
-from brine.watcher.record import (
-    log_to_journal,
-    parse_duration,
-    pause,
-    paused_until,
-    resume,
-    tell_odd,
-)
 from brine.watcher.settings import load_settings
 
 LOCK = paths.LOCK_DIR / "watcher.lock"
@@ -194,24 +189,6 @@ def _json(outcome: PassOutcome, dry_run: bool) -> dict[str, Any]:
     }
 
 
-def pause_passes(arguments: argparse.Namespace) -> int:
-    """``brine watcher pause``."""
-    until = pause(parse_duration(arguments.time), time.time())
-    print(f"paused until {_clock(until)}; brine watcher resume ends it")
-    return 0
-
-
-def resume_passes(arguments: argparse.Namespace) -> int:
-    """``brine watcher resume``."""
-    try:
-        paused = paused_until(time.time()) is not None
-    except BrineError:
-        paused = True  # it can't be read, and goes
-    resume()
-    print("resumed" if paused else "unchanged: it was not paused")
-    return 0
-
-
 def print_status(arguments: argparse.Namespace) -> int:
     """``brine watcher status``."""
     until = paused_until(time.time())
@@ -244,3 +221,86 @@ def forget_instance(arguments: argparse.Namespace) -> int:
 
 def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+# The pause. Its file has one number, the epoch second at which it ends, as Ganeti's watcher reads
+# it.
+
+PAUSE_FILE = paths.STATE_DIR / "watcher.pause"
+
+_LONGEST_S = 365 * 86400
+_CLOCK_S = 86400  # by which the node's clock may have been set back since
+_HINT = "brine watcher resume removes it"
+
+
+def paused_until(now: float) -> float | None:
+    """The end of the pause, in seconds since 1970; None if the watcher is not paused.
+
+    An end more than a year ahead (milliseconds, say) is an error, as a file without a number.
+    """
+    try:
+        text = PAUSE_FILE.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrineError(f"{PAUSE_FILE}: can't be read: {error}", hint=_HINT) from error
+    try:
+        until = float(text)
+        datetime.fromtimestamp(until)
+    except (ValueError, OverflowError, OSError):
+        fault = f"has no number of seconds: {text[:40]!r}"
+        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT) from None
+    if until > now + _LONGEST_S + _CLOCK_S:
+        fault = f"ends more than a year ahead, which no pause does: {text[:40]!r}"
+        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT)
+    return until if until > now else None
+
+
+def pause(for_s: float, now: float) -> float:
+    """Pause the watcher; returns the end of the pause, in seconds since 1970."""
+    until = math.ceil(now + for_s)
+    try:
+        PAUSE_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(PAUSE_FILE, f"{until}\n".encode(), alone=True)
+    except OSError as error:
+        raise _unchangeable("written", error) from error
+    return until
+
+
+def resume() -> None:
+    """End a pause, if there is one."""
+    try:
+        PAUSE_FILE.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unchangeable("removed", error) from error
+
+
+def _unchangeable(what: str, error: OSError) -> BrineError:
+    hint = "be root" if isinstance(error, PermissionError) else None
+    return BrineError(f"{PAUSE_FILE}: can't be {what}: {error.strerror}", hint=hint)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of ``90s``, ``30m``, ``2h``, ``3d`` or ``1w``; a year at most."""
+    seconds = length_of_time(text.strip())
+    if seconds is not None and 0 < seconds <= _LONGEST_S:
+        return float(seconds)
+    raise UsageError(f"not a length of time: {text!r}", hint="try 90s, 30m, 2h, 3d or 1w")
+
+
+def pause_passes(arguments: argparse.Namespace) -> int:
+    """``brine watcher pause``."""
+    until = pause(parse_duration(arguments.time), time.time())
+    print(f"paused until {_clock(until)}; brine watcher resume ends it")
+    return 0
+
+
+def resume_passes(arguments: argparse.Namespace) -> int:
+    """``brine watcher resume``."""
+    try:
+        paused = paused_until(time.time()) is not None
+    except BrineError:
+        paused = True  # it can't be read, and goes
+    resume()
+    print("resumed" if paused else "unchanged: it was not paused")
+    return 0

@@ -35,7 +35,7 @@ from brine.instance.unit import Active, Unit, UnitError
 from brine.instance.xen import xl
 from brine.instance.xen.domain import is_left, remove_domain
 from brine.instance.xen.xl import Domain
-from brine.watcher import record
+from brine.watcher import messages
 from brine.watcher.decide import (
     STARTS,
     Action,
@@ -244,14 +244,14 @@ class Pass:
                         runs = self.instances.start(now)
                     case Action.GIVE_UP:
                         # Said first: who is killed in between says it again, rather than never.
-                        record.tell_action(now, action, tries)
+                        messages.tell_action(now, action, tries)
                         with restart_counter.changed() as counters:
                             counters[now.name] = replace(tries, given_up=True)
                     case Action.FORGET:
                         restart_counter.forget(now.name)
                 outcome.actions += (action,)
                 if action is not Action.GIVE_UP:
-                    record.tell_action(now, action, tries)
+                    messages.tell_action(now, action, tries)
         return runs
 
 
