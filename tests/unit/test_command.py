@@ -228,13 +228,14 @@ def test_an_entry_is_loaded() -> None:
 _SCRIPT = """
 import signal
 signal.signal(signal.SIGINT, signal.{before})
-from brine.common import cli, start
+from brine.common import cli
+from brine.common import main as program
 seen = [signal.getsignal(signal.SIGINT)]
 def main():
     seen.append(signal.getsignal(signal.SIGINT))
     return 7
 cli.main = main
-status = start.main()
+status = program.main()
 seen.append(signal.getsignal(signal.SIGINT))
 print(status, *(getattr(each, "name", "heard") for each in seen))
 """
