@@ -59,7 +59,7 @@ def of(qemu: StandIn) -> QemuGuest:
 
 def shut_down(name: str, guest: QemuGuest, run: str, **options: Any) -> bool:
     """As the command does it."""
-    with shutdown.said(name, guest, run, must=True):
+    with shutdown.stop_marked(name, guest, run, must=True):
         return shutdown.shut_down(name, guest, run, **options)
 
 

@@ -63,7 +63,7 @@ def add_disk(
         vm.record_again(device, disk.uuid, lambda slot: recorded_disk(disk, size_of(disk), slot))
         return replace(device.change(changed=False), uuid=disk.uuid)
     if bus is Bus.PCI:
-        slot = vm.machine.free_pci_slot(reserved=reserved)
+        slot = vm.machine.free_slot(reserved=reserved)
     else:
         slot = vm.machine.free_lun(controller)
     device_id, serial = slot.device_id(DeviceKind.DISK, disk.uuid), disk.guest_serial()

@@ -44,7 +44,7 @@ def add_nic(
             vm.record_again(device, device.uuid, partial(recorded_nic, nic_of(device)))
         return device.change(changed=False)
     nic = replace(nic, mac=nic.mac or new_mac())
-    slot = vm.machine.free_pci_slot(reserved=reserved)
+    slot = vm.machine.free_slot(reserved=reserved)
     change = _change(nic, slot)
     if vm.dry_run:
         check_wiring(nic)

@@ -144,8 +144,8 @@ class Machine:
             return address.lun_slot(bus, name.slot)
         return address.pci_slot(name.slot) if bus == "pci.0" else address.port_slot(bus, name.slot)
 
-    def free_pci_slot(self, *, reserved: int) -> Slot:
-        """A free slot for a PCI device."""
+    def free_slot(self, *, reserved: int) -> Slot:
+        """A free slot for a device on PCI: of a q35 machine, a root port."""
         if "q35" in str(self.qmp.execute("qom-get", {"path": "/machine", "property": "type"})):
             return address.free_root_port(self._root_ports())
         buses = self.list_of("query-pci")

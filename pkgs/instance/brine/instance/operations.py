@@ -30,7 +30,7 @@ from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
 from brine.instance.owner import make_folder
-from brine.instance.shutdown import DEFAULT_TIMEOUT_S, said, shut_down
+from brine.instance.shutdown import DEFAULT_TIMEOUT_S, shut_down, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, interrupted, start_instance
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
@@ -344,7 +344,7 @@ def _told_to_stop(
     hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
     uuid = of_domain.uuid if of_domain else None
     with hypervisor.guest(name, pid, uuid=uuid) as guest:
-        with said(name, guest, run, must=True, cause=cause):
+        with stop_marked(name, guest, run, must=True, cause=cause):
             yield guest, run
 
 
@@ -370,7 +370,7 @@ def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float, cause: str) 
     messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
         if qemu:
-            stack.enter_context(said(name, qemu, _run(found, name), must=False, cause=cause))
+            stack.enter_context(stop_marked(name, qemu, _run(found, name), must=False, cause=cause))
         unit.stop(name)
         with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
             has_stopped = unit.wait_until(name, _is_down, timeout_s=limit_s)

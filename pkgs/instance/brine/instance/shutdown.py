@@ -104,7 +104,7 @@ def shut_down(
 
 
 @contextmanager
-def said(
+def stop_marked(
     name: str, guest: Guest | Process, run: str, *, must: bool, cause: str = ""
 ) -> Iterator[None]:
     """Mark that the admin stops a run of an instance, for the time of the block.
