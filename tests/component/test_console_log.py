@@ -15,7 +15,8 @@ import pytest
 
 from brine.common import paths
 from brine.common.paths import InstanceFiles
-from brine.instance.kvm.command_line import DiskFiles, Resources, layout_of, qemu_args
+from brine.instance.kvm.command_line import DiskFiles, Resources, qemu_args
+from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import open_pipe
 from brine.instance.serial_log import read_log
 from brine.instance.spec import NOT_CONFINED

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.hotplug.address import DeviceKind, NoSlotError, Slot
-from brine.instance.kvm.command_line import Layout, layout_of, on_pci, with_slots
+from brine.instance.kvm.layout import Layout, layout_of, on_pci, with_slots
 from brine.instance.spec import Spec, parse
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.common.paths import InstanceFiles
-from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, layout_of, qemu_args
+from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
+from brine.instance.kvm.layout import layout_of
 from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain, tidy_path
 from brine.instance.validate import define
 

@@ -26,7 +26,7 @@ from brine.hotplug.nic import recorded_nic
 from brine.instance import history
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
-from brine.instance.kvm.command_line import layout_of
+from brine.instance.kvm.layout import layout_of
 from brine.instance.listing import row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, text

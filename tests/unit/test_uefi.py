@@ -14,7 +14,8 @@ import pytest
 from brine.common import paths
 from brine.common.paths import InstanceFiles
 from brine.instance.kvm import resources
-from brine.instance.kvm.command_line import layout_of, qemu_args
+from brine.instance.kvm.command_line import qemu_args
+from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import find_uefi, open_resources
 from brine.instance.spec import Spec, SpecError
 from brine.instance.store import InstanceError

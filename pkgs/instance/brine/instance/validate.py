@@ -16,7 +16,7 @@ from brine.hotplug.choices import CACHE_MODES, Mode
 from brine.hotplug.disk import MOST_BACKING
 from brine.hotplug.nic import usual_wiring
 from brine.instance.devices import nic_of
-from brine.instance.kvm.command_line import MOST_PORTS, layout_of, on_pci
+from brine.instance.kvm.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.spec import (
     NOT_CONFINED,
     VERSION,

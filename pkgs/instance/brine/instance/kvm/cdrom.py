@@ -27,7 +27,8 @@ from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import working_on
 from brine.instance import messages, store
 from brine.instance.conflicts import refuse_shared
-from brine.instance.kvm.command_line import cdrom_id, medium_node
+from brine.instance.kvm.command_line import medium_node
+from brine.instance.kvm.layout import cdrom_id
 from brine.instance.kvm.resources import medium
 from brine.instance.observe import Oper, look
 from brine.instance.running_spec import running_spec

@@ -21,7 +21,7 @@ from brine.hotplug.disk import DRIVERS
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError, path_of_disk
 from brine.instance import messages
 from brine.instance.devices import with_formats_found
-from brine.instance.kvm.command_line import layout_of, with_slots
+from brine.instance.kvm.layout import layout_of, with_slots
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec, SpecError, parse, to_json
 from brine.instance.store import InstanceError, keep_runtime_aside
 

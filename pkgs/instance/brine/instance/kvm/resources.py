@@ -34,14 +34,8 @@ from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import disk_of, nic_of
-from brine.instance.kvm.command_line import (
-    DiskFiles,
-    Layout,
-    NicFiles,
-    Resources,
-    layout_of,
-    qemu_args,
-)
+from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
+from brine.instance.kvm.layout import Layout, layout_of
 from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, to_json
 from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.instance.unit import UnitError, set_properties

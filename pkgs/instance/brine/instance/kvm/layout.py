@@ -1,0 +1,147 @@
+"""The slots of an instance's devices at a start. Devices that are plugged in later take the others.
+
+Source: "Where to place the devices upon instance startup?" in the hotplug design.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from brine.hotplug.address import LAST_SLOT, NoSlotError, Slot, lun_slot, pci_slot, port_slot
+from brine.hotplug.choices import RESERVED_SLOTS
+from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
+
+Device = TypeVar("Device", bound=DiskSpec | NicSpec)
+
+SCSI_CONTROLLER = "scsi0"
+_LUNS = 256
+_MORE = "give disks the interface scsi"
+_FIRST_PORT = 6  # on pcie.0, after what the machine has itself, and our controllers
+_LAST_PORT = 29
+MOST_PORTS = _LAST_PORT - _FIRST_PORT + 1
+"""The number of devices that a q35 machine can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The slots of all devices.
+
+    :param disks: by UUID, without IDE disks, which have no hotplug; *nics* are by UUID, too.
+    :param ide: of IDE disks and CD-ROMs: QEMU's name of the slot, by id.
+    :param ports: of PCI Express: slot on ``pcie.0`` by id, in order.
+    """
+
+    disks: dict[str, Slot] = field(default_factory=dict)
+    nics: dict[str, Slot] = field(default_factory=dict)
+    ide: dict[str, dict[str, str | int]] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+
+
+def layout_of(spec: Spec) -> Layout:
+    """Give each device its slot.
+
+    :raises NoSlotError: if there are more devices than slots.
+    """
+    layout = Layout(ports=_ports(spec))
+    ports = {number: port for port, number in layout.ports.items()}
+    pci = _Numbers("pci.0", ports or range(RESERVED_SLOTS, LAST_SLOT + 1), on_pci(spec))
+    scsi = [disk for disk in spec.disks if disk.interface == Interface.SCSI]
+    luns = _Numbers(f"{SCSI_CONTROLLER}.0", range(_LUNS), scsi)
+    for number, disk in enumerate(spec.disks):
+        if disk.interface == Interface.SCSI:
+            layout.disks[disk.uuid] = lun_slot(luns.bus, luns.take(disk))
+        elif disk.interface == Interface.VIRTIO:
+            layout.disks[disk.uuid] = _slot(pci.take(disk), ports)
+        else:
+            _place_ide(spec, layout, f"ide{number}")
+    for number in range(len(spec.cdroms)):
+        _place_ide(spec, layout, cdrom_id(number))
+    for nic in spec.nics:
+        layout.nics[nic.uuid] = _slot(pci.take(nic), ports)
+    return layout
+
+
+def with_slots(spec: Spec, layout: Layout) -> Spec:
+    """The spec with the slots of its devices, so that later changes move none of them."""
+
+    def placed(device: Device, slots: dict[str, Slot]) -> Device:
+        slot = slots.get(device.uuid)
+        return replace(device, slot=slot.number) if slot else device
+
+    return replace(
+        spec,
+        disks=tuple(placed(disk, layout.disks) for disk in spec.disks),
+        nics=tuple(placed(nic, layout.nics) for nic in spec.nics),
+    )
+
+
+def on_pci(spec: Spec) -> list[DiskSpec | NicSpec]:
+    """Its devices that take a slot, or a PCI Express port."""
+    return [*(one for one in spec.disks if one.interface == Interface.VIRTIO), *spec.nics]
+
+
+def cdrom_id(number: int) -> str:
+    """QEMU's id of a CD-ROM drive."""
+    return f"cdrom{number}"
+
+
+def _ports(spec: Spec) -> dict[str, int]:
+    """The PCI Express ports of a q35 machine; a pc has none."""
+    if not spec.is_q35():
+        return {}
+    devices = on_pci(spec)
+    if len(devices) > MOST_PORTS:
+        raise NoSlotError(
+            f"no slot left: {len(devices)} disks and NICs want ports, and a q35 machine has"
+            f" {MOST_PORTS}",
+            hint=_MORE,
+        )
+    # Formerly plugged devices have ports of their own now, so fewer spare ports fit.
+    wanted = min(len(devices) + spec.hotplug_ports, MOST_PORTS)
+    last = max((one.slot for one in devices if one.slot <= _LAST_PORT), default=0)
+    wanted = max(wanted, last - _FIRST_PORT + 1)
+    return {f"port{number}": _FIRST_PORT + number for number in range(wanted)}
+
+
+def _slot(number: int, ports: Mapping[int, str]) -> Slot:
+    return port_slot(ports[number], number) if ports else pci_slot(number)
+
+
+def _place_ide(spec: Spec, layout: Layout, device_id: str) -> None:
+    buses, units = (6, 1) if spec.is_q35() else (2, 2)
+    number = len(layout.ide)
+    if number >= buses * units:
+        raise NoSlotError(
+            f"no slot left: {buses * units} disks and CD-ROMs have the interface ide",
+            hint="give disks the interface virtio or scsi",
+        )
+    layout.ide[device_id] = {"bus": f"ide.{number // units}", "unit": number % units}
+
+
+class _Numbers:
+    """The slots of one bus. A device keeps its former slot, or gets the next one that no device
+    had."""
+
+    def __init__(
+        self, bus: str, numbers: Iterable[int], devices: Iterable[DiskSpec | NicSpec]
+    ) -> None:
+        self.bus = bus
+        self._all = tuple(numbers)
+        kept = {device.slot for device in devices}
+        self._unused = iter([number for number in self._all if number not in kept])
+        self._taken: set[int] = set()
+
+    def take(self, device: DiskSpec | NicSpec) -> int:
+        number: int | None = device.slot
+        if number not in self._all or number in self._taken:
+            number = next(self._unused, None)
+        if number is None:
+            raise NoSlotError(
+                f"no slot left: {len(self._all)} disks and NICs have slots"
+                f" {self._all[0]} to {self._all[-1]} of {self.bus}",
+                hint=_MORE,
+            )
+        self._taken.add(number)
+        return number
