@@ -1,17 +1,21 @@
-"""A running QEMU: its properties and devices, and the commands that change them."""
+"""A running QEMU: its monitor, its properties and devices, and the commands that change them."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import json
+import os
 import re
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brine.common.errors import printable
+from brine.common.errors import BrineError, printable
+from brine.common.peer import stranger_check
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
 from brine.hotplug import address
@@ -425,3 +429,88 @@ def _tap_of(device: Device, vm: str, taps: Sequence[TapRecord]) -> TapRecord | N
         and one.nic.mac.lower() == device.value
     ]
     return found[0] if len(found) == 1 else None
+
+
+# The clients of a VM's monitor. It serves one at a time, and does not say which.
+
+
+@contextlib.contextmanager
+def monitor(
+    qmp_path: Path,
+    *,
+    timeout_s: float,
+    limit_s: float,
+    through: Callable[[socket.socket], socket.socket] | None = None,
+) -> Iterator[QmpClient]:
+    """Connect to a VM's monitor, for the time of the block; see :meth:`QmpClient.connect`.
+
+    :param timeout_s: for the connection, and for each answer.
+    :raises HotplugError: if another client holds the monitor.
+    """
+    client = QmpClient.connect(
+        qmp_path,
+        timeout_s=timeout_s,
+        answer_timeout_s=timeout_s,
+        limit_s=limit_s,
+        check_peer=stranger_check(qmp_path),
+        through=through,
+    )
+    with contextlib.ExitStack() as stack:
+        try:
+            qmp = stack.enter_context(client)
+        except QmpTimeoutError as error:
+            raise _silence_of(qmp_path, timeout_s) from error
+        yield qmp
+
+
+def _silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
+    """The error of a monitor that did not answer within the timeout."""
+    if holders := _monitor_holders(qmp_path):
+        return HotplugError(
+            f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
+            hint="it serves one client at a time; have it let go, or use another socket",
+        )
+    # A process in another network namespace, such as the KVM daemon, is not visible here.
+    if qmp_path.suffix == ".kvmd":
+        hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
+    else:
+        hint = "nobody is seen to have its monitor: see whether it hangs or is stopped"
+    text = f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s"
+    return QmpTimeoutError(text, hint=hint)
+
+
+def _monitor_holders(qmp_path: Path) -> list[str]:
+    """The other processes that are connected to a socket, as far as this user may see them, such
+    as ``process 123 (socat)``."""
+    clients = _clients_of(qmp_path)
+    found = []
+    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        folder = Path(f"/proc/{process}")
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            if process != os.getpid() and clients & set(map(_target, (folder / "fd").iterdir())):
+                command = (folder / "comm").read_text().strip()
+                found.append(f"process {process} ({command})")
+    return found
+
+
+def _clients_of(path: Path) -> set[str]:
+    """Clients' sockets, as /proc shows them. Source: :manpage:`sock_diag(7)`."""
+    # It takes long to load, and only a silent monitor needs it.
+    from pyroute2 import DiagSocket
+    from pyroute2.netlink.diag import UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
+
+    inode, found = os.stat(path).st_ino & 0xFFFFFFFF, set()
+    with DiagSocket() as kernel:
+        kernel.bind()
+        show = UDIAG_SHOW_PEER | UDIAG_SHOW_VFS
+        for row in kernel.get_sock_stats(family=socket.AF_UNIX, show=show):
+            peer, file = row.get_attr("UNIX_DIAG_PEER"), row.get_attr("UNIX_DIAG_VFS")
+            if peer and file and file["udiag_vfs_ino"] == inode:
+                found.add(f"socket:[{peer}]")
+    return found
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(link)
+    return ""

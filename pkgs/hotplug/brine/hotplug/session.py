@@ -23,10 +23,9 @@ from brine.hotplug.choices import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_
 from brine.hotplug.disk import ide_disks, is_same
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.nic import Nic
-from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
+from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of, monitor
 from brine.hotplug.relay import Relay
 from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, hold, lock_name, qemu_id
-from brine.hotplug.target import monitor
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
     Pending,

@@ -1,4 +1,4 @@
-"""The VM that a command line names: its socket and its files, who uses it, and what is in it."""
+"""The VM that a command line names: its socket, its runtime file, and its instance."""
 
 from __future__ import annotations
 
@@ -6,24 +6,16 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from brine.common import paths
-from brine.common.cli import table
-from brine.common.errors import BrineError, UsageError, printable
+from brine.common.errors import BrineError, UsageError
 from brine.common.files import read_regular
-from brine.common.peer import stranger_check
 from brine.common.privileges import Capability, keep_only
 from brine.common.process import spoken_wait
-from brine.common.qmp.client import LIMIT_S, QmpClient
-from brine.common.qmp.wire import QmpTimeoutError
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.qemu import Device, Machine, devices_of
 
 
 def find_socket(arguments: argparse.Namespace) -> None:
@@ -131,129 +123,3 @@ def waiting() -> contextlib.AbstractContextManager[None]:
     if sys.stderr.isatty():
         return spoken_wait("waiting for the VM ...")
     return contextlib.nullcontext()
-
-
-# ``brine nic list`` and ``brine disk list``.
-
-
-def list_nics(arguments: argparse.Namespace) -> int:
-    """``brine nic list``."""
-    return _list(arguments, DeviceKind.NIC)
-
-
-def list_disks(arguments: argparse.Namespace) -> int:
-    """``brine disk list``."""
-    return _list(arguments, DeviceKind.DISK)
-
-
-def _list(arguments: argparse.Namespace, kind: DeviceKind) -> int:
-    """Print the devices that Brine plugged into a VM."""
-    find_socket(arguments)
-    give_up_privileges(kind)
-    devices = [device.described() for device in _look(arguments, kind)]
-    if arguments.json:
-        print(json.dumps(devices, indent=2))
-    elif devices:
-        heading = [key.upper().replace("_", " ") for key in devices[0]]
-        rows = [[_cell(value) for value in one.values()] for one in devices]
-        print(*table([heading, *rows]), sep="\n")
-    else:
-        print("nothing is plugged in")
-    return 0
-
-
-def _cell(value: Any) -> str:
-    return "-" if value in (None, "") else printable(str(value))
-
-
-def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Device]:
-    timeout_s = arguments.qmp_timeout
-    limit_s = max(LIMIT_S, 2 * timeout_s)
-    with waiting(), monitor(arguments.qmp, timeout_s=timeout_s, limit_s=limit_s) as qmp:
-        machine = Machine(qmp)
-        return devices_of(machine, kind, machine.vm_name())
-
-
-# The clients of a VM's monitor. It serves one at a time, and does not say which.
-
-
-@contextlib.contextmanager
-def monitor(
-    qmp_path: Path,
-    *,
-    timeout_s: float,
-    limit_s: float,
-    through: Callable[[socket.socket], socket.socket] | None = None,
-) -> Iterator[QmpClient]:
-    """Connect to a VM's monitor, for the time of the block; see :meth:`QmpClient.connect`.
-
-    :param timeout_s: for the connection, and for each answer.
-    :raises HotplugError: if another client holds the monitor.
-    """
-    client = QmpClient.connect(
-        qmp_path,
-        timeout_s=timeout_s,
-        answer_timeout_s=timeout_s,
-        limit_s=limit_s,
-        check_peer=stranger_check(qmp_path),
-        through=through,
-    )
-    with contextlib.ExitStack() as stack:
-        try:
-            qmp = stack.enter_context(client)
-        except QmpTimeoutError as error:
-            raise _silence_of(qmp_path, timeout_s) from error
-        yield qmp
-
-
-def _silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
-    """The error of a monitor that did not answer within the timeout."""
-    if holders := _monitor_holders(qmp_path):
-        return HotplugError(
-            f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
-            hint="it serves one client at a time; have it let go, or use another socket",
-        )
-    # A process in another network namespace, such as the KVM daemon, is not visible here.
-    if qmp_path.suffix == ".kvmd":
-        hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
-    else:
-        hint = "nobody is seen to have its monitor: see whether it hangs or is stopped"
-    text = f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s"
-    return QmpTimeoutError(text, hint=hint)
-
-
-def _monitor_holders(qmp_path: Path) -> list[str]:
-    """The other processes that are connected to a socket, as far as this user may see them, such
-    as ``process 123 (socat)``, including those that wait for their turn."""
-    clients = _clients_of(qmp_path)
-    found = []
-    for process in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
-        folder = Path(f"/proc/{process}")
-        with contextlib.suppress(OSError):  # it has just ended, or is another user's
-            if process != os.getpid() and clients & set(map(_target, (folder / "fd").iterdir())):
-                command = (folder / "comm").read_text().strip()
-                found.append(f"process {process} ({command})")
-    return found
-
-
-def _clients_of(path: Path) -> set[str]:
-    """Clients' sockets, as /proc shows them. Source: :manpage:`sock_diag(7)`."""
-    # It takes long to load, and only a silent monitor needs it.
-    from pyroute2 import DiagSocket
-    from pyroute2.netlink.diag import UDIAG_SHOW_PEER, UDIAG_SHOW_VFS
-
-    inode, found = os.stat(path).st_ino & 0xFFFFFFFF, set()
-    with DiagSocket() as kernel:
-        kernel.bind()
-        show = UDIAG_SHOW_PEER | UDIAG_SHOW_VFS
-        for row in kernel.get_sock_stats(family=socket.AF_UNIX, show=show):
-            peer, file = row.get_attr("UNIX_DIAG_PEER"), row.get_attr("UNIX_DIAG_VFS")
-            if peer and file and file["udiag_vfs_ino"] == inode:
-                found.add(f"socket:[{peer}]")
-    return found
-
-
-def _target(link: Path) -> str:
-    with contextlib.suppress(OSError):
-        return os.readlink(link)
-    return ""
