@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance import restart_counter, store
+from brine.instance import restart_counter
 from brine.instance.clone import clone_instance
 from brine.instance.operations import define_instance
 from brine.instance.store import InstanceError
@@ -26,7 +26,6 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
@@ -72,7 +71,7 @@ def test_block_devices_are_copied_to_those_that_are_named(
     clone_instance("web1", "web2", disks={source: target, str(file): f"{tmp_path}/other"})
     assert Path(target).read_bytes() == b"system" * _MIB
     assert (tmp_path / "other").read_bytes() == file.read_bytes()
-    spec = json.loads((store.FOLDER / "web2.json").read_text())
+    spec = json.loads((paths.SPECS_DIR / "web2.json").read_text())
     assert [disk["path"] for disk in spec["disks"]] == [target, f"{tmp_path}/other"]
     # From a device to a file: what is there must be another's no more.
     clone_instance("web1", "web3", disks={source: f"{tmp_path}/as-file"})

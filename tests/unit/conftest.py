@@ -33,7 +33,6 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
-    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
     return tmp_path
 

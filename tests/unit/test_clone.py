@@ -35,7 +35,7 @@ def image(path: Path, content: bytes = b"data", size: int = 1 << 20) -> Path:
 
 
 def spec(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((store.FOLDER / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((paths.SPECS_DIR / f"{name}.json").read_text())
     return found
 
 
@@ -99,7 +99,7 @@ def test_a_program_is_told_what_would_be_done(brine: Run, images: Path) -> None:
     assert left(images) == ["a"]
     _, out, _ = brine("clone", "web1", "web2", "--dry-run")
     assert out.splitlines()[-1] == "would be cloned: web1 to web2"
-    assert not (store.FOLDER / "web2.json").exists()
+    assert not (paths.SPECS_DIR / "web2.json").exists()
 
 
 def test_disks_and_addresses_go_where_they_are_said_to(brine: Run, images: Path) -> None:

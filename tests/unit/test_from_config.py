@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.config.model import Configuration
 from brine.config.store import ConfigStore
@@ -41,7 +42,7 @@ def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> Non
     defined("own")  # of this node only
     defined("renamed", uuid=uuid_of("instance", 3))
     store.remove(instance_name(3))
-    (store.FOLDER / "damaged.json").write_text("{")
+    (paths.SPECS_DIR / "damaged.json").write_text("{")
     here = configuration.names("nodes").get(HERE)
     assert elsewhere(configuration, here) == {THEIRS: node_name(2), "renamed": node_name(3)}
 

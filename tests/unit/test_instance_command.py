@@ -14,7 +14,7 @@ import pytest
 
 from brine.common import paths, peer
 from brine.common.peer import unit_of
-from brine.instance import console, operations, store
+from brine.instance import console, operations
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -33,7 +33,7 @@ def web1(brine: Run) -> Run:
 
 
 def spec() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((store.FOLDER / "web1.json").read_text())
+    data: dict[str, Any] = json.loads((paths.SPECS_DIR / "web1.json").read_text())
     return data
 
 
@@ -146,7 +146,7 @@ def test_list(web1: Run, systemctl: ScriptedSystemctl) -> None:
 
 @pytest.mark.parametrize("json_too", [[], ["--json"]])
 def test_a_damaged_spec_is_told_beside_the_others(web1: Run, json_too: list[str]) -> None:
-    (store.FOLDER / "web2.json").write_text("{")
+    (paths.SPECS_DIR / "web2.json").write_text("{")
     status, out, err = web1("list", *json_too)
     assert status == 1
     assert "web1" in out
@@ -205,7 +205,7 @@ def test_define_for_programs(brine: Run) -> None:
     status, out, _ = brine("define", "-", "--json", "--dry-run", stdin=given)
     told = json.loads(out)
     assert (status, told["name"], told["changed"], told["dry_run"]) == (0, "web1", True, True)
-    assert not store.FOLDER.exists()
+    assert not paths.SPECS_DIR.exists()
     told = json.loads(brine("define", "-", "--json", stdin=given)[1])
     assert (told["changed"], told["dry_run"], told["spec"]) == (True, False, spec())
     told = json.loads(brine("define", "-", "--json", stdin=given)[1])
@@ -245,7 +245,7 @@ def test_what_is_no_spec_is_told_in_one_line(brine: Run, given: bytes, said: str
     assert error.startswith("brine: error: ")
     assert said in error
     assert all(line.startswith("brine: hint: ") for line in hint)
-    assert not list(store.FOLDER.glob("*"))
+    assert not list(paths.SPECS_DIR.glob("*"))
 
 
 def test_a_file_that_can_not_be_read(brine: Run, tmp_path: Path) -> None:
@@ -256,10 +256,10 @@ def test_a_file_that_can_not_be_read(brine: Run, tmp_path: Path) -> None:
 
 
 def test_a_damaged_spec_is_written_anew_and_kept(web1: Run) -> None:
-    (store.FOLDER / "web1.json").write_text("{damaged")
+    (paths.SPECS_DIR / "web1.json").write_text("{damaged")
     status, out, err = web1("define", "-", stdin={"name": "web1"})
     assert (status, out) == (0, "defined: web1\n")
-    aside = store.FOLDER / "web1.damaged"
+    aside = paths.SPECS_DIR / "web1.damaged"
     assert err == f"brine: warning: the damaged spec of web1 is kept as {aside}\n"
     assert aside.read_text() == "{damaged"
     assert web1("list")[0] == 0
@@ -333,7 +333,7 @@ def test_start_all_tells_of_each(web1: Run, systemctl: ScriptedSystemctl) -> Non
     for name, state in (("web1", "up"), ("web2", "up"), ("web3", "down")):
         web1("define", "-", stdin={"name": name, "admin_state": state})
     systemctl.unit(unit_of("web2"), **RUNNING)
-    (store.FOLDER / "web4.json").write_text("{")
+    (paths.SPECS_DIR / "web4.json").write_text("{")
     status, out, err = web1("start", "--all")
     assert (status, out) == (1, "started: web1\n")
     assert err.startswith("brine: error: web4: ")

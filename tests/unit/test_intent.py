@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import outbox
+from brine.common import outbox, paths
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.outbox import OutboxError
 from brine.instance import intent, store
@@ -110,7 +110,7 @@ def test_what_the_cluster_has_heard_or_hears_rightly_is_not_told_again() -> None
     (first, _) = outbox.events()
     outbox.acknowledge(first.id)
     defined("web3", **UP)
-    (store.FOLDER / "web4.json").write_text("{")
+    (paths.SPECS_DIR / "web4.json").write_text("{")
     assert correct_events(store.load_all()) == []
     assert len(told()) == 1
 

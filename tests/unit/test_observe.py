@@ -351,7 +351,7 @@ def test_one_that_ended_is_not_taken_for_one_that_was_not_started(
 
 def test_a_fifo_in_a_specs_place_holds_nobody_up(systemctl: ScriptedSystemctl) -> None:
     defined("web1")
-    os.mkfifo(store.FOLDER / "web0.json")
+    os.mkfifo(paths.SPECS_DIR / "web0.json")
     fault, seen = look_at_all()
     assert str(fault).endswith("web0.json: can't be read: Is no regular file")
     assert isinstance(seen, Observed)
@@ -360,7 +360,7 @@ def test_a_fifo_in_a_specs_place_holds_nobody_up(systemctl: ScriptedSystemctl) -
 @pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
 def test_what_runs_without_a_sound_spec_is_told(systemctl: ScriptedSystemctl, state: str) -> None:
     defined("sound")
-    (store.FOLDER / "bad.json").write_text("{")
+    (paths.SPECS_DIR / "bad.json").write_text("{")
     for name in ("bad", "gone", "sound"):
         systemctl.unit(unit_of(name), ActiveState=state, MainPID="7", InvocationID="a")
     systemctl.unit(unit_of("forgotten"), ActiveState="failed")
@@ -396,7 +396,7 @@ def test_five_hundred_take_one_question(systemctl: ScriptedSystemctl) -> None:
     data = to_json(defined("web0"))
     for number in range(1, 500):
         name = f"web{number}"
-        (store.FOLDER / f"{name}.json").write_text(json.dumps({**data, "name": name}))
+        (paths.SPECS_DIR / f"{name}.json").write_text(json.dumps({**data, "name": name}))
     assert len(everyone()) == 500
     assert len(systemctl.asked("show")) == 1
 

@@ -151,7 +151,7 @@ def test_another_nodes_instance_is_neither_defined_nor_started() -> None:
 
 
 def test_a_newer_spec_runs_as_far_as_it_is_known_and_is_not_defined() -> None:
-    file = store.FOLDER / "new.json"
+    file = paths.SPECS_DIR / "new.json"
     spec = define_instance({"name": "new", "nics": [{"link": "br0"}]}).spec
     newer = to_json(spec) | {"version": 2, "wings": 4}
     newer["nics"][0]["colour"] = "red"
@@ -208,7 +208,7 @@ def running(
 
 def test_a_damaged_spec_is_no_spec_before() -> None:
     spec = defined(admin_state="up")
-    (store.FOLDER / "web1.json").write_text("{")
+    (paths.SPECS_DIR / "web1.json").write_text("{")
     dry = define_instance({"name": "web1"}, dry_run=True)
     assert (dry.changed, dry.aside) == (True, None)
     done = define_instance({"name": "web1"})
@@ -230,7 +230,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
     given: dict[str, Any] = {"name": "web1", "nics": [{"link": "br0"}], "disks": [{"path": "/d"}]}
     spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"}, cluster="of old")
     has_started(spec)
-    file = store.FOLDER / "web1.json"
+    file = paths.SPECS_DIR / "web1.json"
     file.unlink() if left is None else file.write_text(left)
     other = define_instance({**given, "uuid": str(uuid.uuid4())}, dry_run=True).spec
     assert (other.uuid != spec.uuid, other.nics != spec.nics) == (True, True)
@@ -249,7 +249,7 @@ def test_one_that_can_not_be_read_now_is_not_called_damaged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     defined()
-    file = store.FOLDER / "web1.json"
+    file = paths.SPECS_DIR / "web1.json"
 
     def fail(path: Path) -> bytes:
         raise OSError(errno.EIO, "Input/output error", str(path))
@@ -259,7 +259,7 @@ def test_one_that_can_not_be_read_now_is_not_called_damaged(
         for work in (lambda: define_instance({"name": "web1"}), lambda: undefine_instance("web1")):
             with pytest.raises(InstanceError, match="can't be read: Input/output error"):
                 work()
-    assert [one.name for one in store.FOLDER.iterdir()] == [file.name]
+    assert [one.name for one in paths.SPECS_DIR.iterdir()] == [file.name]
 
 
 # undefine, rename
@@ -284,9 +284,9 @@ def test_nothing_of_an_undefined_one_is_left(
     with_files("web1")
     write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     if damaged:
-        (store.FOLDER / "web1.json").write_text("{")
+        (paths.SPECS_DIR / "web1.json").write_text("{")
     undefine_instance("web1")
-    for folder in (paths.CONTROL_DIR, paths.MARKS_DIR, paths.RUNTIME_DIR, store.FOLDER):
+    for folder in (paths.CONTROL_DIR, paths.MARKS_DIR, paths.RUNTIME_DIR, paths.SPECS_DIR):
         assert list(folder.iterdir()) == []
     assert systemctl.asked("reset-failed") == [["--", UNIT]]
 
@@ -300,11 +300,11 @@ def test_what_others_have_put_in_the_way_keeps_nobody_from_undefining_it() -> No
 
 
 def test_a_damaged_one_that_runs_is_not_undefined(running: Running) -> None:
-    (store.FOLDER / "web1.json").write_text("{")
+    (paths.SPECS_DIR / "web1.json").write_text("{")
     with pytest.raises(InstanceError, match="web1: is running") as told:
         undefine_instance("web1")
     assert told.value.hint == "brine instance stop web1, then undefine it"
-    assert (store.FOLDER / "web1.json").exists()
+    assert (paths.SPECS_DIR / "web1.json").exists()
 
 
 def test_a_renamed_one_is_the_same_in_all_but_its_name() -> None:
@@ -659,7 +659,7 @@ def test_an_admin_who_wants_otherwise_than_the_user_is_heard_by_the_cluster() ->
 
 
 def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
-    before = (store.FOLDER / "web1.json").read_bytes()
+    before = (paths.SPECS_DIR / "web1.json").read_bytes()
     with held_marker(MarkerKind.STOP, "web1", run="a"):
         seen = look("web1")
         assert (seen.state.status, seen.is_being_stopped) == ("stopping", True)
@@ -667,7 +667,7 @@ def test_as_long_as_somebody_stops_it_it_is_stopping(running: Running) -> None:
             with pytest.raises(InstanceError, match="web1: is just being stopped") as told:
                 change("web1")
             assert "brine instance stop --force web1" in (told.value.hint or "")
-    assert (store.FOLDER / "web1.json").read_bytes() == before
+    assert (paths.SPECS_DIR / "web1.json").read_bytes() == before
     assert running.qemu.runs()
     assert look("web1").state.status == "running"
 
@@ -687,7 +687,7 @@ def test_what_systemd_stops_is_not_wanted_up_meanwhile(systemctl: ScriptedSystem
 def test_what_runs_is_stopped_without_a_sound_spec(
     running: Running, *, content: str | None, force: bool
 ) -> None:
-    file = store.FOLDER / "web1.json"
+    file = paths.SPECS_DIR / "web1.json"
     file.unlink()
     if content:
         file.write_text(content)
@@ -701,7 +701,7 @@ def test_what_runs_is_stopped_without_a_sound_spec(
 
 
 def test_one_that_runs_and_is_defined_anew_keeps_its_files(running: Running) -> None:
-    (store.FOLDER / "web1.json").unlink()
+    (paths.SPECS_DIR / "web1.json").unlink()
     with_files("web1")
     define_instance({"name": "web1"})
     assert (paths.RUNTIME_DIR / "web1.json").exists()
@@ -864,7 +864,7 @@ def test_one_that_fails_or_is_damaged_keeps_nobody_else(
 
     for number in range(3):
         defined(f"web{number}", admin_state="up", start_order=number)
-    (store.FOLDER / "bad.json").write_text("{")
+    (paths.SPECS_DIR / "bad.json").write_text("{")
     systemctl.refuse("start", "Job failed.\n")
     found = start_all(parallel=2)
     first = next(found)  # by when all have been looked at
@@ -979,7 +979,7 @@ def test_a_spec_has_one_writer_at_a_time(monkeypatch: pytest.MonkeyPatch, verb: 
     monkeypatch.setattr(store, "alone", lambda name: alone(name, timeout_s=0.05))
     with alone("web1"), pytest.raises(LockedError):
         work[verb]()
-    assert json.loads((store.FOLDER / "web1.json").read_text()) == to_json(spec)
+    assert json.loads((paths.SPECS_DIR / "web1.json").read_text()) == to_json(spec)
 
 
 # What the journal is told, and what must not happen on the way

@@ -50,7 +50,7 @@ def files_of(name: str) -> list[Path]:
 
 def left() -> Iterator[str]:
     """All files that there are."""
-    for folder in (paths.MARKS_DIR, paths.RUNTIME_DIR, store.FOLDER, paths.UEFI_DIR):
+    for folder in (paths.MARKS_DIR, paths.RUNTIME_DIR, paths.SPECS_DIR, paths.UEFI_DIR):
         yield from (file.name for file in folder.iterdir())
 
 

@@ -98,8 +98,8 @@ def test_what_another_writes_is_no_medium_of_a_drive(disk: Path) -> None:
 def test_that_of_one_that_is_offline_is_free(disk: Path) -> None:
     define_instance({**with_disk("web1", disk), "admin_state": "offline"})
     # So is that of a spec that says nothing.
-    (store.FOLDER / "web0.json").write_text("{")
-    (store.FOLDER / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
+    (paths.SPECS_DIR / "web0.json").write_text("{")
+    (paths.SPECS_DIR / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
     define_instance(with_disk("web2", disk))
     # Who wants it back is refused, and named.
     with pytest.raises(SpecError, match="is a disk of web2 too"):
@@ -108,7 +108,7 @@ def test_that_of_one_that_is_offline_is_free(disk: Path) -> None:
 
 def test_that_of_a_damaged_spec_is_what_it_was_started_with(disk: Path) -> None:
     define_instance({**with_disk("web1", disk), "nics": [{"link": "br0"}]})
-    file = store.FOLDER / "web1.json"
+    file = paths.SPECS_DIR / "web1.json"
     started = json.loads(file.read_text())
     runtime = {"spec": started, "nics": started["nics"], "disks": started["disks"]}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
@@ -134,7 +134,7 @@ def test_what_is_plugged_in_counts_and_what_is_unplugged_does_not(disk: Path) ->
     plugged = disk.with_name("plugged")
     plugged.write_bytes(b"")
     define_instance(with_disk("web1", disk))
-    started = json.loads((store.FOLDER / "web1.json").read_text())
+    started = json.loads((paths.SPECS_DIR / "web1.json").read_text())
     runtime = {"spec": started, "nics": [], "disks": [{"path": str(plugged)}]}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
     with pytest.raises(SpecError, match="is a disk of web1 too"):

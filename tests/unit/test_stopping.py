@@ -41,7 +41,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     paths.CONTROL_DIR.mkdir()
-    monkeypatch.setattr(store, "FOLDER", tmp_path / "instances")
+    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(guest, "_AGENT_TIMEOUT_S", 5)
     monkeypatch.setattr(peer, "runs_in", lambda *_: True)

@@ -71,9 +71,9 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     monkeypatch.setattr(commands, "PAUSE_FILE", own_node / "pause")
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     caplog.set_level(logging.INFO, logger="brine")
-    store.FOLDER.mkdir()
+    paths.SPECS_DIR.mkdir()
     for name in ("web1", "web2", "web3"):
-        (store.FOLDER / f"{name}.json").touch()
+        (paths.SPECS_DIR / f"{name}.json").touch()
 
 
 def note(name: str, *tries: Any, **others: Any) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular
+from brine.common.paths import InstanceFiles
 
 READERS = "be root, or in the group brine"
 """A hint for who may not read specs."""
@@ -19,30 +20,31 @@ READERS = "be root, or in the group brine"
 _SUFFIX = ".json"
 
 
-def specs_but(name: str | None, folder: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The names and specs of all instances but *name*, as JSON. The folder may be missing.
+def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The names and specs of all instances but *name*, as JSON.
 
     In the place of a damaged spec stands what its instance was started as last, as far as that is
     known: the instance may start again once its spec is mended. Other commands report the damage.
     """
-    for other in names_in(folder):
+    for other in instance_names():
         if other == name:
             continue
-        file = folder / f"{other}{_SUFFIX}"
+        files = InstanceFiles(other)
         try:
-            status = file.stat()
+            status = files.spec.stat()
         except OSError:
             continue
-        data = _content(file, status.st_ino, status.st_mtime_ns)
+        data = _content(files.spec, status.st_ino, status.st_mtime_ns)
         if data is None:
-            runtime = _read(paths.RUNTIME_DIR / f"{other}{_SUFFIX}")
+            runtime = _read(files.runtime)
             data = runtime.get("spec") if isinstance(runtime, Mapping) else None
         if isinstance(data, Mapping):
             yield other, data
 
 
-def names_in(folder: Path) -> list[str]:
-    """The names of the specs in a folder, sorted. It may be missing."""
+def instance_names() -> list[str]:
+    """The names that files of specs have, sorted."""
+    folder = paths.SPECS_DIR
     try:
         files = os.listdir(folder)
     except FileNotFoundError:

@@ -44,11 +44,13 @@ class _InstanceFile:
 
 
 class InstanceFiles:
-    """The files of an instance, except its spec and its markers."""
+    """The files of an instance, except its markers."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
+    spec = _InstanceFile(lambda: SPECS_DIR, ".json")
+    """Its spec."""
     qmp = _InstanceFile(lambda: CONTROL_DIR, ".qmp")
     """QEMU's QMP socket for tools and people."""
     events = _InstanceFile(lambda: CONTROL_DIR, ".kvmd")

@@ -59,7 +59,7 @@ def stranger_check(socket: Path) -> Callable[[int], None] | None:
     """The check of a QMP socket's listener, as :func:`refuse_stranger` does it; None for a VM that
     is no instance of Brine's: its QEMU may run in any unit."""
     name = socket.stem
-    is_ours = (paths.SPECS_DIR / f"{name}.json").exists()
+    is_ours = paths.InstanceFiles(name).spec.exists()
     if is_ours and socket.parent == paths.CONTROL_DIR:
         return lambda pid: refuse_stranger(pid, name, socket)
     return None

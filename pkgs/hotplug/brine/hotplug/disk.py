@@ -390,7 +390,7 @@ def refuse_disk_of_others(disk: Disk, own: str | None) -> None:
 
     :param own: the instance that the disk is for, if any.
     """
-    for name, spec in specs_but(own, paths.SPECS_DIR):
+    for name, spec in specs_but(own):
         runtime = runtime_of(name)
         uses = uses_of_spec(spec, runtime) if spec.get("admin_state") != "offline" else []
         # The spec may have changed since the start.

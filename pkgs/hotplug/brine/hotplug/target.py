@@ -12,6 +12,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, UsageError
 from brine.common.files import read_regular
+from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_only
 from brine.common.process import spoken_wait
 from brine.hotplug.address import DeviceKind
@@ -32,7 +33,7 @@ def find_socket(arguments: argparse.Namespace) -> None:
     if name is not None:
         if not name or "/" in name:
             raise UsageError(f"not the name of an instance: {name!r}")
-        arguments.qmp = paths.CONTROL_DIR / f"{name}.qmp"
+        arguments.qmp = InstanceFiles(name).qmp
         if not getattr(arguments, "no_hotplug", False):
             _refuse_down(name, arguments.qmp)
 
@@ -42,7 +43,8 @@ def _refuse_without_device(arguments: argparse.Namespace) -> None:
     name = getattr(arguments, "device", None)
     if not name or "/" in name:
         return
-    if os.path.lexists(_spec(name)) or os.path.lexists(paths.CONTROL_DIR / f"{name}.qmp"):
+    files = InstanceFiles(name)
+    if os.path.lexists(files.spec) or os.path.lexists(files.qmp):
         noun = arguments.noun
         raise UsageError(f"which {noun}?", hint=f"brine {noun.lower()} list {name}")
 
@@ -58,20 +60,16 @@ def _refuse_down(name: str, qmp: Path) -> None:
         if _is_xens(name):
             text = f"{name}: is a domain of Xen's, and nothing is plugged into those"
             raise BrineError(text, hint="its next start has what its spec has") from None
-        if os.path.lexists(_spec(name)):
+        if os.path.lexists(InstanceFiles(name).spec):
             hint = f"brine instance start {name}"
             raise BrineError(f"{name}: does not run", hint=hint) from None
         hint = f"brine instance info {name}; or name its socket with --qmp"
         raise UsageError(f"{name}: does not run here, or is no instance", hint=hint) from None
 
 
-def _spec(name: str) -> Path:
-    return paths.SPECS_DIR / f"{name}.json"
-
-
 def _is_xens(name: str) -> bool:
     try:
-        spec = json.loads(read_regular(_spec(name)))
+        spec = json.loads(read_regular(InstanceFiles(name).spec))
         return str(spec["hypervisor"]).startswith("xen-")
     except (OSError, ValueError, TypeError, KeyError):
         return False
@@ -84,10 +82,10 @@ def runtime_file(arguments: argparse.Namespace) -> Path | None:
     name = _instance_at(arguments.qmp)
     if name is None:
         return None
-    own = paths.InstanceFiles(name).runtime
+    own = InstanceFiles(name).runtime
     if own.exists():
         return own
-    if _spec(name).exists():
+    if InstanceFiles(name).spec.exists():
         text = f"{name}: there is no {own}, without which its next start does not know of changes"
         hint = f"brine instance reboot {name}, or start if it does not run, writes it"
         raise HotplugError(text, hint=hint)

@@ -9,7 +9,6 @@ from brine.common import paths
 from brine.common.instances import specs_but
 from brine.common.peer import is_listening
 from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
-from brine.instance import store
 from brine.instance.spec import AdminState, Spec, SpecError, backing_chain
 from brine.instance.store import InstanceError
 
@@ -97,6 +96,6 @@ def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
 
 def _other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The specs of the other instances that are not offline, as JSON, by name."""
-    for other, data in specs_but(name, store.FOLDER):
+    for other, data in specs_but(name):
         if data.get("admin_state") != AdminState.OFFLINE:
             yield other, data

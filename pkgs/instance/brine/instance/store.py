@@ -28,7 +28,7 @@ from brine.common.files import (
     unfinished,
     write_whole,
 )
-from brine.common.instances import READERS, names_in
+from brine.common.instances import READERS, instance_names
 from brine.common.locks import locked
 from brine.common.markers import (
     MarkerKind,
@@ -50,7 +50,6 @@ from brine.instance.spec import (
     with_unknown,
 )
 
-FOLDER = paths.SPECS_DIR
 LOCK_TIMEOUT_S = 10.0
 
 _MODE = 0o640
@@ -96,7 +95,7 @@ def spec_file_of(name: str) -> Path:
     """The file of an instance's spec."""
     if fault := name_fault(name):
         raise InstanceError(name or "''", fault)
-    return FOLDER / f"{name}.json"
+    return InstanceFiles(name).spec
 
 
 def refuse_existing(name: str) -> None:
@@ -128,14 +127,14 @@ def load_sound(name: str) -> Spec | None:
 
 def names() -> list[str]:
     """The names of this node's instances."""
-    return [name for name in names_in(FOLDER) if not name_fault(name)]
+    return [name for name in instance_names() if not name_fault(name)]
 
 
 def load_all() -> Iterator[Spec | InstanceError]:
     """The specs of this node's instances, by name; an error for each that can't be used."""
     for name in names():
         try:
-            yield _parse(name, FOLDER / f"{name}.json")
+            yield _parse(name, InstanceFiles(name).spec)
         except FileNotFoundError:
             continue  # it was undefined just now
         except InstanceError as error:
@@ -151,7 +150,7 @@ def save(spec: Spec) -> None:
             content = with_unknown(content, json.loads(read_regular(file)))
     data = json.dumps(content, indent=2).encode() + b"\n"
     with telling(spec.name, f"{file}: can't be written"):
-        FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_whole(file, data, mode=_MODE, group=group(), alone=True)
 
 
@@ -163,7 +162,7 @@ def switch(name: str, new_name: str) -> None:
     file, renamed = spec_file_of(name), spec_file_of(new_name)
     with telling(name, f"{file}: can't be renamed"):
         os.rename(file, renamed)
-        sync_folder(FOLDER)
+        sync_folder(file.parent)
 
 
 def name_inside(name: str) -> str | None:
@@ -181,7 +180,7 @@ def renamed_from(old_name: str) -> str | None:
     for name in names():
         try:
             # A search for the text comes first, as there may be hundreds to parse.
-            mentions = name != old_name and said in read_regular(FOLDER / f"{name}.json")
+            mentions = name != old_name and said in read_regular(InstanceFiles(name).spec)
         except OSError:
             continue
         if mentions and name_inside(name) == old_name:
@@ -195,7 +194,7 @@ def remove(name: str) -> None:
     with telling(name, "can't be removed"):
         file.unlink(missing_ok=True)
         unfinished(file).unlink(missing_ok=True)
-        sync_folder(FOLDER)
+        sync_folder(file.parent)
 
 
 def keep_aside(name: str) -> Path:
@@ -224,7 +223,7 @@ def _parse(name: str, file: Path) -> Spec:
     spec = _read(name, file)
     if spec.name != name:
         # The file's name counts, unless the file is a copy of another instance's.
-        if (FOLDER / f"{spec.name}.json").exists():
+        if InstanceFiles(spec.name).spec.exists():
             raise DamagedSpecError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
         spec = replace(spec, name=name)
     # A definition completes it; but it may have been written by hand.
