@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from brine.common import paths
 from brine.common.cli import execute
 from brine.common.errors import UsageError
+from brine.common.locks import LockError
 from brine.hotplug import tap_commands
 from brine.hotplug.choices import Mode
 from brine.hotplug.cli import NIC as NIC_COMMAND
@@ -311,7 +312,7 @@ def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
 def test_a_lock_that_can_not_be_had_is_named(tmp_path: Path) -> None:
     (tmp_path / "locks").write_text("no folder")
     places = replace(PLACES, locks=tmp_path / "locks")
-    with pytest.raises(RecordError, match="tap-t0.lock: can't be locked: "):
+    with pytest.raises(LockError, match="tap-t0.lock: can't be locked: "):
         with one_at_a_time(places, "t0"):
             pass
 

@@ -9,14 +9,37 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from brine.common import paths
 from brine.common.errors import BrineError
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
 
 
-class LockedError(BrineError):
+class LockError(BrineError):
+    """A lock that this process can't have."""
+
+
+class LockedError(LockError):
     """A lock that another process holds."""
+
+
+@contextlib.contextmanager
+def node_lock(name: str, *, timeout_s: float, folder: Path | None = None) -> Iterator[None]:
+    """Hold a lock of this node's for the time of the block; see :func:`locked`.
+
+    :param folder: of the locks; None is Brine's.
+    :raises LockError: if it can't be had.
+    """
+    file = (folder or paths.LOCK_DIR) / f"{name}.lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            stack.enter_context(locked(file, timeout_s=timeout_s))
+        except OSError as error:
+            hint = "be root" if isinstance(error, PermissionError) else None
+            raise LockError(f"{file}: can't be locked: {error.strerror}", hint=hint) from error
+        yield
 
 
 @contextlib.contextmanager

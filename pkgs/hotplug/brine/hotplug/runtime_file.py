@@ -15,17 +15,15 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular, write_whole
-from brine.common.locks import LockedError, locked
+from brine.common.locks import LockError, node_lock
 from brine.hotplug.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
-from brine.hotplug.errors import HotplugError
 
 Json = dict[str, Any]
 
@@ -258,24 +256,6 @@ def lock_name(purpose: str, file: Path) -> str:
     return f"{purpose}-{readable}-{digest}"
 
 
-@contextlib.contextmanager
-def hold(name: str, *, timeout_s: float) -> Iterator[None]:
-    """Hold the lock of that name.
-
-    :raises brine.common.locks.LockedError: if another process holds it all that time.
-    :raises HotplugError: if it can't be had.
-    """
-    lock = paths.LOCK_DIR / f"{name}.lock"
-    with contextlib.ExitStack() as stack:
-        try:
-            lock.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            stack.enter_context(locked(lock, timeout_s=timeout_s))
-        except OSError as error:
-            hint = "be root" if isinstance(error, PermissionError) else None
-            raise HotplugError(f"{lock}: {error.strerror}", hint=hint) from error
-        yield
-
-
 def change(
     file: Path, how: Callable[[Runtime], Runtime], *, timeout_s: float = LOCK_TIMEOUT_S
 ) -> bool:
@@ -285,8 +265,8 @@ def change(
     """
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(hold(lock_name("runtime", file), timeout_s=timeout_s))
-        except (LockedError, HotplugError) as error:
+            stack.enter_context(node_lock(lock_name("runtime", file), timeout_s=timeout_s))
+        except LockError as error:
             raise RuntimeFileError(file, f"can't be locked: {error}", hint=error.hint) from error
         old = Runtime.load(file)
         new = how(old)

@@ -13,7 +13,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.locks import LockedError
+from brine.common.locks import LockedError, node_lock
 from brine.common.peer import is_listening
 from brine.common.privileges import Capability, may
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
@@ -25,7 +25,7 @@ from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of, monitor
 from brine.hotplug.relay import Relay
-from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, hold, lock_name, qemu_id
+from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, lock_name, qemu_id
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
     Pending,
@@ -310,14 +310,14 @@ def working_on(
     """
     with contextlib.ExitStack() as stack:
         if not dry_run:
-            stack.enter_context(hold(lock_name("hotplug", qmp_path), timeout_s=lock_timeout_s))
+            stack.enter_context(node_lock(lock_name("hotplug", qmp_path), timeout_s=lock_timeout_s))
         limit_s += timeout_s
         there = monitor(qmp_path, timeout_s=qmp_timeout_s, limit_s=limit_s, through=through)
         qmp = stack.enter_context(there)
         # A VM may have several monitors.
         identity = identity_of(qmp)
         if not dry_run:
-            stack.enter_context(hold(f"{LOCK_PREFIX}{identity}", timeout_s=lock_timeout_s))
+            stack.enter_context(node_lock(f"{LOCK_PREFIX}{identity}", timeout_s=lock_timeout_s))
         machine = Machine(qmp)
         pending = PendingFile(identity)
         vm = Vm(qmp_path, machine, machine.vm_name(), pending, runtime, timeout_s, dry_run)

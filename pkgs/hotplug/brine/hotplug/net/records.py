@@ -11,8 +11,7 @@ import enum
 import json
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import unfinished, write_whole
-from brine.common.locks import LockedError, locked
+from brine.common.locks import LockedError, node_lock
 from brine.hotplug.choices import Mode
 from brine.hotplug.net.netlink import Link, Netlink, Proxy, Rule
 from brine.hotplug.net.tap import Holder, held_taps
@@ -147,24 +146,15 @@ def remove_unfinished(places: Places) -> None:
             file.unlink(missing_ok=True)
 
 
-@contextmanager
-def one_at_a_time(places: Places, name: str, *, timeout_s: float | None = None) -> Iterator[None]:
-    """Hold the lock of a tap of that name.
+def one_at_a_time(
+    places: Places, name: str, *, timeout_s: float | None = None
+) -> AbstractContextManager[None]:
+    """Hold the lock of a tap of that name, as :func:`brine.common.locks.node_lock` does.
 
     :param timeout_s: how long to wait for it; None is :data:`LOCK_TIMEOUT_S`.
-    :raises brine.common.locks.LockedError: if another process holds it all that time.
-    :raises RecordError: if there can be no lock.
     """
     timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
-    lock = places.locks / f"tap-{name}.lock"
-    with ExitStack() as stack:
-        try:
-            places.locks.mkdir(parents=True, exist_ok=True, mode=0o755)
-            stack.enter_context(locked(lock, timeout_s=timeout_s))
-        except OSError as error:
-            hint = "be root" if isinstance(error, PermissionError) else None
-            raise RecordError(f"{lock}: can't be locked: {error.strerror}", hint=hint) from error
-        yield
+    return node_lock(f"tap-{name}", timeout_s=timeout_s, folder=places.locks)
 
 
 def _file(places: Places, name: str) -> Path:
