@@ -19,6 +19,7 @@ from pathlib import Path
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
+from brine.common.inotify import NAMES, TOUCHES, FolderWatches
 from brine.common.journal import tell
 from brine.common.markers import MarkerKind
 from brine.common.message import Message
@@ -31,7 +32,6 @@ from brine.lifecycle import messages
 from brine.lifecycle.executor_client import ExecutorClient
 from brine.lifecycle.owner_watch import PAUSE_S, OwnerWatch, is_older_run
 from brine.lifecycle.protocol import EndReason, Outcome
-from brine.lifecycle.watches import NAMES, TOUCHES, Watches
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class Handler:
     def __init__(self, service: ServiceManager) -> None:
         self._service = service
         self._owned: dict[str, OwnerWatch] = {}
-        self._names = Watches(NAMES)
-        self._touches = Watches(TOUCHES)
+        self._names = FolderWatches(NAMES)
+        self._touches = FolderWatches(TOUCHES)
         self._poll = select.poll()
         self._executor = ExecutorClient(self._poll)
         self._woken, self._waker = socket.socketpair()
