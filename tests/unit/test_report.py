@@ -27,7 +27,7 @@ from brine.instance import history
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
 from brine.instance.kvm.layout import layout_of
-from brine.instance.listing import row, summary
+from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, text
 from brine.instance.spec import Spec, parse, to_json
@@ -67,7 +67,7 @@ def running(**others: Any) -> Unit:
 
 
 def test_a_row_has_a_cell_for_each_column() -> None:
-    rows = [row(None), row(seen(running(), vcpus=2, memory_mib=512)), row(seen(shut_down=True))]
+    rows = [HEADING, row(seen(running(), vcpus=2, memory_mib=512)), row(seen(shut_down=True))]
     assert list(table(rows)) == [
         "NAME  STATUS     ADMIN STATE  OPER STATE  MEMORY    VCPUS  WHY",
         "web1  running    up           running     512 MiB   2      -",
@@ -108,7 +108,7 @@ def test_since_when_it_runs_by_the_clock_of_people() -> None:
 
 def test_a_wide_list_says_since_when_and_where() -> None:
     one = seen(running(since_us=int((time.monotonic() - 60) * 1e6)))
-    heading, cells = row(None, wide=True), row(one, wide=True)
+    heading, cells = WIDE_HEADING, row(one, wide=True)
     told = dict(zip(heading, cells, strict=True))
     assert heading[-3:] == ("UP SINCE", "NODE", "WHY")
     assert told["UP SINCE"] == summary(one)["since"]

@@ -292,3 +292,12 @@ def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: str) -> None:
+    """Print a table, or what is to be said of no rows; nothing if that is empty."""
+    lines = list(table([heading, *rows]))
+    if len(lines) > 1:
+        print(*lines, sep="\n")
+    elif none:
+        print(none)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import table
+from brine.common.cli import print_table
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, sync_folder, write_whole
 from brine.common.schema import SchemaError, key, parse
@@ -194,23 +194,24 @@ def _file(folder: Path, event_id: str) -> Path:
 
 # The verbs of ``brine outbox``.
 
+_HEADING = ("ID", "TIME", "KIND", "INSTANCE", "DATA")
+
 
 def print_events(arguments: argparse.Namespace) -> int:
     """``brine outbox list``."""
     found = list(events())
     if arguments.json:
         print(json.dumps([asdict(event) for event in found], indent=2))
-        return 0
-    if not found:
-        print("there is nothing that the cluster has not heard of")
-        return 0
-    rows = [("ID", "TIME", "KIND", "INSTANCE", "DATA")]
-    for event in found:
-        time_text = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="seconds")
-        data = " ".join(f"{key}={value}" for key, value in event.data.items())
-        rows.append((event.id, time_text, event.kind, event.name, data))
-    print(*table(rows), sep="\n")
+    else:
+        nothing = "there is nothing that the cluster has not heard of"
+        print_table(_HEADING, map(_row, found), none=nothing)
     return 0
+
+
+def _row(event: ClusterEvent) -> tuple[str, ...]:
+    time_text = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="seconds")
+    data = " ".join(f"{key}={value}" for key, value in event.data.items())
+    return event.id, time_text, event.kind, event.name, data
 
 
 def acknowledge_events(arguments: argparse.Namespace) -> int:

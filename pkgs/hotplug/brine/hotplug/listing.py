@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from brine.common.cli import table
+from brine.common.cli import print_table
 from brine.common.errors import printable
 from brine.common.qmp.client import LIMIT_S
 from brine.hotplug.address import DeviceKind
@@ -31,12 +31,10 @@ def _list(arguments: argparse.Namespace, kind: DeviceKind) -> int:
     devices = [device.described() for device in _look(arguments, kind)]
     if arguments.json:
         print(json.dumps(devices, indent=2))
-    elif devices:
-        heading = [key.upper().replace("_", " ") for key in devices[0]]
-        rows = [[_cell(value) for value in one.values()] for one in devices]
-        print(*table([heading, *rows]), sep="\n")
     else:
-        print("nothing is plugged in")
+        heading = [key.upper().replace("_", " ") for one in devices[:1] for key in one]
+        rows = [[_cell(value) for value in one.values()] for one in devices]
+        print_table(heading, rows, none="nothing is plugged in")
     return 0
 
 

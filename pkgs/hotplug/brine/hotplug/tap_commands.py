@@ -9,7 +9,7 @@ import pwd
 from collections.abc import Callable
 from dataclasses import asdict
 
-from brine.common.cli import table
+from brine.common.cli import print_table
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.common.privileges import Capability, keep_only, may
@@ -59,11 +59,8 @@ def print_taps(arguments: argparse.Namespace) -> int:
     entries = list_taps()
     if arguments.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
-        return 0
-    if not entries:
-        print("no taps")
-        return 0
-    print(*table([_HEADING, *map(_row, entries)]), sep="\n")
+    else:
+        print_table(_HEADING, map(_row, entries), none="no taps")
     return 0
 
 

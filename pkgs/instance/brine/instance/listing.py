@@ -12,7 +12,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from brine.common.cli import table
+from brine.common.cli import print_table
 from brine.common.errors import tell_error
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor import hypervisor_of
@@ -21,8 +21,8 @@ from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
 
-_HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
-_WIDE_HEADING = (*_HEADING[:-1], "UP SINCE", "NODE", _HEADING[-1])
+HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
+WIDE_HEADING = (*HEADING[:-1], "UP SINCE", "NODE", HEADING[-1])
 _FIRST_VNC_PORT = 5900
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _LISTENS = "0A"  # the state, in the kernel's tables
@@ -35,23 +35,20 @@ def list_all(arguments: argparse.Namespace) -> int:
     faults = [one for one in found if isinstance(one, InstanceError)]
     if arguments.json:
         print(json.dumps([summary(one) for one in seen], indent=2))
-    elif seen:
-        wide = arguments.wide
-        print(*table([row(one, wide=wide) for one in (None, *seen)]), sep="\n")
-    elif not faults:
-        print("no instance is defined")
+    else:
+        heading = WIDE_HEADING if arguments.wide else HEADING
+        rows = [row(one, wide=arguments.wide) for one in seen]
+        print_table(heading, rows, none="" if faults else "no instance is defined")
     for fault in faults:
         tell_error(fault)
     return 1 if faults else 0
 
 
-def row(seen: Observed | None, *, wide: bool = False) -> tuple[str, ...]:
-    """A row of the table; its heading for None.
+def row(seen: Observed, *, wide: bool = False) -> tuple[str, ...]:
+    """A row of the table.
 
     :param wide: with the time of its start, and its node.
     """
-    if seen is None:
-        return _WIDE_HEADING if wide else _HEADING
     found = summary_of(seen, running_spec(seen), with_vnc=False)
     pending = ", ".join(found["restart_pending"] or ())
     whys = found["why"], f"restart pending: {pending}" if pending else ""

@@ -15,7 +15,7 @@ from typing import Any
 from systemd import journal
 
 from brine.common import paths
-from brine.common.cli import length_of_time, table
+from brine.common.cli import length_of_time, print_table
 from brine.common.errors import BrineError, UsageError, printable
 from brine.common.markers import MarkerKind, read_marker
 from brine.common.message import KVMD_USER, is_from
@@ -25,6 +25,7 @@ from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import Who
 
 _VERDICTS = frozenset(map(str, Who))
+_HEADING = ("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")
 
 
 @dataclass(frozen=True)
@@ -142,17 +143,15 @@ def print_verdicts(arguments: argparse.Namespace) -> int:
     lines = read_verdicts(instances=arguments.instance, since=since)
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
-        return 0
-    if not lines:
-        print("no verdicts")
-        return 0
-    rows = [("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")]
-    for line in lines:
-        when = f"{datetime.fromisoformat(line.time).astimezone():%Y-%m-%d %H:%M:%S}"
-        delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
-        rows.append((when, printable(line.instance), line.verdict, printable(line.cause), delay))
-    print(*table(rows), sep="\n")
+    else:
+        print_table(_HEADING, map(_row, lines), none="no verdicts")
     return 0
+
+
+def _row(line: VerdictLine) -> tuple[str, ...]:
+    when = f"{datetime.fromisoformat(line.time).astimezone():%Y-%m-%d %H:%M:%S}"
+    delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
+    return when, printable(line.instance), line.verdict, printable(line.cause), delay
 
 
 def _require_journal() -> None:

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import table
+from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, tell_error
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
@@ -82,10 +82,8 @@ def list_owned(arguments: argparse.Namespace) -> int:
             rows.append(_summary(seen, seen.spec.owner, time.time()))
     if arguments.json:
         print(json.dumps(rows, indent=2))
-    elif rows:
-        print(*table([_HEADING, *map(_row, rows)]), sep="\n")
-    elif not faults:
-        print("no instance has an owner")
+    else:
+        print_table(_HEADING, map(_row, rows), none="" if faults else "no instance has an owner")
     for fault in faults:
         tell_error(fault)
     return 1 if faults else 0

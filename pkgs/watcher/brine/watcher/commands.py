@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import length_of_time, table
+from brine.common.cli import length_of_time, print_table
 from brine.common.errors import BrineError, UsageError
 from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
@@ -205,8 +205,7 @@ def print_status(arguments: argparse.Namespace) -> int:
         (name, str(one.count), _clock(one.last), "yes" if one.given_up else "no")
         for name, one in sorted(tries.items())
     ]
-    if rows:
-        print(*table([("NAME", "TRIES", "LAST", "GIVEN UP"), *rows]), sep="\n")
+    print_table(("NAME", "TRIES", "LAST", "GIVEN UP"), rows, none="")
     return 0
 
 
