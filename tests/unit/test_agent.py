@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths, peer
+from brine.common import paths, process
 from brine.instance.kvm.guest import shut_down_by_agent
 
 TIMEOUT_S = 0.3
@@ -91,7 +91,7 @@ def agent(path: Path, script: Script) -> Iterator[list[dict[str, Any]]]:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
     monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
     return tmp_path / "web1.agent"
 
@@ -110,7 +110,7 @@ def test_an_agent_that_lives_is_told_to_shut_down(path: Path) -> None:
 
 
 def test_who_is_not_of_its_unit_hears_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer, "runs_in", lambda *_: False)
+    monkeypatch.setattr(process, "runs_in", lambda *_: False)
     assert ask(path, Agent.hear) == (False, [])
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from brine.common import peer
+from brine.common import process
 from brine.common.errors import BrineError, UsageError
 from brine.common.paths import InstanceFiles
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.instance import store
 from brine.instance.kvm.cdrom import change_medium
 from brine.instance.operations import define_instance
@@ -23,7 +23,7 @@ _DRIVE = {"qdev": "cdrom0", "inserted": {"node-name": "cdrom0"}, "tray_open": Fa
 
 @pytest.fixture
 def systemctl(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
     return ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 

@@ -24,7 +24,7 @@ from brine.common.markers import (
     write_marker,
 )
 from brine.common.paths import InstanceFiles
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.hotplug.net import records
 from brine.instance import store
 from brine.instance.service import clear

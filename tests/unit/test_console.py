@@ -20,7 +20,7 @@ from lab.waiting import wait_for
 _PROGRAM = """
 import sys
 from pathlib import Path
-from brine.common import peer as instance_units
+from brine.common import process as instance_units
 from brine.common.errors import BrineError, die
 from brine.instance.console import attach
 instance_units.runs_in = lambda *_: sys.argv[2:] != ["stranger"]

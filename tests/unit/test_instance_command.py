@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths, peer
-from brine.common.peer import unit_of
+from brine.common import paths, process
+from brine.common.process import unit_of
 from brine.instance import console, operations
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -296,7 +296,7 @@ def test_what_runs_is_left_as_it_is(
 def test_start_and_stop_say_what_they_did(
     web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
     systemctl.becomes("start", UNIT, **{**RUNNING, "MainPID": str(os.getpid())})
     assert web1("start", "web1") == (0, "started: web1\n", "")
     with FakeQemus() as qemus:

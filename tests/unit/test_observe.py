@@ -15,7 +15,7 @@ import pytest
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.markers import MarkerKind, write_marker
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.instance import store
 from brine.instance.observe import Observed, Oper, Status, look, look_at_all
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance

@@ -9,7 +9,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, last_run, read_marker, run_of
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.common.upgrade import main
 from brine.instance import store
 from brine.instance.observe import look

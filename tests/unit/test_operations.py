@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import outbox, paths, peer, process
+from brine.common import outbox, paths, process
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.markers import (
@@ -27,7 +27,7 @@ from brine.common.markers import (
     write_marker,
 )
 from brine.common.paths import InstanceFiles
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.instance import history, operations, restart_counter, store, unit
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
@@ -105,7 +105,7 @@ class Running:
         systemctl.unit(UNIT, ActiveState="active", MainPID=pid, InvocationID="a")
         # The monitor is this process's.
         ours = (self.qemu.pid, os.getpid())
-        monkeypatch.setattr(peer, "runs_in", lambda pid, unit: pid in ours and unit == UNIT)
+        monkeypatch.setattr(process, "runs_in", lambda pid, unit: pid in ours and unit == UNIT)
         answers = {
             "query-status": lambda: {"status": self.status},
             "query-chardev": [],

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import peer
+from brine.common import process
 from brine.common.markers import MarkerKind, file_of
 from brine.common.message import Message
 from brine.common.paths import InstanceFiles
-from brine.common.peer import StrangerError
-from brine.common.process import Process
+from brine.common.process import Process, StrangerError
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
 from brine.instance.history import StartFailure, reason_in
@@ -33,7 +32,7 @@ SPEC = define({"name": "web1"})
 
 @pytest.fixture
 def socket(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
     return InstanceFiles("web1").qmp
 
 
@@ -114,7 +113,7 @@ def test_nobody_but_its_qemu_is_told_the_password(
     with_password: Spec,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peer, "runs_in", lambda pid, _: pid == qemu.pid)
+    monkeypatch.setattr(process, "runs_in", lambda pid, _: pid == qemu.pid)
     monitor = qemus.start(socket)
     with pytest.raises(StrangerError, match="somebody else than its QEMU listens there"):
         wait(qemu, with_password)

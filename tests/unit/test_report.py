@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths, peer
+from brine.common import paths, process
 from brine.common.cli import table
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
@@ -49,7 +49,7 @@ def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
     monkeypatch.setattr(paths, "RUNTIME_DIR", tmp_path / "runtime")
     (tmp_path / "runtime").mkdir()
-    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
     return tmp_path
 
 
@@ -359,7 +359,7 @@ def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds() -> None:
 def test_who_only_says_to_be_qemu_is_not_believed(
     qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer, "runs_in", lambda *_: False)
+    monkeypatch.setattr(process, "runs_in", lambda *_: False)
     monitor = qemus.start(
         InstanceFiles("web1").qmp, answers={"query-status": {"status": "running"}}
     )

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths, peer, process
+from brine.common import paths, process
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
 from brine.common.paths import InstanceFiles
 from brine.common.process import Process
@@ -44,7 +44,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(guest, "_AGENT_TIMEOUT_S", 5)
-    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(shutdown, "_ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(peer, "runs_in", lambda pid, _: pid == qemu.pid)
+    monkeypatch.setattr(process, "runs_in", lambda pid, _: pid == qemu.pid)
     monitor = qemus.start(WEB1.qmp, answers=answers())
     assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.3, force=True)
     assert monitor.received == []
@@ -341,7 +341,7 @@ def run_main(
         given.append(timeout_s)
         return True
 
-    monkeypatch.setattr(peer, "runs_in", is_of)
+    monkeypatch.setattr(process, "runs_in", is_of)
     monkeypatch.setattr(shutdown, "shut_down", note)
     monkeypatch.setattr(sys, "argv", ["stopping", "web1"])
     monkeypatch.setenv("MAINPID", main_pid)

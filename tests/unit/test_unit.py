@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.instance import unit
 from brine.instance.unit import Active, Unit, UnitError
 from lab.scripted_systemctl import ScriptedSystemctl

@@ -18,7 +18,7 @@ from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.instance import history, restart_counter, store, unit
 from brine.instance.history import RecordedVerdict
 from brine.instance.observe import Observed

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import peer
+from brine.common import process
 from brine.common.markers import MarkerKind, file_of
 from brine.common.paths import InstanceFiles
 from brine.common.process import Process
@@ -52,7 +52,7 @@ def test_one_that_runs_is_ready_and_that_is_noted(
     file.write_text(file.read_text().replace(f"process {os.getpid()}", f"process {waiter.pid}"))
     xl.domain("web1", 3, "r-----", UUID)
     monkeypatch.setattr(sys, "argv", ["ready", "web1"])
-    monkeypatch.setattr(peer, "runs_in", lambda *_: True)
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
     monkeypatch.setenv("MAINPID", str(waiter.pid))
     ready.main()
     assert file_of(MarkerKind.STARTED, "web1").exists()

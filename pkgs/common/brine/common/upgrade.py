@@ -19,7 +19,7 @@ from typing import NamedTuple
 from brine.common import markers, paths
 from brine.common.markers import MarkerKind
 from brine.common.message import KVMD_USER
-from brine.common.peer import PREFIX, SUFFIX
+from brine.common.process import PREFIX, SUFFIX
 
 _TIMEOUT_S = 30
 _GOING = ("active", "activating", "deactivating", "reloading", "refreshing")

@@ -16,7 +16,7 @@ from typing import Any
 from brine.common import paths
 from brine.common.files import read_regular
 from brine.common.instances import specs_but
-from brine.common.peer import is_listening
+from brine.common.process import is_listening
 from brine.hotplug.address import Bus, DeviceKind, Slot, default_serial
 from brine.hotplug.choices import CACHE_MODES, FORMATS
 from brine.hotplug.errors import HotplugError

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError, printable
-from brine.common.peer import stranger_check
+from brine.common.process import stranger_check
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
 from brine.hotplug import address

@@ -14,8 +14,8 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, node_lock
-from brine.common.peer import is_listening
 from brine.common.privileges import Capability, may
+from brine.common.process import is_listening
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages, plug_disk, plug_nic
 from brine.hotplug.address import DeviceKind, Slot
@@ -305,7 +305,7 @@ def working_on(
     :param through: reads QEMU's answers; None is this process itself.
     :raises brine.common.locks.LockedError: if another command of Brine's holds the VM.
     :raises brine.common.qmp.client.QmpError: if there is no monitor, or it does not answer.
-    :raises brine.common.peer.StrangerError: if the socket is not that of the instance's QEMU.
+    :raises brine.common.process.StrangerError: if the socket is not that of the instance's QEMU.
     :raises HotplugError: if another client holds the monitor.
     """
     with contextlib.ExitStack() as stack:

@@ -7,7 +7,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.instances import specs_but
-from brine.common.peer import is_listening
+from brine.common.process import is_listening
 from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
 from brine.instance.spec import AdminState, Spec, SpecError, backing_chain
 from brine.instance.store import InstanceError

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from brine.common.errors import printable
 from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 
 if TYPE_CHECKING:
     import logging

@@ -17,8 +17,7 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
-from brine.common.peer import is_listening, unit_of
-from brine.common.process import TERM_TIMEOUT_S, Process, spoken_wait
+from brine.common.process import TERM_TIMEOUT_S, Process, is_listening, spoken_wait, unit_of
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.disk import runtime_of
 from brine.instance import messages, store, unit

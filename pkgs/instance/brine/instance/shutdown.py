@@ -17,8 +17,7 @@ from typing import Any
 from brine.common import markers
 from brine.common.errors import BrineError, die
 from brine.common.markers import MarkerKind
-from brine.common.peer import unit_of
-from brine.common.process import Process, main_pid
+from brine.common.process import Process, main_pid, unit_of
 from brine.instance import messages, store
 from brine.instance.hypervisor import Guest, hypervisor_running
 from brine.instance.store import InstanceError

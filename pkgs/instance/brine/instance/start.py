@@ -16,8 +16,7 @@ from threading import Thread
 from brine.common import markers
 from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.markers import BELIEVED_S, MarkerKind
-from brine.common.peer import unit_of
-from brine.common.process import spoken_wait
+from brine.common.process import spoken_wait, unit_of
 from brine.instance import messages, restart_counter, store, unit
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want

@@ -12,8 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.peer import PREFIX, SUFFIX, unit_of
-from brine.common.process import run_bounded
+from brine.common.process import PREFIX, SUFFIX, run_bounded, unit_of
 
 NETWORK_S = 120
 """How long the network of the node may take to be there."""

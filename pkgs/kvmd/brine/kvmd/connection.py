@@ -15,7 +15,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from brine.common.journal import tell
-from brine.common.peer import peer_process
+from brine.common.process import peer_process
 from brine.common.qmp import wire
 from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpReply
 from brine.kvmd import messages

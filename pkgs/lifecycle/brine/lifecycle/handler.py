@@ -23,7 +23,7 @@ from brine.common.inotify import NAMES, TOUCHES, FolderWatches
 from brine.common.journal import tell
 from brine.common.markers import MarkerKind
 from brine.common.message import Message
-from brine.common.peer import runs_in, unit_of
+from brine.common.process import runs_in, unit_of
 from brine.common.systemd import ServiceManager
 from brine.instance import owner, store
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile

@@ -22,7 +22,7 @@ from brine.common.errors import BrineError, printable
 from brine.common.files import read_regular
 from brine.common.locks import LockedError
 from brine.common.markers import MarkerKind, clear_way, remove_unheld
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.instance import restart_counter, store, unit
 from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
 from brine.instance.intent import keep_users_will

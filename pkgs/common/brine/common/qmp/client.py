@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brine.common.peer import peer_process
+from brine.common.process import peer_process
 from brine.common.qmp import wire
 from brine.common.qmp.wire import (
     LINE_LIMIT,

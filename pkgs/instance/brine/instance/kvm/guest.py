@@ -17,12 +17,18 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from brine.common import markers, peer
+from brine.common import markers, process
 from brine.common.errors import BrineError, printable
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
-from brine.common.peer import StrangerError, is_listening, peer_process, refuse_stranger, unit_of
-from brine.common.process import Process
+from brine.common.process import (
+    Process,
+    StrangerError,
+    is_listening,
+    peer_process,
+    refuse_stranger,
+    unit_of,
+)
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpProtocolError, QmpTimeoutError
 from brine.instance.hypervisor import Hypervisor
 from brine.instance.observe import Observed, Oper, oper_of
@@ -90,7 +96,7 @@ class Kvm(Hypervisor):
             return True
         start = markers.read_marker(MarkerKind.START, name)
         pid = start.facts.get("pid") if start else None
-        return isinstance(pid, int) and peer.runs_in(pid, unit_of(name))
+        return isinstance(pid, int) and process.runs_in(pid, unit_of(name))
 
     def is_ending(self, name: str, unit: Unit) -> bool:
         """Whether a QEMU that systemd says is running has begun to end."""
@@ -190,9 +196,9 @@ def monitor_of(name: str, *, timeout_s: float = 10, of_unit: bool = False) -> It
     :param timeout_s: for the greeting, and for each answer.
     :param of_unit: use the socket that only root reaches. A QEMU that an older Brine started lacks
         it; then use the other one.
-    :raises QmpError: as :meth:`brine.common.qmp.client.QmpClient.connect` does; a
-        :class:`brine.common.peer.StrangerError` if the listener is not of the instance's unit. It
-        was told nothing then.
+    :raises QmpError: as :meth:`brine.common.qmp.client.QmpClient.connect` does;
+        :class:`StrangerError` if the listener is not of the instance's unit. It was told nothing
+        then.
     """
     from brine.common.qmp.client import LIMIT_S, QmpClient  # most starts ask no QEMU
 

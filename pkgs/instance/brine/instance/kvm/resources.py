@@ -27,9 +27,8 @@ from brine.common import paths
 from brine.common.errors import warn
 from brine.common.files import read_regular, write_whole
 from brine.common.paths import InstanceFiles
-from brine.common.peer import unit_of
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
-from brine.common.process import run_bounded
+from brine.common.process import run_bounded, unit_of
 from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use

@@ -20,7 +20,7 @@ from brine.common.errors import BrineError, die, warn
 from brine.common.files import read_regular
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
-from brine.common.peer import is_listening
+from brine.common.process import is_listening
 from brine.common.uids import release_forgotten, release_uid
 from brine.instance import messages, store, unit
 from brine.instance.observe import is_stop_over

@@ -10,8 +10,7 @@ from contextlib import suppress
 from brine.common import markers
 from brine.common.errors import BrineError, die
 from brine.common.markers import MarkerKind
-from brine.common.peer import unit_of
-from brine.common.process import Process, main_pid
+from brine.common.process import Process, main_pid, unit_of
 from brine.common.qmp.wire import QmpError
 from brine.instance import messages, store
 from brine.instance.history import why_not_started

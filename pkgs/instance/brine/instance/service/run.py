@@ -13,7 +13,7 @@ from brine.common import markers
 from brine.common.errors import BrineError, die, warn
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
-from brine.common.peer import is_listening
+from brine.common.process import is_listening
 from brine.instance import messages, store
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor import hypervisor_of

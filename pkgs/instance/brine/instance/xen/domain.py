@@ -19,8 +19,7 @@ from brine.common.errors import BrineError, warn
 from brine.common.locks import LockedError
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
-from brine.common.peer import unit_of
-from brine.common.process import Process, main_pid
+from brine.common.process import Process, main_pid, unit_of
 from brine.instance import messages, store
 from brine.instance.devices import with_formats_found
 from brine.instance.hypervisor import Hypervisor
