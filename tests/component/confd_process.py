@@ -71,7 +71,7 @@ class Confd(DaemonProcess):
     """A running confd, its configuration and keys."""
 
     def __init__(self, folder: Path, manager: ServiceManager) -> None:
-        super().__init__(folder, manager, module="brine.confd", part="confd")
+        super().__init__(folder, manager, module="brine.confd.main", part="confd")
         self.config = folder / "config.data"
         self.key_file = folder / "hmac.key"
         self.previous_key_file = folder / "hmac.key.previous"

@@ -20,7 +20,7 @@ class Kvmd(DaemonProcess):
     """A running kvmd, its control directory and what it has logged."""
 
     def __init__(self, folder: Path, manager: ServiceManager) -> None:
-        super().__init__(folder, manager, module="brine.kvmd", part="kvmd")
+        super().__init__(folder, manager, module="brine.kvmd.main", part="kvmd")
         self.control = folder / "ctrl"
         self.marks = folder / "marks"
 

@@ -621,7 +621,7 @@ def test_handed_over_keys_come_first(confd: Confd) -> None:
 def hand_over(confd: Confd) -> None:
     """Run the step of the reload that root does."""
     subprocess.run(
-        [sys.executable, "-m", "brine.confd", "--config", confd.settings, "--hand-over-keys"],
+        [sys.executable, "-m", "brine.confd.main", "--config", confd.settings, "--hand-over-keys"],
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT}/pkgs/common:{ROOT}/pkgs/config:{ROOT}/pkgs/confd",

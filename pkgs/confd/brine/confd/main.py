@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Sequence
 
 from brine.common import journal
@@ -75,3 +76,7 @@ def _load_keys(settings: ConfdSettings) -> list[FoundKey]:
             text = f"{one.source} has {len(one.secret)} bytes only: brine confd new-key --replace"
             journal.tell(log, messages.KEYS_SHORT, text)
     return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

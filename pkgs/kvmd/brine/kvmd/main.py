@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import resource
+import sys
 from collections.abc import Sequence
 
 from brine.common.daemon import DaemonProgram
@@ -66,3 +67,7 @@ async def _serve(program: KvmdProgram, settings: KvmdSettings) -> None:
         log.info("settings reloaded: %s", program)
 
     await program.serve(daemon, take)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
