@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.harness import UNITS, timed
-from brine.common.peer import PREFIX
+from brine.common.process import PREFIX
 from brine.instance.operations import define_instance
 from brine.instance.store import spec_file_of
 

@@ -37,7 +37,6 @@ from bench.harness import (
 from brine.common import paths
 from brine.instance.operations import define_instance
 from brine.instance.spec import NOT_CONFINED
-from brine.instance.store import FOLDER
 from lab.errors import LabError
 
 START_LIMIT = 0.1
@@ -397,7 +396,7 @@ _READ = "import json, pathlib; [json.loads(f.read_bytes()) for f in pathlib.Path
 BESIDE: Mapping[str, Sequence[str]] = {
     "python3 -c pass": [PYTHON, "-c", "pass"],
     f"python3 -c '{USUAL_IMPORTS}'": [PYTHON, "-c", USUAL_IMPORTS],
-    "import json; read and parse all specs": [PYTHON, "-c", _READ.format(str(FOLDER))],
+    "import json; read and parse all specs": [PYTHON, "-c", _READ.format(str(paths.SPECS_DIR))],
     "systemctl show, of all instances' units": [
         *("systemctl", "show", "--", "brine-instance@*.service")
     ],

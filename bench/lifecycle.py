@@ -28,7 +28,7 @@ from bench.harness import (
     turned,
 )
 from brine.common import paths
-from brine.common.peer import unit_of
+from brine.common.process import unit_of
 from brine.instance.owner import WATCHDOG, folder_of
 from lab.errors import LabError
 
