@@ -383,3 +383,16 @@ def test_no_vm_outlives_its_owner_whoever_dies(node: Node) -> None:
     assert seen["ended_though_owned"] == []
     assert seen["not_started"] == 0
     assert seen["longest_s"] <= 5, seen
+
+
+def test_a_fence_with_bad_settings_watches_by_the_defaults(node: Node) -> None:
+    node.write("/etc/brine/lifecycle.toml", "fence_afer_s = 20\n")
+    fence = "brine-lifecycle-fence"
+    try:
+        node.run(["systemctl", "start", fence])
+        assert "60 s without" in node.run(["systemctl", "show", "-P", "StatusText", fence]).stdout
+        said = [one["MESSAGE"] for one in node.journal(f"SYSLOG_IDENTIFIER={fence}")]
+        assert any("the defaults are in use" in one and "fence_afer_s" in one for one in said)
+    finally:
+        node.run(["systemctl", "stop", fence])
+        node.run(["rm", "/etc/brine/lifecycle.toml"])

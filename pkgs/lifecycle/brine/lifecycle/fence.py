@@ -17,7 +17,7 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.cli import Parser
-from brine.common.errors import BrineError, die
+from brine.common.errors import BrineError
 from brine.common.journal import LEVELS, setup
 from brine.common.settings import SettingsError, load
 from brine.common.systemd import ServiceManager
@@ -42,11 +42,14 @@ def main() -> int:
     parser = Parser(prog=_PROGRAM, allow_abbrev=False)
     parser.add_argument("--reboot", action="store_true", help="reboot the node instead")
     parsed = parser.parse_args()
-    try:
-        limit_s = load(LifecycleSettings, paths.settings_file("lifecycle")).fence_after_s
-    except SettingsError as error:
-        die(_PROGRAM, error, 2)
     setup(_PROGRAM, LEVELS["info"])
+    try:
+        settings = load(LifecycleSettings, paths.settings_file("lifecycle"))
+    except SettingsError as error:
+        # Without a fence, VMs could outlive their owners.
+        _say(f"bad settings, the defaults are in use: {error}")
+        settings = LifecycleSettings()
+    limit_s = settings.fence_after_s
     service = ServiceManager()
     service.ready(f"watching the handler: {limit_s:g} s without a sign of life end all owned VMs")
     watch(CLOCK, limit_s, service, reboot=parsed.reboot)
@@ -131,7 +134,7 @@ def _text(file: Path) -> str:
 
 
 def _say(text: str) -> None:
-    print(f"{_PROGRAM}: {text}", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
