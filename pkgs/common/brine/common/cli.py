@@ -143,6 +143,8 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(args, namespace)
         if self.takes_command:
             parsed.command = command
+            if unknown:
+                self.error(f"unrecognized arguments: {' '.join(unknown)}; a command comes after --")
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:

@@ -31,6 +31,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--start", action="store_true", help="start the instance")
     own.takes_command = True
+    own.usage = "%(prog)s [-h] [--interval S] [--start] INSTANCE [-- COMMAND...]"
     prestop = add_verb(
         verbs,
         "prestop",

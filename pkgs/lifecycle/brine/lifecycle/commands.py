@@ -10,13 +10,13 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.cli import print_table
-from brine.common.errors import BrineError, UsageError, tell_error
+from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, look_at_all
 from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
 from brine.instance.spec import OwnerSpec, name_fault
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, NoSpecError
 from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
 
 _INTERVALS = 3  # so often a watchdog is touched within its timeout
@@ -46,6 +46,11 @@ def own(arguments: argparse.Namespace) -> int:
 def prestop(arguments: argparse.Namespace) -> int:
     """``brine lifecycle prestop``"""
     name = _name(arguments.name)
+    if not folder_of(name).is_dir():
+        try:
+            _owner_of(name)
+        except NoSpecError as error:
+            warn(str(error), hint=error.hint)  # nothing of it is left to wait for
     if ask_and_wait(name, arguments.timeout):
         return 0
     text = f"has not ended within {arguments.timeout:g} s; its owner's request stays"

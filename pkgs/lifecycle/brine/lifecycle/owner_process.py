@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,12 +19,13 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from brine.common import markers, paths
-from brine.common.errors import BrineError, warn
+from brine.common.errors import BrineError, tell_error, warn
 from brine.common.markers import MarkerKind
-from brine.common.process import start_time_of
+from brine.common.process import spoken_wait, start_time_of
 from brine.instance.messages import who_asks
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, find, folder_of, opened, read
 from brine.instance.start import start_instance
+from brine.lifecycle.protocol import EndReason
 
 _LOOK_S = 0.25
 _VERDICT_S = 3.0
@@ -73,6 +75,9 @@ class Folder:
         self.path = folder_of(name)
         try:
             self.descriptor = opened(self.path)
+        except PermissionError as error:
+            hint = "be root, or in the group of its owner; see group in brine-spec(5)"
+            raise OwnerError(name, f"{self.path}: {error.strerror}", hint=hint) from error
         except OSError as error:
             hint = f"brine lifecycle prepare {name} makes it, as root"
             raise OwnerError(name, f"{self.path}: {error.strerror}", hint=hint) from error
@@ -198,6 +203,7 @@ def ask_and_wait(name: str, timeout_s: float | None) -> bool:
     """Ask for an instance's end, and wait for it; returns whether it has ended.
 
     :param timeout_s: None is without a limit.
+    :raises OwnerError: if the request could not be made in that time.
     """
     if not folder_of(name).is_dir():
         return True
@@ -215,7 +221,7 @@ def ask_and_wait(name: str, timeout_s: float | None) -> bool:
         if folder.process() is None:
             return True
         if deadline and time.monotonic() > deadline:
-            return False
+            raise OwnerError(name, f"its end can't be asked for: {trouble}")
         time.sleep(_LOOK_S)
     while not folder.has_ended():
         if deadline and time.monotonic() > deadline:
@@ -249,15 +255,19 @@ class OwnerProcess:
         self._sees_node = paths.MARKS_DIR.is_dir()
         self._touch_s = 0.0
         self._trouble = ""
+        self._fault: OwnerError | None = None
 
     def run(self) -> int:
         """Own the instance; returns the exit status."""
+        if self._command and not shutil.which(self._command[0]):
+            raise OwnerError(self._folder.name, f"there is no command {self._command[0]}")
         for one in (self._woken, self._waker):
             one.setblocking(False)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: None)
-        self._wait_for_former()
+        if self._is_told_while_former_ends():
+            return 0
         self._watchdog.touch()
         try:
             if self._starts:
@@ -270,15 +280,20 @@ class OwnerProcess:
                 self._child.kill()
             self._watchdog.remove()
 
-    def _wait_for_former(self) -> None:
-        """Wait until a former owner's request is confirmed."""
-        deadline = time.monotonic() + _STALE_S
-        while self._folder.is_asked():
-            if time.monotonic() > deadline:
-                text = "a former owner's request is not confirmed"
-                hint = "systemctl status brine-lifecycle tells why"
-                raise OwnerError(self._folder.name, text, hint=hint)
-            time.sleep(_LOOK_S)
+    def _is_told_while_former_ends(self) -> bool:
+        """Wait until a former owner's request is confirmed; returns whether this process was told
+        to end meanwhile."""
+        name, deadline = self._folder.name, time.monotonic() + _STALE_S
+        what = f"{name}: waiting for the end that a former owner has asked for"
+        with spoken_wait(f"{what}, at most {_STALE_S:g} s"):
+            while self._folder.is_asked():
+                if time.monotonic() > deadline:
+                    text = "a former owner's request is not confirmed"
+                    hint = "systemctl status brine-lifecycle tells why"
+                    raise OwnerError(name, text, hint=hint)
+                if select.select([self._woken], [], [], _LOOK_S)[0]:
+                    return True
+        return False
 
     def _start(self) -> None:
         try:
@@ -292,7 +307,8 @@ class OwnerProcess:
             self._child = subprocess.Popen(self._command)
         except OSError as error:
             text = f"{self._command[0]}: {error.strerror}"
-            raise OwnerError(self._folder.name, text) from error
+            self._fault = OwnerError(self._folder.name, text)
+            self._is_to_ask = True
 
     def _own(self) -> int:
         poll = select.poll()
@@ -329,6 +345,8 @@ class OwnerProcess:
     def _status(self) -> int | None:
         """The exit status, if it is time to end."""
         if self._is_asking and self._folder.has_ended():
+            if self._fault:
+                raise self._fault
             return self._child.wait() if self._child else 0
         with contextlib.suppress(Empty):
             error = self._starting.get_nowait()
@@ -355,12 +373,23 @@ class OwnerProcess:
 
 
 def _status_of(name: str, run: str) -> int:
-    """The exit status for the end of a run."""
+    """The exit status for the end of a run. An end that neither its user nor an owner has asked
+    for is told."""
+    who, cause = _verdict(name, run)
+    status = 0 if cause == EndReason.REQUEST else STATUSES.get(who, STATUS_UNKNOWN)
+    if status:
+        text = f"has ended: {who}, {cause}" if who else "has ended, and it is not known here why"
+        tell_error(OwnerError(name, text, hint=f"brine instance info {name}"))
+    return status
+
+
+def _verdict(name: str, run: str) -> tuple[str, str]:
+    """Who ended a run, and why; both empty if that is not known here."""
     deadline = time.monotonic() + _VERDICT_S
     while Path(markers.file_of(MarkerKind.START, name)).exists():
         if mark := markers.read_marker(MarkerKind.VERDICT, name, run=run):
-            return STATUSES.get(str(mark.facts.get("who")), STATUS_UNKNOWN)
+            return str(mark.facts.get("who")), str(mark.facts.get("cause"))
         if time.monotonic() > deadline:
             break
         time.sleep(_LOOK_S)
-    return STATUS_UNKNOWN
+    return "", ""

@@ -1,0 +1,118 @@
+"""What `brine lifecycle own` and `prestop` tell their users; the test stands for the instance."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brine.common.markers import MarkerKind, write_marker
+from component.lifecycle_host import LifecycleHost, lifecycle_host
+from lab.waiting import wait_for
+
+
+@pytest.fixture
+def host() -> Iterator[LifecycleHost]:
+    with lifecycle_host() as host:
+        yield host
+
+
+def said(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """The exit status of a command, and its stderr."""
+    _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr.decode()
+
+
+def lifecycle(host: LifecycleHost, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start one of the commands."""
+    return host.run("brine", "lifecycle", *arguments, stderr=subprocess.PIPE)
+
+
+def run(host: LifecycleHost, folder: Path) -> None:
+    """Have the instance run, as a process of the node: the host's."""
+    pid = int(host.root.parent.name)
+    start_time = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    (folder / "pid").write_text(f"{pid} {start_time} run1\n")
+    write_marker(MarkerKind.START, "ci1", run="run1", folder=host.root / "run/brine/marks", pid=pid)
+
+
+@pytest.mark.parametrize(
+    ("who", "cause", "status"),
+    [
+        ("user", "guest-shutdown", 0),
+        ("admin", "owner-request", 0),
+        ("admin", "owner-gone", 10),
+        ("crash", "eof", 11),
+    ],
+)
+def test_an_owner_tells_of_an_end_that_nobody_asked_for(
+    host: LifecycleHost, who: str, cause: str, status: int
+) -> None:
+    folder = host.define("ci1")
+    owner = lifecycle(host, "own", "ci1")
+    run(host, folder)
+    inode = wait_for("a watchdog", lambda: (folder / "watchdog").exists())
+    assert inode
+    # It has seen the instance run when it touches the watchdog the next time.
+    touched = (folder / "watchdog").stat().st_mtime_ns
+    wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
+    marks = host.root / "run/brine/marks"
+    write_marker(MarkerKind.VERDICT, "ci1", run="run1", folder=marks, who=who, cause=cause)
+    (folder / "pid").unlink()
+    text = f"brine: error: ci1: has ended: {who}, {cause}\nbrine: hint: brine instance info ci1\n"
+    assert said(owner) == (status, text if status else "")
+
+
+def test_a_command_that_does_not_exist_owns_nothing(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    status, text = said(lifecycle(host, "own", "ci1", "--start", "--", "/no/such/command"))
+    assert (status, text) == (1, "brine: error: ci1: there is no command /no/such/command\n")
+    assert list(folder.iterdir()) == []
+
+
+def test_a_command_that_cannot_run_ends_the_instance(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    program = host.root / "run/program"
+    program.write_bytes(b"\0")
+    program.chmod(0o755)
+    run(host, folder)
+    host.start_handler()
+    owner = lifecycle(host, "own", "ci1", "--", "/run/program")
+    assert host.request() == "ci1 end owner-request"
+    (folder / "pid").unlink()
+    host.answer("ci1 end done ")
+    status, text = said(owner)
+    assert status == 1
+    assert "/run/program: Exec format error" in text
+
+
+def test_a_command_without_dashes_is_told_of_them(host: LifecycleHost) -> None:
+    host.define("ci1")
+    status, text = said(lifecycle(host, "own", "ci1", "sleep", "5"))
+    assert status == 2
+    assert "unrecognized arguments: sleep 5; a command comes after --" in text
+
+
+def test_an_owner_that_waits_for_a_former_one_can_be_told_to_end(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    (folder / "terminate").touch()
+    owner = lifecycle(host, "own", "ci1")
+    assert owner.stderr
+    assert b"waiting for the end that a former owner has asked for" in owner.stderr.readline()
+    owner.terminate()
+    assert owner.wait(30) == 0
+    assert [one.name for one in folder.iterdir()] == ["terminate"]
+
+
+def test_prestop_of_what_has_no_owner(host: LifecycleHost) -> None:
+    status, text = said(lifecycle(host, "prestop", "ci2"))
+    assert status == 0
+    assert "warning: ci2: there is no such instance" in text
+    host.define("ci1").rmdir()
+    file = host.root / "var/lib/brine/instances/ci1.json"
+    file.write_text(file.read_text().replace('{"watchdog_timeout": 8}', "null"))
+    status, text = said(lifecycle(host, "prestop", "ci1"))
+    assert status == 1
+    assert "ci1: its spec has no owner" in text
