@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from brine.instance.owner import OwnersFile, why_not_alive
+from brine.instance import owner
+from brine.instance.owner import OwnersFile, refuse_without_owner, why_not_alive
+from brine.instance.spec import OwnerSpec, Spec
+from brine.instance.store import InstanceError
 from brine.lifecycle.owner_watch import ENDING_S, MOST_RENEWALS, OwnerWatch, is_older_run
 
 TIMEOUT_S = 15.0
@@ -160,3 +165,12 @@ def test_a_start_needs_an_unexpired_watchdog(found: OwnersFile | None, fault: st
     said = why_not_alive(found, TIMEOUT_S, NOON)
     assert fault in said
     assert bool(fault) == bool(said)
+
+
+def test_a_start_without_the_handler_names_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(owner, "HANDLER", tmp_path / "brine-lifecycle")
+    with pytest.raises(InstanceError, match="its owner is not there") as error:
+        refuse_without_owner(Spec(name="ci1", owner=OwnerSpec()))
+    assert error.value.hint == "install the package brine-lifecycle"

@@ -178,6 +178,8 @@ def refuse_without_owner(spec: Spec) -> None:
     """
     if lack := why_owner_absent(spec):
         hint = f"brine lifecycle own {spec.name} --start is an owner; see brine-lifecycle(7)"
+        if not HANDLER.exists():
+            hint = "install the package brine-lifecycle"
         raise InstanceError(spec.name, f"its owner is not there: {lack}", hint=hint)
 
 

@@ -18,7 +18,10 @@ SPEC_GONE = Message(
     "it has an owner, and no spec any more",
 )
 CONFIRMED = Message(
-    "9f2b64a5c7de4c1a8e0d3b5f7a916c45", "request-confirmed", NOTICE, "its owner may end"
+    "9f2b64a5c7de4c1a8e0d3b5f7a916c45",
+    "request-confirmed",
+    NOTICE,
+    "has ended, and its owner may, too",
 )
 NOT_ENDED = Message(
     "2c8f5e7b9a0d4f3c8b6a1d4e5f7092b6",
