@@ -352,6 +352,7 @@ def test_an_owner_of_ten_lines_of_shell(host: LifecycleHost) -> None:
     (folder / "pid").unlink()
     host.answer("ci1 end done ")
     assert owner.wait(30) == 0
+    assert not (folder / "watchdog").exists()
     wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
 
 

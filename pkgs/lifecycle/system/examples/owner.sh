@@ -9,3 +9,4 @@ while [ -e pid ]; do
     sleep 2 & wait $!
     [ -z "${asked-}" ] || [ -e terminate ] || break
 done
+rm -f watchdog
