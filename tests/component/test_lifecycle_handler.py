@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,44 @@ def test_after_a_request_of_another_run_the_owner_still_counts(host: LifecycleHo
     assert host.request() == "ci1 end owner-gone"
 
 
+def test_a_request_of_another_run_that_cant_be_confirmed_ends_nothing(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
+    (folder / "terminate").write_text("before\n")
+    with read_only(host, folder):
+        host.start_handler()
+        host.logged("can't confirm its end yet")
+        assert host.requests_within(7) == []
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+
+
+def test_a_request_outlasts_an_end_that_is_called_off(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    (folder / "watchdog").touch()
+    assert host.request() == "ci1 end owner-gone"
+    (folder / "terminate").touch()
+    host.logged("has asked for its end")
+    host.answer("ci1 end failed its guest is deaf")
+    host.logged("its guest is deaf")
+    (folder / "watchdog").touch()  # the owner that asks is there, and waits
+    assert host.request() == "ci1 end owner-request"
+    host.answer("ci1 end done ")
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+
+
+def test_an_owner_that_asks_as_its_watchdog_expires_is_told_once(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    (folder / "watchdog").touch()
+    assert host.request() == "ci1 end owner-gone"
+    (folder / "terminate").touch()
+    host.logged("has asked for its end")
+    host.answer("ci1 end done ")
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    assert host.requests_within(2) == []
+
+
 def test_a_spec_that_is_away_for_a_moment_ends_nobody(host: LifecycleHost) -> None:
     folder = host.define("ci1", watchdog_timeout=600)
     host.start_handler()
@@ -135,16 +175,71 @@ def test_what_came_while_the_handler_was_away_is_acted_on(host: LifecycleHost) -
     wait_for("the request to be confirmed", lambda: not (asks / "terminate").exists())
 
 
-def test_a_handler_that_is_killed_as_it_waits_asks_again(host: LifecycleHost) -> None:
+@pytest.mark.parametrize(
+    "step", ["as it waits", "before it reads the answer", "as it can't confirm"]
+)
+def test_a_handler_that_is_killed_asks_again_and_confirms(host: LifecycleHost, step: str) -> None:
     folder = host.define("ci1", watchdog_timeout=600)
     host.start_handler()
     (folder / "terminate").touch()
     assert host.request() == "ci1 end owner-request"
+    if step == "before it reads the answer":
+        host.signal_handler(signal.SIGSTOP)
+        host.answer("ci1 end done ")
+    elif step == "as it can't confirm":
+        with read_only(host, folder):
+            host.answer("ci1 end done ")
+            host.logged("can't confirm its end yet")
     host.kill_handler()
+    assert (folder / "terminate").exists()
     host.start_handler()
     assert host.request() == "ci1 end owner-request"
     host.answer("ci1 end idle ")
     wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    assert host.requests_within(1) == []
+
+
+def test_a_handler_that_is_killed_as_an_instance_starts_asks_again(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600, restart_with_owner=True)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    assert host.request() == "ci1 start"
+    host.kill_handler()
+    host.start_handler()
+    assert host.request() == "ci1 start"
+
+
+def test_a_handler_that_is_killed_before_it_may_end_anybody_is_no_reprieve(
+    host: LifecycleHost,
+) -> None:
+    gone, returns = host.define("gone1"), host.define("back1")
+    host.start_handler()
+    for folder in (gone, returns):
+        (folder / "watchdog").touch()
+    time.sleep(1.5)  # the handler has read that
+    host.kill_handler()
+    time.sleep(8)
+    # It gives its owners as long as it was away, at first.
+    host.start_handler()
+    (returns / "watchdog").touch()
+    host.kill_handler()
+    host.start_handler()
+    assert host.request() == "gone1 end owner-gone"
+    host.kill_handler()
+    host.start_handler()
+    assert host.request() == "gone1 end owner-gone"
+
+
+@contextmanager
+def read_only(host: LifecycleHost, folder: Path) -> Iterator[None]:
+    """Have an owner's folder be read-only meanwhile."""
+    path = f"/run/brine/lifecycle/{folder.name}"
+    assert host.run("mount", "--bind", path, path).wait() == 0
+    assert host.run("mount", "-o", "remount,bind,ro", path).wait() == 0
+    try:
+        yield
+    finally:
+        assert host.run("umount", path).wait() == 0
 
 
 def test_a_handler_that_was_paused_gives_all_owners_their_time_again(host: LifecycleHost) -> None:
@@ -197,6 +292,19 @@ def test_a_folder_that_is_removed_and_made_anew_is_watched(host: LifecycleHost) 
     (folder / "watchdog").touch()
     (folder / "terminate").touch()
     assert host.request() == "ci1 end owner-request"
+
+
+def test_an_owner_goes_on_in_a_folder_that_is_made_anew(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    host.start_handler()
+    owner = host.run("brine", "lifecycle", "own", "ci1")
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    wait_for("another watchdog", (folder / "watchdog").exists)
+    assert host.requests_within(12) == []
+    owner.kill()
+    assert host.request() == "ci1 end owner-gone"
 
 
 def test_an_owner_may_be_there_before_its_instance_is_defined(host: LifecycleHost) -> None:

@@ -40,9 +40,8 @@ _IDLE_S = 60.0
 _UNKNOWN_GRACE_S = 2.0  # after the handler's start owners may be as late as it is
 _LONGEST_GRACE_S = 30.0
 _SPEC_S = 3.0  # an editor may have a spec be away for a moment
-_CHECK_S = 5.0  # between two looks for instances whose start was not seen
+_CHECK_S = 5.0  # between two looks for what was missed
 _JUMP_S = 1.0  # two clocks that differ by more have not gone alike
-_RETRY_S = 5.0
 _REQUEST_S = 5.0  # between two requests of one owner: one that asks again and again costs little
 _NOISE_S = 10.0  # so long a folder with too many events is looked at by the clock
 _UNKNOWN_TIMEOUT_S = 60.0  # of an instance whose spec is damaged
@@ -278,13 +277,20 @@ class Handler:
             self._watch(owned.name)
             self._read_spec(owned)
             self._look(owned)
-        self._find_begun()
+        self._find_missed()
 
-    def _find_begun(self) -> None:
-        """Look after instances that run, and whose start was not seen."""
+    def _find_missed(self) -> None:
+        """Look after instances whose start was not seen, and after requests that nobody answers."""
         asked = self._executor.names
         for owned in self._owned.values():
-            if owned.is_gone and owned.name not in asked and _runs(owned.name):
+            if owned.name in asked:
+                continue
+            if owned.request and not owned.request.fault:
+                if _is_about_older_run(owned.name):
+                    self._remove_request(owned)
+                else:
+                    self._executor.ask(owned.name, EndReason.REQUEST)
+            elif owned.is_gone and _runs(owned.name):
                 owned.begin(time.monotonic())
 
     def _look(self, owned: OwnerWatch) -> None:
@@ -322,7 +328,7 @@ class Handler:
         if request.fault:
             self._tell_fault(owned, f"the request {request.fault}: it does not count")
             return
-        if is_older_run(_text_of_request(owned.name), markers.last_run(owned.name)):
+        if _is_about_older_run(owned.name):
             self._remove_request(owned)
             return
         owned.note_asking(watchdog)
@@ -343,7 +349,7 @@ class Handler:
         self._read_touches(now_s)
         if now_s >= self._checked_s + _CHECK_S:
             self._checked_s = now_s
-            self._find_begun()
+            self._find_missed()
         self._expire(now_s)
         self._write_clock()
         if self._owned or self._executor.names:
@@ -470,7 +476,6 @@ class Handler:
             pass  # the owner has taken it back
         except OSError as error:  # of a read-only file system, for one
             self._tell_fault(owned, f"can't confirm its end yet: {error.strerror}")
-            self._executor.ask(owned.name, EndReason.REQUEST, after_s=_RETRY_S)
             return False
         owned.request = None
         return True
@@ -508,10 +513,12 @@ def _folders() -> set[str]:
     return set()
 
 
-def _text_of_request(name: str) -> str:
+def _is_about_older_run(name: str) -> bool:
+    """Whether an owner has asked for the end of an earlier run than the present or last one."""
+    text = ""
     with contextlib.suppress(OSError), owner.below(owner.folder_of(name)) as folder:
-        return owner.read(folder, TERMINATE)
-    return ""
+        text = owner.read(folder, TERMINATE)
+    return is_older_run(text, markers.last_run(name))
 
 
 def _runs(name: str) -> bool:
