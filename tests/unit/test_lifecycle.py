@@ -94,6 +94,14 @@ def test_an_instance_that_runs_without_a_watchdog_has_one_timeout() -> None:
     assert seen.note_if_gone(100 + TIMEOUT_S)
 
 
+def test_the_first_owner_of_an_instance_that_is_to_run_is_back() -> None:
+    seen = ci1()
+    seen.observe(None, 100, NOON)
+    seen.begin(100)
+    assert seen.observe(watchdog(NOON + 5), 105, NOON + 5)
+    assert not seen.observe(watchdog(NOON + 10), 110, NOON + 10)
+
+
 def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
     seen = ci1()
     seen.observe(watchdog(NOON), 100, NOON)

@@ -14,10 +14,10 @@ import threading
 
 from brine.common.errors import BrineError, printable
 from brine.instance import messages, store, unit
-from brine.instance.observe import GOING, look, oper_of
+from brine.instance.observe import GOING, Oper, look, oper_of
 from brine.instance.operations import Stopped, stop_instance
 from brine.instance.owner import folder_of, why_owner_absent
-from brine.instance.spec import Source, name_fault
+from brine.instance.spec import AdminState, Source, name_fault
 from brine.instance.start import start_instance
 from brine.lifecycle.protocol import LONGEST_PACKET, EndReason, Outcome, Verb
 
@@ -25,6 +25,7 @@ _PROGRAM = "brine-lifecycle-executor"
 _LISTENER = 3  # the first descriptor that systemd passes (sd_listen_fds(3))
 _IDLE_S = 30.0
 _STACK_BYTES = 512 * 1024
+_STAYS = (Oper.RUNNING, Oper.STARTING, Oper.USER_SHUTDOWN)  # as it is, when an owner is back
 
 
 def main() -> None:
@@ -134,9 +135,12 @@ def _is_there(name: str) -> bool:
 
 
 def _start(name: str) -> Outcome:
-    """Start an instance that was ended because its owner was gone."""
-    spec = store.load(name)
-    if spec.admin_state_source != Source.OWNER or not spec.owner:
+    """Start an instance that ended with its owner, or with the node, and whose owner is back."""
+    seen = look(name)
+    spec = seen.spec
+    if spec.admin_state != AdminState.UP and spec.admin_state_source != Source.OWNER:
+        return Outcome.IDLE
+    if seen.state.oper in _STAYS or not spec.owner:
         return Outcome.IDLE
     if not spec.owner.restart_with_owner or why_owner_absent(spec):
         return Outcome.IDLE

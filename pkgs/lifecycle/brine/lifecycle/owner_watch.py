@@ -79,12 +79,12 @@ class OwnerWatch:
         self.fault = fault_of(watchdog, wall_s)
         if watchdog is None or self.fault:
             return False
+        was_away = self.is_gone or not self.mtime_ns
         self.mtime_ns, self.renewals = watchdog.mtime_ns, 0
         if watchdog.inode == self.ending_inode and now_s < self.ending_until_s:
             return False
-        self.seen_s = now_s
-        was_gone, self.is_gone = self.is_gone, False
-        return was_gone
+        self.seen_s, self.is_gone = now_s, False
+        return was_away
 
     def take_over(self, watchdog: OwnersFile | None, now_s: float, wall_s: float) -> None:
         """Note a watchdog that is seen for the first time since the handler's start, while the wall
