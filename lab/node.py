@@ -83,15 +83,21 @@ class Node(Machine):
         lines = self.run(["journalctl", *options, *matches]).stdout.splitlines()
         return [json.loads(line) for line in lines]
 
-    def reboot(self, *, timeout_s: float = BOOT_TIMEOUT_S) -> float:
+    def reboot(
+        self,
+        *,
+        by: Sequence[str] = ("systemctl", "--no-block", "reboot"),
+        timeout_s: float = BOOT_TIMEOUT_S,
+    ) -> float:
         """Reboot a node that was booted with `keeps_files`, and return when it is up again.
 
-        Returns how long it took to go down, in seconds. Raises LabError when that, or a step of its
-        start, takes longer than `timeout_s`, or it does not get to `running`.
+        `by` is the command that has it reboot, at once or later. Returns how long it took to go
+        down, in seconds. Raises LabError when that, or a step of its start, takes longer than
+        `timeout_s`, or it does not get to `running`.
         """
         with _descriptor_of(self.pid) as init:
             begun = time.monotonic()
-            self.run(["systemctl", "--no-block", "reboot"])
+            self.run(by)
             if not select.select([init], [], [], timeout_s)[0]:
                 raise LabError(f"node {self.name} was not down {timeout_s:g} s after its reboot")
             took_s = time.monotonic() - begun

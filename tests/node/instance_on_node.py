@@ -29,6 +29,7 @@ _ANSWER_TIMEOUT_S = 60.0
 # The node installs nothing that is only recommended.
 PARTS = ["brine-instance", "brine-kvmd"]
 
+UNITS = Path("/run/systemd/system")
 GUEST = Path("/srv/guest")
 DISKS = Path("/srv/disks")
 
@@ -97,6 +98,24 @@ def boot_idle(node: Node, name: str, **keys: Any) -> None:
     """Define and start an instance that takes no processor."""
     define(node, name, **{**IDLE, **keys})
     node.run(["brine", "instance", "start", name])
+
+
+@contextmanager
+def held_back(node: Node, name: str, step: str = "ExecStartPre") -> Iterator[None]:
+    """Have an instance's unit not come to the end of its start meanwhile.
+
+    :param step: of the start, at which it waits: before or after QEMU is there.
+    """
+    drop_in = UNITS / f"brine-instance@{name}.service.d/slow.conf"
+    file = f"/run/{name}-held-back"
+    wait = f"/bin/sh -c 'while [ -e {file} ]; do sleep 0.1; done'"
+    node.write(drop_in, f"[Service]\n{step}={wait}\n")
+    node.run(["systemctl", "daemon-reload"])
+    node.write(file, "")
+    try:
+        yield
+    finally:
+        node.path(file).unlink()
 
 
 def wait_ready(node: Node, name: str) -> None:

@@ -9,23 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from lab.node import Node
-from node.instance_on_node import define, node_with_instances
+from node.instance_on_node import UNITS, node_with_instances
 
 FOLDERS = Path("/run/brine/lifecycle")
 HANDLER = "brine-lifecycle.service"
 
 
 @contextmanager
-def node_with_lifecycle(release: str, packages: Iterable[Path]) -> Iterator[Node]:
+def node_with_lifecycle(
+    release: str, packages: Iterable[Path], *, keeps_files: bool = False
+) -> Iterator[Node]:
     """A node that runs instances and has the handler."""
-    with node_with_instances(release, packages) as node:
+    with node_with_instances(release, packages, keeps_files=keeps_files) as node:
         node.run(["apt-get", "install", "--yes", "--quiet=2", "brine-lifecycle"], timeout_s=300)
         yield node
 
 
-def define_owned(node: Node, name: str, *, owner: dict[str, Any], **keys: Any) -> None:
-    """Define an instance with an owner."""
-    define(node, name, owner=owner, **keys)
+def leave_nothing(node: Node) -> None:
+    """Have there be no instance, and no owner."""
+    node.shell("systemctl stop 'own-*' 'brine-instance@*' brine-lifecycle; systemctl reset-failed")
+    node.shell("rm -rf /var/lib/brine/instances/* /run/brine/lifecycle/* /run/brine/marks/*")
+    node.shell(f"rm -rf {UNITS}/brine-instance@*; systemctl daemon-reload")
+
+
+def refused(node: Node, *command: str) -> str:
+    """The error of a command that fails."""
+    done = node.run(command, check=False)
+    assert done.returncode != 0, done
+    return done.stderr
 
 
 def owned(node: Node, name: str) -> dict[str, Any]:

@@ -6,27 +6,39 @@ import json
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 
-from lab.command import CommandError, run_command
+from lab.command import run_command
 from lab.node import Node
 from lab.waiting import wait_for
-from node.instance_on_node import IDLE, define, define_copies, info, order, wait_ready, wait_status
+from node.instance_on_node import (
+    IDLE,
+    define,
+    define_copies,
+    held_back,
+    info,
+    order,
+    wait_ready,
+    wait_status,
+)
 from node.lifecycle_on_node import (
     FOLDERS,
     HANDLER,
     events,
+    leave_nothing,
     node_with_lifecycle,
     own,
     owned,
+    refused,
     verdict,
 )
 
 OWNER = {"watchdog_timeout": 10}
 SOON = {"watchdog_timeout": 6}
+OWNER_SCRIPT = Path("/usr/share/doc/brine-lifecycle/examples/owner.sh")
 
 
 @pytest.fixture(scope="module")
@@ -39,15 +51,17 @@ def node(release: str, packages: list[Path]) -> Iterator[Node]:
 def nothing_runs(node: Node) -> Iterator[None]:
     """Each story begins without instances, and without owners."""
     yield
-    node.shell("systemctl stop 'own-*' 'brine-instance@*' brine-lifecycle; systemctl reset-failed")
-    node.shell("rm -rf /var/lib/brine/instances/* /run/brine/lifecycle/* /run/brine/marks/*")
+    leave_nothing(node)
 
 
-def refused(node: Node, *command: str) -> str:
-    """The error of a command that fails."""
-    with pytest.raises(CommandError) as error:
-        node.run(command)
-    return error.value.stderr
+@contextmanager
+def without_handler(node: Node) -> Iterator[None]:
+    """Have nobody look after owners meanwhile."""
+    node.run(["systemctl", "stop", "brine-lifecycle.path", HANDLER])
+    try:
+        yield
+    finally:
+        node.run(["systemctl", "start", "brine-lifecycle.path"])
 
 
 @pytest.mark.both_releases
@@ -95,9 +109,8 @@ def test_a_unit_that_is_stopped_waits_for_its_vm(node: Node) -> None:
     assert events(node, "ci1")[-2:] == ["owner-request", "request-confirmed"]
     assert node.run(["ls", str(FOLDERS / "ci1")]).stdout == ""
     # Without a VM it returns at once.
-    node.run(["systemctl", "stop", HANDLER, "brine-lifecycle.path"])
-    node.run(["brine", "lifecycle", "prestop", "ci1"], timeout_s=10)
-    node.run(["systemctl", "start", "brine-lifecycle.path"])
+    with without_handler(node):
+        node.run(["brine", "lifecycle", "prestop", "ci1"], timeout_s=10)
 
 
 def ended(node: Node, unit: str) -> str:
@@ -124,29 +137,96 @@ def test_an_owner_ends_with_its_vm_and_says_how(node: Node) -> None:
 
 
 def test_with_the_handler_away_nobody_is_lost(node: Node) -> None:
-    for name in ("ci1", "ci2"):
-        define(node, name, owner=OWNER, **IDLE)
-        own(node, name, "--start")
-        wait_status(node, name, "running")
-    stop = ["systemctl", "stop", "brine-lifecycle.path", HANDLER]
-    node.run(stop)
-    node.run(["systemctl", "kill", "--signal=KILL", "own-ci1"])
-    node.run(["systemctl", "stop", "--no-block", "own-ci2"])
-    time.sleep(OWNER["watchdog_timeout"] + 2)
-    assert info(node, "ci1")["status"] == info(node, "ci2")["status"] == "running"
-    node.run(["systemctl", "start", "brine-lifecycle.path"])
+    with without_handler(node):
+        for name in ("ci1", "ci2"):
+            define(node, name, owner=OWNER, **IDLE)
+            own(node, name, "--start")
+            wait_status(node, name, "running")
+        node.run(["systemctl", "kill", "--signal=KILL", "own-ci1"])
+        node.run(["systemctl", "stop", "--no-block", "own-ci2"])
+        time.sleep(OWNER["watchdog_timeout"] + 2)
+        assert info(node, "ci1")["status"] == info(node, "ci2")["status"] == "running"
     wait_status(node, "ci1", "ADMIN_down")
     wait_status(node, "ci2", "ADMIN_down")
     assert verdict(node, "ci1") == ("admin", "owner-gone")
     assert verdict(node, "ci2") == ("admin", "owner-request")
 
 
-def test_a_vm_whose_spec_goes_ends(node: Node) -> None:
+ASK = f"""
+cd {FOLDERS}/ci1
+: >terminate
+while [ -e terminate ]; do sleep 0.02; done
+pgrep --full '[g]uest=ci1,' || :
+"""
+"""Asks for the end of ci1, and prints what runs of it when that is confirmed."""
+
+
+@pytest.mark.parametrize("step", ["ExecStartPre", "ExecStartPost"])
+def test_a_request_during_a_start_calls_it_off(node: Node, step: str) -> None:
+    has_qemu = step == "ExecStartPost"
+    define(node, "ci1", owner=OWNER, **IDLE)
+    with held_back(node, "ci1", step):
+        own(node, "ci1", "--start")
+        wait_status(node, "ci1", "starting")
+        started = node.path("/run/brine/marks/ci1.started")
+        wait_for("its QEMU", lambda: started.exists() or not has_qemu)
+        assert node.shell(ASK, timeout_s=90) == ""
+        found = info(node, "ci1")
+        assert (found["status"], found["admin_state_source"]) == ("ADMIN_down", "owner")
+    if has_qemu:
+        assert verdict(node, "ci1") == ("admin", "owner-request")
+    assert events(node, "ci1")[-2:] == ["owner-request", "request-confirmed"]
+    own(node, "ci1", "--start", unit="own-again")
+    wait_status(node, "ci1", "running")
+
+
+def test_nobody_starts_what_was_asked_to_end(node: Node) -> None:
+    define(node, "ci1", owner={**OWNER, "restart_with_owner": True}, admin_state="up", **IDLE)
+    with without_handler(node):
+        node.shell(f"cd {FOLDERS}/ci1; touch watchdog terminate")
+        why = "its owner has asked for its end"
+        assert why in refused(node, "brine", "instance", "start", "ci1")
+        refused(node, "systemctl", "start", "brine-instance@ci1")
+        node.run(["brine", "instance", "start", "--all"])
+        assert why in info(node, "ci1")["why"]
+    # The request is about an instance that has never started.
+    asked = node.path(FOLDERS / "ci1/terminate")
+    wait_for("the request to be confirmed", lambda: not asked.exists(), timeout_s=60)
+    found = info(node, "ci1")
+    assert (found["status"], found["admin_state_source"]) == ("ADMIN_down", "owner")
+    node.run(["touch", str(FOLDERS / "ci1/watchdog")])
+    node.run(["brine", "instance", "start", "ci1"])
+
+
+@pytest.mark.parametrize(("name", "first"), [("asks1", "owner-request"), ("gone1", "owner-gone")])
+def test_a_prestop_as_the_watchdog_expires_is_one_end(node: Node, name: str, first: str) -> None:
+    # Its guest does not hear, and so its end takes longer than the watchdog's.
+    define(node, name, owner=SOON, **{**IDLE, "shutdown_timeout": 10})
+    unit = own(node, name, "--start")
+    wait_status(node, name, "running")
+    node.run(["systemctl", "kill", "--signal=KILL", unit])
+    if first == "owner-gone":
+        wait_for("the expiry", lambda: first in events(node, name))
+    node.run(["brine", "lifecycle", "prestop", name], timeout_s=90)
+    assert info(node, name)["status"] == "ADMIN_down"
+    assert verdict(node, name) == ("admin", first)
+    wait_for("its records", lambda: "request-confirmed" in events(node, name))
+    both = ["owner-request", "owner-gone"]
+    assert events(node, name)[1:] == [*sorted(both, key=first.__ne__), "request-confirmed"]
+    assert not node.path(FOLDERS / name / "terminate").exists()
+    of_end = ["BRINE_EVENT=stop-asked", "BRINE_EVENT=verdict"]
+    ends = node.journal(f"BRINE_INSTANCE={name}", *of_end)
+    assert sorted(one["BRINE_EVENT"] for one in ends) == ["stop-asked", "verdict"]
+
+
+@pytest.mark.parametrize("handler", ["there", "away"])
+def test_a_vm_whose_spec_goes_ends(node: Node, handler: str) -> None:
     define(node, "ci1", owner=OWNER)
     own(node, "ci1", "--start")
     wait_status(node, "ci1", "running")
     wait_ready(node, "ci1")
-    node.run(["rm", "/var/lib/brine/instances/ci1.json"])
+    with without_handler(node) if handler == "away" else nullcontext():
+        node.run(["rm", "/var/lib/brine/instances/ci1.json"])
     active = ["systemctl", "is-active", "brine-instance@ci1"]
     wait_for("its end", lambda: node.run(active, check=False).stdout != "active\n", timeout_s=60)
     wait_for("a verdict", lambda: verdict(node, "ci1") == ("admin", "spec-gone"))
@@ -188,16 +268,79 @@ def test_an_owner_that_is_back_gets_its_vm_back(node: Node) -> None:
     assert info(node, "ci1")["status"] == "ADMIN_down"
 
 
-def test_the_node_boots_without_its_owners(node: Node) -> None:
-    define(node, "ci1", owner=OWNER, admin_state="up", **IDLE)
-    node.run(["rmdir", str(FOLDERS / "ci1")])
-    node.run(["systemctl", "start", "brine-lifecycle-folders"])
-    assert node.path(FOLDERS / "ci1").is_dir()
-    # As the node's boot does.
-    node.run(["brine", "instance", "start", "--all"])
-    found = info(node, "ci1")
-    assert found["status"] == "ERROR_down"
-    assert "its owner is not there" in found["why"]
+def test_the_last_of_several_owners_counts_and_may_come_late(node: Node) -> None:
+    define(node, "ci1", owner=SOON, **IDLE)
+    own(node, "ci1", "--start")
+    wait_status(node, "ci1", "running")
+    pid = info(node, "ci1")["pid"]
+    second = own(node, "ci1", unit="own-second")
+    wait_for("two owners", lambda: len(owned(node, "ci1")["owners"]) == 2)
+    assert "2 owners, of whom process" in node.run(["brine", "lifecycle", "list"]).stdout
+    # Another one takes its place in time.
+    node.run(["systemctl", "kill", "--signal=KILL", second])
+    third = own(node, "ci1", unit="own-third")
+    time.sleep(1.5 * SOON["watchdog_timeout"])
+    assert info(node, "ci1")["pid"] == pid
+    node.run(["systemctl", "kill", "--signal=KILL", third])
+    wait_status(node, "ci1", "ADMIN_down")
+    assert verdict(node, "ci1") == ("admin", "owner-gone")
+
+
+def run_apart(node: Node, unit: str) -> str:
+    """Have a user without privileges own ci1 in namespaces of its own, by a shell alone; returns
+    the command that runs others in there."""
+    script = f"mount --rbind {FOLDERS}/ci1 /mnt && exec sh {OWNER_SCRIPT} /mnt"
+    apart = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork"]
+    node.run(["systemd-run", f"--unit={unit}", "--uid=runner", *apart, "sh", "-c", script])
+    watchdog = node.path(FOLDERS / "ci1/watchdog")
+    wait_for("the owner", watchdog.exists)
+    (pid,) = node.shell(f"pgrep --parent $(systemctl show -P MainPID {unit})").split()
+    namespaces = "--user --preserve-credentials --mount --pid"
+    return f"runuser -u runner -- nsenter --target={pid} {namespaces} --"
+
+
+def test_an_owner_in_other_namespaces(node: Node) -> None:
+    node.shell("groupadd ci; useradd --groups=ci runner")
+    define(node, "ci1", owner={**SOON, "group": "ci"}, **IDLE)
+    run_apart(node, "own-ci1")
+    node.run(["brine", "instance", "start", "ci1"])
+    time.sleep(1.5 * SOON["watchdog_timeout"])
+    assert info(node, "ci1")["status"] == "running"
+    node.run(["systemctl", "kill", "--signal=KILL", "own-ci1"])
+    wait_status(node, "ci1", "ADMIN_down")
+    assert verdict(node, "ci1") == ("admin", "owner-gone")
+    node.run(["rm", str(FOLDERS / "ci1/watchdog")])
+    within = run_apart(node, "own-again")
+    node.run(["brine", "instance", "start", "ci1"])
+    node.shell(f"{within} brine lifecycle prestop ci1")
+    assert info(node, "ci1")["status"] == "ADMIN_down"
+    assert verdict(node, "ci1") == ("admin", "owner-request")
+
+
+def test_a_hostile_owner_gets_no_vm_and_costs_no_other(node: Node) -> None:
+    define(node, "good1", owner=OWNER, **IDLE)
+    own(node, "good1", "--start")
+    define(node, "bad1", owner=OWNER, **IDLE)
+    start, here = ("brine", "instance", "start", "bad1"), f"cd {FOLDERS}/bad1; rm -rf *"
+    for make, why in {
+        "ln --symbolic /etc/passwd watchdog": "the watchdog is no regular file",
+        "mkfifo watchdog": "the watchdog is no regular file",
+        "mkdir watchdog": "the watchdog is no regular file",
+        "touch --date=tomorrow watchdog": "in the future",
+        "touch --date=yesterday watchdog": "10 s are its limit",
+        "touch watchdog; mkdir pid": "pid: can't be written",
+    }.items():
+        node.shell(f"{here}; {make}")
+        assert why in refused(node, *start), make
+        assert "pid" in make or why in owned(node, "bad1")["why"]
+    node.shell(f"{here}; touch watchdog; mkfifo terminate; ln --symbolic /etc/passwd pid")
+    assert owned(node, "bad1")["request"] is False
+    node.run(start)
+    assert node.read("/etc/passwd").startswith("root:")
+    said = refused(node, "brine", "lifecycle", "prestop", "--timeout=1", "bad1")
+    assert "has not ended within 1 s" in said
+    assert info(node, "good1")["status"] == "running"
+    assert events(node, "good1") == ["owner-there"]
 
 
 def test_a_group_without_a_name_may_own(node: Node) -> None:
@@ -247,28 +390,6 @@ def test_the_handler_is_confined(node: Node) -> None:
     assert info(node, "web1")["status"] == "running"
 
 
-def test_the_fence_ends_what_nobody_looks_after(node: Node) -> None:
-    node.write("/etc/brine/lifecycle.toml", "fence_after_s = 10\n")
-    define(node, "ci1", owner={"watchdog_timeout": 600}, **IDLE)
-    own(node, "ci1", "--start")
-    wait_status(node, "ci1", "running")
-    # The handler can't be brought back.
-    drop_in = f"/run/systemd/system/{HANDLER}.d/broken.conf"
-    node.write(drop_in, "[Service]\nExecStart=\nExecStart=/bin/false\n")
-    node.run(["systemctl", "daemon-reload"])
-    node.run(["systemctl", "kill", "--signal=KILL", HANDLER])
-    try:
-        node.run(["systemctl", "start", "brine-lifecycle-fence"])
-        wait_status(node, "ci1", "ADMIN_down")
-        assert verdict(node, "ci1") == ("admin", "owner-gone")
-    finally:
-        node.run(["systemctl", "stop", "brine-lifecycle-fence", HANDLER])
-        node.run(["rm", drop_in, "/etc/brine/lifecycle.toml"])
-        node.run(["systemctl", "daemon-reload"])
-        node.run(["systemctl", "reset-failed"])
-        node.run(["systemctl", "restart", "brine-lifecycle.path"])
-
-
 CONTAINER = (
     "podman --root=/srv/podman/root --runroot=/run/podman-test --storage-driver=vfs "
     "--cgroup-manager=cgroupfs --events-backend=file"
@@ -276,7 +397,7 @@ CONTAINER = (
 RUN = (
     f"{CONTAINER} run --rm --replace --name=owner --network=none --cgroups=disabled "
     "--security-opt=seccomp=unconfined --stop-timeout=60 "
-    "--volume=/usr/share/doc/brine-lifecycle/examples/owner.sh:/owner.sh:ro "
+    f"--volume={OWNER_SCRIPT}:/owner.sh:ro "
     f"--volume={FOLDERS}/ci1:/owner tiny sh"
 )
 """A container in the control group of its unit: a node of the lab can't make any below its own."""

@@ -22,10 +22,12 @@ from lab.node import Node
 from lab.waiting import wait_for
 from node.instance_on_node import (
     IDLE,
+    UNITS,
     boot,
     boot_idle,
     define,
     define_copies,
+    held_back,
     info,
     order,
     qmp,
@@ -49,7 +51,6 @@ from node.watcher_on_node import (
 )
 
 ENDED = "brine-watcher-ended.path"
-UNITS = "/run/systemd/system"
 PANICS = 1000
 
 
@@ -72,21 +73,6 @@ def nothing_runs(request: pytest.FixtureRequest) -> Iterator[None]:
     node.shell("rm -f /run/brine/ctrl/* /run/brine/marks/*")
     node.shell("rm -rf /var/lib/brine/watcher.* /var/lib/brine/outbox /etc/brine/watcher.toml")
     node.shell(f"rm -rf {UNITS}/brine-instance@* {UNITS}/{TIMER}.d; systemctl daemon-reload")
-
-
-@contextmanager
-def held_back(node: Node, name: str) -> Iterator[None]:
-    """Have an instance's unit not come to the end of its start meanwhile."""
-    drop_in = f"{UNITS}/brine-instance@{name}.service.d/slow.conf"
-    file = f"/run/{name}-held-back"
-    wait = f"/bin/sh -c 'while [ -e {file} ]; do sleep 0.1; done'"
-    node.write(drop_in, f"[Service]\nExecStartPre={wait}\n")
-    node.run(["systemctl", "daemon-reload"])
-    node.write(file, "")
-    try:
-        yield
-    finally:
-        node.path(file).unlink()
 
 
 @contextmanager
