@@ -15,7 +15,7 @@ from lab.command import Arguments, run_command
 from lab.images import node_image
 from lab.xen_node import XenNode
 
-PARTS = ("common", "config", "kvmd", "hotplug", "instance", "watcher")
+PARTS = ("common", "config", "kvmd", "hotplug", "instance", "lifecycle", "watcher")
 """What instances take; what that needs beside is there."""
 
 # Of the tree alone: its own accounts, and dpkg's records of packages that the Xen node has not.

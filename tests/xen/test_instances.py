@@ -169,6 +169,24 @@ def test_a_pass_over_ends(node: XenNode, names: list[str]) -> None:
     wait_for("memory", lambda: free_memory_mib(node) == free, timeout_s=LONG_S, interval_s=1)
 
 
+def test_a_domain_does_not_outlive_its_owner(node: XenNode) -> None:
+    node.run(["systemctl", "start", "brine-lifecycle-executor.socket", "brine-lifecycle.path"])
+    have(node, "ci1", owner={"watchdog_timeout": 60})
+    node.run(["brine", "lifecycle", "prepare", "ci1"])
+    touches = "while :; do touch /run/brine/lifecycle/ci1/watchdog; sleep 5; done"
+    node.run(["systemd-run", "--unit=own-ci1", "sh", "-c", touches])
+    start(node, "ci1")
+    assert states(node)["ci1"]["status"] == "running"
+    node.run(["systemctl", "kill", "--signal=KILL", "own-ci1"])
+    found = wait_status(node, ["ci1"], "ADMIN_down")["ci1"]
+    assert found["admin_state_source"] == "owner"
+    assert rows(node) == []
+    # kvmd, which gives a QEMU's verdict, hears nothing of a domain.
+    assert json.loads(node.read("/run/brine/marks/ci1.stop"))["cause"] == "owner-gone"
+    journal = ["journalctl", "--output=cat", "BRINE_INSTANCE=ci1", "BRINE_EVENT=owner-gone"]
+    assert "its owner is gone" in node.run(journal).stdout
+
+
 @pytest.mark.long
 def test_what_is_saved_has_not_crashed(node: XenNode) -> None:
     """Xen 4.17's xl ends at the suspend, and 4.20's when the domain has gone."""
