@@ -19,7 +19,7 @@ HANDLER = "brine-lifecycle.service"
 def node_with_lifecycle(
     release: str, packages: Iterable[Path], *, keeps_files: bool = False
 ) -> Iterator[Node]:
-    """A node that runs instances and has the handler."""
+    """A node that runs instances and has the handler. With `keeps_files` it can reboot."""
     with node_with_instances(release, packages, keeps_files=keeps_files) as node:
         node.run(["apt-get", "install", "--yes", "--quiet=2", "brine-lifecycle"], timeout_s=300)
         yield node
@@ -28,6 +28,7 @@ def node_with_lifecycle(
 def leave_nothing(node: Node) -> None:
     """Have there be no instance, and no owner."""
     node.shell("systemctl stop 'own-*' 'brine-instance@*' brine-lifecycle; systemctl reset-failed")
+    node.shell(f"umount --lazy {FOLDERS}/* 2>&1 || true")
     node.shell("rm -rf /var/lib/brine/instances/* /run/brine/lifecycle/* /run/brine/marks/*")
     node.shell(f"rm -rf {UNITS}/brine-instance@*; systemctl daemon-reload")
 

@@ -286,6 +286,22 @@ def test_the_last_of_several_owners_counts_and_may_come_late(node: Node) -> None
     assert verdict(node, "ci1") == ("admin", "owner-gone")
 
 
+def test_a_folder_that_is_made_anew_has_all_of_a_vm_that_runs(node: Node) -> None:
+    define(node, "ci1", owner=OWNER, **IDLE)
+    folder = FOLDERS / "ci1"
+    node.run(["touch", str(folder / "watchdog")])
+    node.run(["brine", "instance", "start", "ci1"])
+    process = node.read(folder / "pid")
+    node.shell(f"umount --lazy {folder} 2>&1 || true; rm -rf {folder}")
+    node.run(["brine", "lifecycle", "prepare", "ci1"])
+    assert node.read(folder / "pid") == process
+    node.run(["touch", str(folder / "watchdog")])
+    node.run(["brine", "lifecycle", "prestop", "ci1"], timeout_s=90)
+    assert info(node, "ci1")["status"] == "ADMIN_down"
+    assert verdict(node, "ci1") == ("admin", "owner-request")
+    assert not (node.path(folder) / "pid").exists()
+
+
 def run_apart(node: Node, unit: str) -> str:
     """Have a user without privileges own ci1 in namespaces of its own, by a shell alone; returns
     the command that runs others in there."""

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths
-from brine.common.process import start_time_of
+from brine.common.markers import MarkerKind
+from brine.common.process import runs_in, start_time_of, unit_of
 from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError, telling
 
@@ -208,9 +209,29 @@ def note_process(spec: Spec) -> None:
     """
     if spec.owner is None:
         return
-    pid, path = os.getpid(), folder_of(spec.name)
-    text = f"{pid} {start_time_of(pid)} {markers.this_run()}\n"
-    with telling(spec.name, f"{path / PID}: can't be written"), below(path) as folder:
+    _note(spec.name, os.getpid(), markers.this_run())
+    # A request that came before has seen no process, and nobody waits for its end.
+    refuse_without_owner(spec)
+
+
+def note_running(name: str) -> None:
+    """Tell the owner of an instance again which process it has, if its folder was emptied or made
+    anew while it runs.
+
+    :raises InstanceError: if that can't be written.
+    """
+    mark = markers.read_marker(MarkerKind.START, name)
+    pid = mark.facts.get("pid") if mark else None
+    if not mark or not isinstance(pid, int) or not runs_in(pid, unit_of(name)):
+        return
+    if not os.path.lexists(folder_of(name) / PID):
+        _note(name, pid, mark.run)
+
+
+def _note(name: str, pid: int, run: str) -> None:
+    path = folder_of(name)
+    text = f"{pid} {start_time_of(pid)} {run}\n"
+    with telling(name, f"{path / PID}: can't be written"), below(path) as folder:
         temporary = f".{PID}.{pid}"
         _unlink(temporary, folder)
         descriptor = os.open(
@@ -222,8 +243,6 @@ def note_process(spec: Spec) -> None:
         finally:
             os.close(descriptor)
         os.rename(temporary, PID, src_dir_fd=folder, dst_dir_fd=folder)
-    # A request that came before has seen no process, and nobody waits for its end.
-    refuse_without_owner(spec)
 
 
 def forget_process(name: str, run: str) -> None:

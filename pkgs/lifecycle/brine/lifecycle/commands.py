@@ -14,7 +14,7 @@ from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, look_at_all
-from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
+from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder, note_running
 from brine.instance.spec import OwnerSpec, name_fault
 from brine.instance.store import InstanceError, NoSpecError
 from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
@@ -30,7 +30,7 @@ def own(arguments: argparse.Namespace) -> int:
     name = _name(arguments.name)
     found = _owner_of(name)
     if os.geteuid() == 0 and found:
-        make_folder(name, found)
+        _make_folder(name, found)
     interval_s = arguments.interval
     if interval_s is None:
         interval_s = found.watchdog_timeout / _INTERVALS if found else _USUAL_INTERVAL_S
@@ -66,7 +66,7 @@ def prepare(arguments: argparse.Namespace) -> int:
         try:
             found = store.load(_name(name)).owner
             if found:
-                make_folder(name, found)
+                _make_folder(name, found)
                 print(f"prepared: {folder_of(name)}")
             elif not arguments.all:
                 raise _no_owner(name)
@@ -74,6 +74,11 @@ def prepare(arguments: argparse.Namespace) -> int:
             tell_error(error)
             failed = True
     return 1 if failed else 0
+
+
+def _make_folder(name: str, found: OwnerSpec) -> None:
+    make_folder(name, found)
+    note_running(name)
 
 
 def list_owned(arguments: argparse.Namespace) -> int:
