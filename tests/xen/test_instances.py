@@ -176,8 +176,14 @@ def test_a_domain_does_not_outlive_its_owner(node: XenNode) -> None:
     touches = "while :; do touch /run/brine/lifecycle/ci1/watchdog; sleep 5; done"
     node.run(["systemd-run", "--unit=own-ci1", "sh", "-c", touches])
     start(node, "ci1")
-    assert states(node)["ci1"]["status"] == "running"
     node.run(["systemctl", "kill", "--signal=KILL", "own-ci1"])
+    stopped = ["test", "-e", "/run/brine/marks/ci1.stop"]
+    wait_for(
+        "its end to begin",
+        lambda: node.run(stopped, check=False).returncode == 0,
+        timeout_s=LONG_S,
+        interval_s=1,
+    )
     found = wait_status(node, ["ci1"], "ADMIN_down")["ci1"]
     assert found["admin_state_source"] == "owner"
     assert rows(node) == []
