@@ -122,6 +122,26 @@ def test_mistakes_in_pillar_change_nothing(node: Node, test: bool) -> None:
     assert home_of(node, WEB1, *SELF) == "192.0.2.1"
 
 
+@pytest.mark.parametrize("keys", [{"key": " "}, {"previous_key": " "}], ids=["key", "previous"])
+def test_a_blank_key_is_refused_and_the_old_one_stays(node: Node, keys: dict[str, str]) -> None:
+    pid = confd_pid(node)
+    with pytest.raises(LabError, match="is blank"):
+        applied(node, pillar(**keys))
+    assert node.read(KEY_FILE) == f"{SECRET}\n"
+    assert not node.path(PREVIOUS_KEY_FILE).exists()
+    assert home_of(node, WEB1, *SELF) == "192.0.2.1"
+    assert confd_pid(node) == pid
+
+
+def test_a_reload_with_a_blank_key_fails_and_the_daemon_keeps_its_own(node: Node) -> None:
+    pid = confd_pid(node)
+    node.write(KEY_FILE, " \n", mode=0o600)
+    assert node.run(["systemctl", "reload", SERVICE], check=False).returncode != 0
+    node.write(KEY_FILE, f"{SECRET}\n", mode=0o600)
+    assert home_of(node, WEB1, *SELF) == "192.0.2.1"
+    assert confd_pid(node) == pid
+
+
 def test_the_key_is_replaced_by_reloads(node: Node) -> None:
     pid = confd_pid(node)
     for keys in (

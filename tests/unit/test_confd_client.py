@@ -52,9 +52,10 @@ def test_a_key_is_taken_byte_for_byte(key: Path) -> None:
         (lambda path: path.mkdir(), "Is a directory"),
         (os.mkfifo, "regular file"),
         (lambda path: path.write_bytes(b""), "empty"),
+        (lambda path: path.write_bytes(b" \n"), "blank"),
         (lambda path: path.write_bytes(b"x" * 70_000), "no key"),
     ],
-    ids=["folder", "FIFO", "empty", "huge"],
+    ids=["folder", "FIFO", "empty", "blank", "huge"],
 )
 def test_what_is_no_key_is_told(tmp_path: Path, make: Any, said: str) -> None:
     """Also in the place of the previous key, which may be absent."""

@@ -361,6 +361,20 @@ def test_the_only_key_that_is_left_is_not_forgotten(
     assert (installed / "hmac.key.previous").exists()
 
 
+def test_a_key_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    key = tmp_path / "key"
+    key.write_text("00112233445566778899aabbccddeeff\n")
+    assert cli.main(["confd", "check-key", "--json", str(key)]) == 0
+    assert json.loads(capsys.readouterr().out) == {"file": str(key), "bytes": 33}
+    key.write_text("short\n")
+    assert cli.main(["confd", "check-key", str(key)]) == 0
+    assert "has 6 bytes only" in capsys.readouterr().err
+    key.write_text(" \n")
+    with pytest.raises(SystemExit):
+        cli.main(["confd", "check-key", str(key)])
+    assert f"brine: error: {key}: is blank\n" in capsys.readouterr().err
+
+
 def test_help_lists_every_type_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         cli.main(["confd", "query", "--help"])

@@ -79,6 +79,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     change.add_argument("--forget-old", action="store_true", help=help_)
     help_ = f"where it goes; default: {paths.KEY_FILE}"
     key.add_argument("--key", type=Path, metavar="FILE", help=help_)
+    description = "Says whether a file can be the cluster's key, and changes nothing."
+    run = f"{_COMMANDS}:check_key"
+    check = add_verb(verbs, "check-key", run, "check a key", description=description)
+    check.add_argument("file", type=Path, metavar="FILE", help="the key")
+    check.add_argument("--json", action="store_true", help="print a JSON object")
 
 
 COMMAND = Command("ask the cluster's configuration daemons", _configure)

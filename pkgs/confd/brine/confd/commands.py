@@ -1,4 +1,4 @@
-"""The verbs of ``brine confd``: query, ping and new-key."""
+"""The verbs of ``brine confd``: query, ping, new-key and check-key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from brine.confd.client import (
     Result,
     find_peers,
 )
-from brine.confd.keys import find_keys, forget_old, load_key, new_key
+from brine.confd.keys import SHORTEST, find_keys, forget_old, load_key, new_key
 from brine.confd.protocol import ConfdReply, ErrorCode, ReplyStatus, RequestType, Role
 from brine.confd.questions import QUERY_COMMANDS, DrbdMinor, NodeInstances
 from brine.confd.settings import ConfdSettings
@@ -133,6 +133,19 @@ def make_key(arguments: argparse.Namespace) -> int:
     else:
         print(f"made: {path}")
         print(f"next: copy it to every node, and run there: {reload}")
+    return 0
+
+
+def check_key(arguments: argparse.Namespace) -> int:
+    """``brine confd check-key``"""
+    size = len(load_key(arguments.file))
+    if arguments.json:
+        print(json.dumps({"file": str(arguments.file), "bytes": size}))
+    else:
+        print(f"{arguments.file}: the key is good: {size} bytes")
+    if size < SHORTEST:
+        text = f"{arguments.file} has {size} bytes only"
+        _tell("warning", BrineError(text, hint=f"{SHORTEST} bytes or more are safe"))
     return 0
 
 

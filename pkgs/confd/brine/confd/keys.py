@@ -64,8 +64,9 @@ def load_key(path: Path, *, private: bool = True) -> bytes:
         raise KeyFileError(path, "there is no such key", hint=hint) from None
     except OSError as error:
         raise KeyFileError.of(path, "read", error) from error
-    if not secret:
-        raise KeyFileError(path, "is empty", hint="copy the cluster's key from another node")
+    if not secret.strip():
+        text = "is blank" if secret else "is empty"
+        raise KeyFileError(path, text, hint="copy the cluster's key from another node")
     if len(secret) > _LARGEST:
         raise KeyFileError(path, f"is no key: it has more than {_LARGEST} bytes")
     if private and mode & (stat.S_IRGRP | stat.S_IROTH):

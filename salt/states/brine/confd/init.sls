@@ -6,7 +6,7 @@ include:
 
 {%- if parts.confd and confd_said %}
 
-{#- A node whose pillar has no key keeps what it has: the files are somebody else's. #}
+{#- A node whose pillar has no key keeps what it has: the files are somebody else's. Brine itself checks a key before it is put in place. #}
 {%- if brine.confd.key %}
 
 brine-confd-key:
@@ -17,6 +17,7 @@ brine-confd-key:
     - user: root
     - group: root
     - mode: '0600'
+    - check_cmd: /usr/bin/brine confd check-key
     - require:
       - pkg: brine-packages
     - require_in:
@@ -33,6 +34,7 @@ brine-confd-previous-key:
     - user: root
     - group: root
     - mode: '0600'
+    - check_cmd: /usr/bin/brine confd check-key
 {%- else %}
   file.absent:
     - name: {{ previous_key_file | json }}
