@@ -26,7 +26,8 @@ What each should be, with the keys of brine-spec(5), and whether it should run::
       brine_instance.absent: []
 
 The state ``brine.instance`` makes these of pillar. An instance that its user has shut down stays
-down: ``running`` leaves it alone, and says so.
+down: ``running`` leaves it alone, and says so. It also leaves the watcher its work: it starts
+nothing while the watcher is paused, and no instance that the watcher has given up.
 
 All of them talk to the ``brine`` command only: Salt's own packages have a Python that does not see
 the distribution's modules.
@@ -35,6 +36,7 @@ the distribution's modules.
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
+_WATCHER = "/usr/lib/systemd/system/brine-watcher.service"
 _UNIT_FILE = "/usr/lib/systemd/system/brine-instance@.service"
 _SPEC_FILE = "/var/lib/brine/instances/{}.json"
 _GOING = ("running", "starting", "stopping")
@@ -76,7 +79,7 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         notes = ["its user has shut it down, and that stays"] if "admin_state" in spec else []
     dry_run = ["--dry-run"] if __opts__["test"] else []
     stdin = json.dumps(wanted, default=str)
-    said, refused = _brine("define", "-", "--json", *dry_run, stdin=stdin)
+    said, refused = _brine("instance", "define", "-", "--json", *dry_run, stdin=stdin)
     if refused:
         return _failure(name, refused)
     after = json.loads(said)
@@ -92,10 +95,12 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
 
 
 def running(name: str) -> Result:
-    """Have an instance run, as ``brine instance start`` does, but not against its user's will.
+    """Start an instance that is down, as ``brine instance start`` does, but not against its user's
+    will.
 
-    One that its user has shut down is left alone, unless its spec says ``user_shutdown: restart``;
-    so is one that is just being stopped.
+    An instance that its user has shut down is left alone, unless its spec says ``user_shutdown:
+    restart``; so is one that is just being stopped, or that the watcher has given up. While the
+    watcher is paused, nothing is started. The watcher's tries stay as they are.
 
     :param name: of the instance; it must be defined.
     """
@@ -110,7 +115,12 @@ def running(name: str) -> Result:
         return _success(name, {}, "is just being stopped, and left alone")
     if _is_off_by_its_user(seen):
         return _success(name, {}, f"left alone: {seen['why'] or 'it was shut down by its user'}")
-    return _act(name, ["start", name], seen["status"], "running", "started")
+    why, refused = _held_back(name)
+    if refused:
+        return _failure(name, refused)
+    if why:
+        return _success(name, {}, f"left alone: {why}")
+    return _act(name, ["start", "--keep-tries", name], seen["status"], "running", "started")
 
 
 def stopped(name: str, force: bool = False, timeout: float | None = None) -> Result:
@@ -172,7 +182,7 @@ def elsewhere(name: str, node: str) -> Result:
     spec = {**seen["spec"], "admin_state": "offline"}
     changes = {"admin_state": {"old": seen["admin_state"], "new": "offline"}}
     if not __opts__["test"]:
-        _, refused = _brine("define", "-", stdin=json.dumps(spec))
+        _, refused = _brine("instance", "define", "-", stdin=json.dumps(spec))
         if refused:
             return _failure(name, refused)
     return _success(name, changes, f"is {node}'s, and offline here")
@@ -201,6 +211,25 @@ def _is_off_by_its_user(seen: Result) -> bool:
     if seen["admin_state_source"] == "user":
         return True
     return bool(seen["oper_state"] == "S" and seen["spec"]["user_shutdown"] != "restart")
+
+
+def _held_back(name: str) -> tuple[str, str]:
+    """Why the watcher would not have an instance started now, and why that can't be found out;
+    both are empty if nothing is against it."""
+    if not __salt__["file.file_exists"](_WATCHER):
+        return "", ""
+    said, refused = _brine("watcher", "status", "--json")
+    if refused:
+        return "", refused
+    status = json.loads(said)
+    if until := status["paused_until"]:
+        text = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"the watcher is paused until {text}; brine watcher resume ends the pause", ""
+    tries = status["tries"].get(name, {})
+    if tries.get("given_up"):
+        hint = f"brine instance start {name} starts it, and has the watcher begin anew"
+        return f"the watcher has given it up after {tries['count']} tries; {hint}", ""
+    return "", ""
 
 
 def _what_waits(name: str) -> list[str]:
@@ -233,7 +262,7 @@ def _act(name: str, command: list[str], old: str, new: str | None, done: str) ->
     changes = {name: {"old": old, "new": new}}
     if __opts__["test"]:
         return _success(name, changes, f"would be {done}")
-    _, refused = _brine(*command)
+    _, refused = _brine("instance", *command)
     return _failure(name, refused) if refused else _success(name, changes, done)
 
 
@@ -277,13 +306,13 @@ def _look(name: str) -> tuple[Result | None, str]:
 
 def _info(name: str) -> tuple[Result, str]:
     """What is said of an instance, and what was said against it; one of them is empty."""
-    said, refused = _brine("info", name, "--json")
+    said, refused = _brine("instance", "info", name, "--json")
     return {} if refused else json.loads(said), refused
 
 
 def _brine(*arguments: str, stdin: str = "") -> tuple[str, str]:
-    """What ``brine instance`` printed, and what it said if it failed; one of them is empty."""
-    command = ["brine", "instance", *arguments]
+    """What ``brine`` printed, and what it said if it failed; one of them is empty."""
+    command = ["brine", *arguments]
     # Quiet: a failure is told by the state, once.
     run = __salt__["cmd.run_all"](
         command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -132,6 +134,29 @@ def test_what_an_admin_stopped_stays_off_where_pillar_says_nothing(node: Node) -
     done = applied(node, {"web1": WEB1})
     assert done["web1"].changes == {"web1": {"old": "ERROR_down", "new": "running"}}
     wait_ready(node, "web1")
+
+
+def test_the_watcher_is_not_overruled(node: Node) -> None:
+    def has_tried(count: int, *, given_up: bool) -> str:
+        tries = {"count": count, "last": time.time(), "given_up": given_up}
+        text = json.dumps({"version": 1, "instances": {"web1": tries}})
+        node.write("/var/lib/brine/watcher.json", text)
+        return text
+
+    node.run(["systemctl", "stop", "brine-instance@web1"])
+    node.run(["brine", "watcher", "pause", "1h"])
+    assert applied(node, {"web1": WEB1}) == {}
+    node.run(["brine", "watcher", "resume"])
+    before = has_tried(5, given_up=True)
+    assert applied(node, {"web1": WEB1}) == {}
+    assert node.read("/var/lib/brine/watcher.json") == before
+    assert statuses(node, "web1") == ["ERROR_down"]
+    before = has_tried(2, given_up=False)
+    done = applied(node, {"web1": WEB1})
+    assert done["web1"].changes == {"web1": {"old": "ERROR_down", "new": "running"}}
+    assert node.read("/var/lib/brine/watcher.json") == before
+    wait_ready(node, "web1")
+    node.run(["brine", "watcher", "forget", "web1"])
 
 
 def test_a_node_may_do_without_kvmd(node: Node) -> None:

@@ -424,6 +424,9 @@ def test_a_start_has_the_watcher_begin_anew_whatever_its_record_is_like(
         note(name, Tries(5, 1.0, given_up=True))
     assert start_instance("web1") is Started.STARTED
     assert restart_counter.load().keys() == {"web2"}
+    note("web1", Tries(2, 1.0))
+    assert start_instance("web1", keeps_tries=True) is Started.STARTED
+    assert restart_counter.load()["web1"] == Tries(2, 1.0)
     restart_counter.FILE.unlink()
     restart_counter.FILE.mkdir()
     assert start_instance("web1") is Started.STARTED

@@ -24,6 +24,7 @@ class Brine:
     refusal: str = ""
     silence: str = ""
     units: str = ""
+    watcher: dict[str, Any] | None = None
     installed: bool = True
     done: list[list[str]] = field(default_factory=list)
     defined: dict[str, Any] = field(default_factory=dict)
@@ -32,6 +33,8 @@ class Brine:
         """What Salt's cmd.run_all returns."""
         if command[0] == "systemctl":
             return _output(self.units)
+        if command[1:] == ["watcher", "status", "--json"]:
+            return _output(json.dumps(self.watcher))
         assert command[:2] == ["brine", "instance"]
         verb = command[2]
         if verb == "info" and self.silence:
@@ -50,6 +53,8 @@ class Brine:
 
     def file_exists(self, path: str) -> bool:
         """What Salt's file.file_exists returns."""
+        if path == "/usr/lib/systemd/system/brine-watcher.service":
+            return self.watcher is not None
         if path.startswith("/usr/lib/systemd/"):
             return self.installed
         assert path == "/var/lib/brine/instances/web1.json"
@@ -193,10 +198,31 @@ def test_what_is_down_is_started_but_not_against_its_users_will(
     change = {"web1": {"old": before["status"], "new": "running"}}
     assert result["changes"] == (change if starts else {})
     assert result["result"] is (None if starts and test else True)
-    assert brine.done == ([["start", "web1"]] if starts and not test else [])
+    assert brine.done == ([["start", "--keep-tries", "web1"]] if starts and not test else [])
     assert ("left alone" in result["comment"]) is (
         before["status"] in ("USER_down", "stopping")
     ) or starts
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize(
+    ("paused_until", "given_up", "comment"),
+    [
+        (None, False, ""),
+        (None, True, "web1 left alone: the watcher has given it up after 5 tries; brine instance"),
+        (1.8e9, False, "web1 left alone: the watcher is paused until 2027-01-15 08:00:00 UTC;"),
+    ],
+)
+def test_what_the_watcher_holds_back_is_not_started(
+    paused_until: float | None, given_up: bool, comment: str, test: bool
+) -> None:
+    tries = {"count": 5, "last": 1.0, "given_up": given_up}
+    brine = Brine(CRASHED, watcher={"paused_until": paused_until, "tries": {"web1": tries}})
+    result = state(brine, test=test).running("web1")
+    assert result["comment"].startswith(comment)
+    assert bool(result["changes"]) is not bool(comment)
+    assert result["result"] is (None if test and not comment else True)
+    assert brine.done == ([] if comment or test else [["start", "--keep-tries", "web1"]])
 
 
 @pytest.mark.parametrize("test", [False, True])

@@ -68,6 +68,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     start.add_argument("name", metavar="INSTANCE", nargs="?")
     text = "start all instances that should be up and are down"
     start.add_argument("--all", action="store_true", help=text)
+    text = "do not forget the watcher's tries, for programs that start it again and again"
+    start.add_argument("--keep-tries", action="store_true", help=text)
     stop = verb("stop", f"{_OPERATIONS}:stop", "shut an instance's guest down")
     text = "shut an instance's guest down, and start it with its present spec"
     reboot = verb("reboot", f"{_OPERATIONS}:reboot", text)

@@ -39,8 +39,11 @@ class Started(StrEnum):
     UNCHANGED = "unchanged: {name} runs"
 
 
-def start_instance(name: str) -> Started:
-    """Start an instance, and set its admin_state to up. A failed start leaves nothing behind."""
+def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
+    """Start an instance, and set its admin_state to up. A failed start leaves nothing behind.
+
+    :param keeps_tries: whether the watcher goes on counting where it is.
+    """
     deadline = time.monotonic() + _ENDING_S
     is_asked = is_wanted = is_noted = False
     while True:
@@ -58,7 +61,8 @@ def start_instance(name: str) -> Started:
                 refuse_without_owner(spec)
             is_noted = want(spec, AdminState.UP) or is_noted
             is_wanted = True
-            forget_tries(name)
+            if not keeps_tries:
+                forget_tries(name)
             if runs and not ending:
                 _keep_up(name)
                 if is_asked:
@@ -349,11 +353,13 @@ def start(arguments: argparse.Namespace) -> int:
         raise UsageError("which instance?", hint="give its name, or --all")
     if name is not None and arguments.all:
         raise UsageError("--all, or that one?", hint="give a name, or --all")
+    if arguments.all and arguments.keep_tries:
+        raise UsageError("--all keeps the tries by itself", hint="leave --keep-tries out")
     messages.log_to_journal("brine")
     if arguments.all:
         return _start_all()
     try:
-        print(start_instance(name).format(name=name))
+        print(start_instance(name, keeps_tries=arguments.keep_tries).format(name=name))
     except KeyboardInterrupt:
         return interrupted(name, runs="runs")
     return 0
