@@ -180,6 +180,18 @@ def test_other_candidates_and_other_nodes_get_copies(node: Node) -> None:
     assert node.path("/var/lib/brine/ssconf/ssconf_master_node").exists()
     assert applied(node, candidate) == {}
 
+    copy, now = node.read(f"{STATES}/cluster/config.data"), node.read(CONFIG)
+    older = json.loads(copy)
+    older["cluster"]["serial_no"] -= 1
+    for text, said in ((json.dumps(older), "is older than"), (copy[:-20], "is no JSON")):
+        node.write(f"{STATES}/cluster/config.data", text)
+        with pytest.raises(LabError, match=said):
+            applied(node, candidate)
+        assert node.read(CONFIG) == now
+    both = {"source": "salt://cluster/config.data", "apply": True}
+    with pytest.raises(LabError, match="brine:config has both apply and source"):
+        applied(node, {**candidate, "config": both}, test=True)
+
     node.shell(f"rm -rf {CONFIG} /var/lib/brine/config.versions/* /var/lib/brine/ssconf")
     other = {
         "confd": {"key": SECRET, "daemon": False},

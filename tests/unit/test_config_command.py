@@ -127,6 +127,31 @@ def test_show_takes_names(filled: Run) -> None:
     assert "~ is written ~0" in filled("config", "show", "/cluster/a~b")[2]
 
 
+def test_a_copy_must_be_sound_and_not_older(filled: Run, brine: Run, tmp_path: Path) -> None:
+    current, copy = tmp_path / "config.data", tmp_path / "copy"
+    data = json.loads(current.read_text())
+    serial = data["cluster"]["serial_no"]
+
+    def check(text: str) -> tuple[int, str, str]:
+        copy.write_text(text)
+        return brine("config", "check-copy", "--json", str(copy))
+
+    status, output, _ = check(current.read_text())
+    assert (status, json.loads(output)) == (0, {"serial": serial, "current_serial": serial})
+    for damaged in ("", current.read_text()[:-20], "{}"):
+        status, output, error = check(damaged)
+        assert (status, output) == (1, "")
+        assert error.startswith(f"brine: error: {copy}: ")
+    data["cluster"]["serial_no"] = serial - 1
+    status, output, error = check(json.dumps(data))
+    assert (status, output) == (1, "")
+    assert f"{copy}: serial {serial - 1} is older than {serial}, which {current} has" in error
+    current.write_text("{")
+    assert check(json.dumps(data))[0] == 0
+    current.unlink()
+    assert check(json.dumps(data))[0] == 0
+
+
 def test_verify_ends_with_one_if_there_are_faults(filled: Run, tmp_path: Path) -> None:
     assert filled("config", "verify") == (0, "no faults\n", "")
     data = ganeti_config()

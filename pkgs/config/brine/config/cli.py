@@ -27,6 +27,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     verify = _add(verbs, "verify", "verify", "look for faults; status 1 if there are any")
     verify.add_argument("file", nargs="?", type=Path, metavar="FILE", help="another configuration")
 
+    text = "check whether a copy can replace the configuration"
+    check = _add(verbs, "check-copy", "check_copy", text)
+    check.add_argument("file", type=Path, metavar="FILE", help="another node's configuration")
+
     diff = _add(verbs, "diff", "diff", "show the differences between two versions")
     diff.add_argument("old", nargs="?", metavar="OLD", help="serial of a kept version, or a file")
     diff.add_argument("new", nargs="?", metavar="NEW", help="the same; default: the current one")

@@ -21,7 +21,7 @@ from brine.config.model import Configuration, resolve
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
 from brine.config.ssconf import Ssconf, SsconfError
-from brine.config.store import ConfigStore, NoConfigError, Writer
+from brine.config.store import ConfigStore, CorruptError, NoConfigError, Writer
 from brine.config.verify import find
 
 Pool = list[list[int]]
@@ -72,6 +72,22 @@ def verify(arguments: argparse.Namespace) -> int:
     result = [{"pointer": f.where, "kind": f.kind, "text": f.text} for f in found]
     _tell(arguments, result, [*found, _counted(len(found), "fault") if found else "no faults"])
     return 1 if found else 0
+
+
+def check_copy(arguments: argparse.Namespace) -> int:
+    """``brine config check-copy``"""
+    store = _store(arguments)
+    copy = ConfigStore(arguments.file.absolute()).read().cluster
+    current = None
+    with contextlib.suppress(NoConfigError, CorruptError):  # any copy is better
+        current = store.read().cluster
+    serial_no = current.serial_no if current and current.uuid == copy.uuid else None
+    if serial_no is not None and copy.serial_no < serial_no:
+        text = f"{arguments.file}: serial {copy.serial_no} is older than {serial_no}"
+        hint = "brine config restore, on the master, gives an old configuration a new serial"
+        raise ConfigError(f"{text}, which {store.path} has", hint=hint)
+    result = {"serial": copy.serial_no, "current_serial": serial_no}
+    return _tell(arguments, result, [f"serial {copy.serial_no} can replace {store.path}"])
 
 
 def diff(arguments: argparse.Namespace) -> int:

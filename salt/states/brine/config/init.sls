@@ -4,9 +4,19 @@ include:
   - brine.common
   - brine.loaded
 
-{%- if brine.config.source %}
+{%- if brine.config.source and brine.config.apply %}
 
-{#- A copy of the file that another node made. #}
+{#- The name says it all: in test mode Salt replaces the comment. #}
+brine-config-applied-and-copied:
+  test.fail_without_changes:
+    - name: >-
+        pillar brine:config has both apply and source: a node either makes the configuration or gets a copy of it; remove one of the two
+    - comment: the configuration was not changed
+    - require_in:
+      - brine_config: brine-ssconf
+{%- elif brine.config.source %}
+
+{#- A copy of the file that another node made. Brine itself checks it before it is put in place. #}
 brine-config-copied:
   file.managed:
     - name: /var/lib/brine/config.data
@@ -16,6 +26,7 @@ brine-config-copied:
     - user: root
     - group: brine
     - mode: '0640'
+    - check_cmd: /usr/bin/brine config check-copy
     - require:
       - pkg: brine-packages
     - require_in:
