@@ -29,8 +29,10 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-# What "brine config apply" takes; all else in pillar is for states.
-_SECTIONS = ("cluster", "nodegroups", "networks", "nodes", "instances", "disks")
+# What defaults.yaml has is for the states of this formula. "brine config apply" gets all else, and
+# refuses what it does not know.
+_OTHERS: tuple[str, ...] = ("version", "repository", "config", "kvmd", "confd")
+_OTHERS += ("hotplug", "instance", "lifecycle", "watcher")
 
 
 def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
@@ -38,11 +40,15 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
 
     :param name: for people; nothing depends on it.
     :param pillar: the key of pillar under which the sections are (cluster, nodes, instances, ...).
-    :param prune: whether objects that a declared section does not name are removed.
+        A section that is not known is refused.
+    :param prune: whether objects that a declared section does not name are removed. A section that
+        is empty removes none.
     """
     # Not pillar.get, which hides values from states, as of Salt 3008.
     inside = __pillar__.get(pillar) or {}
-    declared = {key: inside[key] for key in _SECTIONS if inside.get(key) is not None}
+    if not isinstance(inside, dict):
+        return {**_result(name, {}, f"pillar {pillar} must be a mapping"), "result": False}
+    declared = {key: inside[key] for key in inside if key not in _OTHERS}
     command = ["brine", "config", "apply", "-", "--json", *(["--prune"] if prune else [])]
     done = _run(name, command, stdin=json.dumps(declared))
     if "result" in done:

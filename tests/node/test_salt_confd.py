@@ -106,6 +106,8 @@ def test_what_pillar_no_longer_names_goes_with_prune_only(node: Node) -> None:
     without["config"] = {"apply": True, "prune": True}
     done = applied(node, without)
     assert done["brine-config-applied"].changes.keys() >= {"/instances/db1.example.com"}
+    without["instances"] = {}
+    assert applied(node, without) == {}
 
 
 @pytest.mark.parametrize("test", [False, True])
@@ -115,6 +117,8 @@ def test_mistakes_in_pillar_change_nothing(node: Node, test: bool) -> None:
     mistaken["instances"]["web1.example.com"]["nics"] = [{"ip": "198.51.100.700"}]
     with pytest.raises(LabError, match=r"198\.51\.100\.700"):
         applied(node, mistaken, test=test)
+    with pytest.raises(LabError, match="did you mean instances"):
+        applied(node, {**pillar(), "instancs": {}}, test=test)
     with pytest.raises(LabError, match="did you mean workers"):
         applied(node, pillar(settings={"worker": 2}))
     assert node.read(CONFIG) == before
@@ -183,7 +187,7 @@ def test_other_candidates_and_other_nodes_get_copies(node: Node) -> None:
     copy, now = node.read(f"{STATES}/cluster/config.data"), node.read(CONFIG)
     older = json.loads(copy)
     older["cluster"]["serial_no"] -= 1
-    for text, said in ((json.dumps(older), "is older than"), (copy[:-20], "is no JSON")):
+    for text, said in ((json.dumps(older), "is older than"), (copy[:-20], "not valid JSON")):
         node.write(f"{STATES}/cluster/config.data", text)
         with pytest.raises(LabError, match=said):
             applied(node, candidate)

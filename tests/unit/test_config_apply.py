@@ -162,6 +162,9 @@ def test_only_prune_removes_what_is_not_named() -> None:
     assert [instance.name for instance in pruned.instances.values()] == [WEB]
     assert list(pruned.disks) == [uuid_of("disk", 1)]
     assert pruned.nodes == config.nodes
+    emptied = apply(config, {"instances": {}, "networks": None}, prune=True)
+    assert emptied.new == config
+    assert emptied.notes == ("nothing is removed: /instances is empty",)
 
 
 def test_null_in_place_of_an_object_removes_it_with_its_disks() -> None:

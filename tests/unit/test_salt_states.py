@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-STATE = Path(__file__).parents[2] / "salt/_states/brine_config.py"
+SALT = Path(__file__).parents[2] / "salt"
+STATE = SALT / "_states/brine_config.py"
 
 
 @pytest.fixture
@@ -62,3 +64,24 @@ def test_a_change_is_shown(
     assert result["changes"] == {"/x": shown}
     assert result["result"] is (None if test else True)
     assert result["comment"].endswith("\nso")
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_what_the_formula_does_not_know_is_for_the_command(state: ModuleType, test: bool) -> None:
+    given: list[Any] = []
+
+    def run_all(command: list[str], stdin: str, **_: Any) -> dict[str, Any]:
+        given.append(json.loads(stdin))
+        return {"retcode": 1, "stdout": "", "stderr": "brine: error: /instancs: is not known"}
+
+    keys = re.findall(r"^(\w+):", (SALT / "states/brine/defaults.yaml").read_text(), re.MULTILINE)
+    pillar: dict[str, Any] = {**dict.fromkeys(keys), "instancs": {}, "networks": None}
+    vars(state).update(
+        __opts__={"test": test},
+        __pillar__={"brine": pillar},
+        __salt__={"cmd.run_all": run_all, "cmd.which": lambda name: name},
+    )
+    result = state.applied("cluster", prune=True)
+    assert given == [{"instancs": {}, "networks": None}]
+    assert (result["result"], result["changes"]) == (False, {})
+    assert result["comment"] == "brine: error: /instancs: is not known"

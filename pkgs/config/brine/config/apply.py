@@ -236,7 +236,10 @@ def _merge_section(draft: Draft, section: str, *, prune: bool) -> None:
             draft.wrong(where, f"must be an object or null, but is {shown(value)}")
         else:
             _merge_object(draft, section, key, value)
-    if prune:
+    if prune and not declared and draft.old[section]:
+        # A template that found nothing must not take a cluster apart.
+        draft.notes.append(f"nothing is removed: /{section} is empty")
+    elif prune:
         for key in draft.old[section]:
             if key not in draft.keys[section]:
                 _remove(draft, section, key)
