@@ -65,7 +65,8 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         addresses and the admin_state stay as they are.
     """
     if not isinstance(spec := {} if spec is None else spec, dict):
-        return _failure(name, f"{name}: its spec must be a mapping, but is {spec!r}")
+        hint = "; in pillar, absent: true undefines it" if not spec else ""
+        return _failure(name, f"{name}: its spec must be a mapping, but is {spec!r}{hint}")
     if spec.get("name", name) != name:
         return _failure(name, f"{name}: its spec is that of {spec['name']}")
     if (early := _not_installed(name)) is not None:

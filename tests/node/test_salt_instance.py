@@ -31,6 +31,7 @@ TARGET = "brine-instances.target"
 UNITS = ["brine-kvmd.path", "brine-watcher.timer", "brine-tap-gc.timer"]
 WEB1 = {**SMALLEST, "admin_state": "up", "nics": [{"link": "br0"}]}
 DB1 = {"memory_mib": 256, "start_order": 10}
+ABSENT = {"absent": True}
 POOL = {"uid_pool": "4000-4009"}
 
 
@@ -181,7 +182,10 @@ def test_mistakes_in_pillar_change_nothing(node: Node, test: bool) -> None:
         return [file.read_text() for file in sorted(folder.iterdir())]
 
     before = specs()
-    said = refused(node, {"web1": {**WEB1, "memory_mb": 512}, "new1": 5}, test=test)
+    mistakes = {"web1": {**WEB1, "memory_mb": 512}, "new1": 5, "db1": "", "plain1": {"absent": 1}}
+    said = refused(node, mistakes, test=test)
+    assert "db1: its spec must be a mapping, but is ''; in pillar, absent: true" in said
+    assert "/absent: there is no such key" in said
     assert "web1: brine: error: standard input: /memory_mb: there is no such key" in said
     assert "did you mean memory_mib?" in said
     assert "new1: its spec must be a mapping" in said
@@ -203,7 +207,7 @@ def test_nothing_is_removed_while_an_instance_runs(node: Node) -> None:
             assert len(said.splitlines()) == 1
             assert "nothing is removed, as instances run: web1;" in said
             assert node.run(["systemctl", "is-active", *UNITS]).stdout == "active\n" * len(UNITS)
-    assert "web1: is running" in refused(node, {"web1": ""})
+    assert "web1: is running" in refused(node, {"web1": ABSENT})
     assert statuses(node, "web1") == ["running"]
 
 
@@ -226,15 +230,15 @@ def test_one_pillar_may_be_that_of_many_nodes(node: Node) -> None:
 def test_a_rename_in_pillar_is_told_from_a_new_instance(node: Node) -> None:
     node.shell("truncate --size=1M /srv/data.img")
     disk = {"disks": [{"path": "/srv/data.img"}]}
-    applied(node, {"web1": WEB1, "data1": disk})
+    applied(node, {"web1": WEB1, "data1": {**disk, "absent": False}})
     said = refused(node, {"web1": WEB1, "data2": disk})
     assert "brine instance rename data1 data2" in said
     assert not node.path("/var/lib/brine/instances/data2.json").exists()
-    applied(node, {"web1": WEB1, "data1": ""})
+    applied(node, {"web1": WEB1, "data1": ABSENT})
 
 
 def test_what_should_be_down_is_stopped_and_what_should_not_be_is_undefined(node: Node) -> None:
-    instances = {"web1": {**WEB1, "admin_state": "down"}, "db1": ""}
+    instances = {"web1": {**WEB1, "admin_state": "down"}, "db1": {**DB1, **ABSENT}}
     applied(node, instances, test=True)
     assert statuses(node, "web1", "db1") == ["running", "ADMIN_down"]
     applied(node, instances)

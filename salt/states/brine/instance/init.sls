@@ -62,14 +62,16 @@ brine-instances-are-no-mapping:
 {%- set ordered = [] %}
 {%- for name, spec in specs.items() %}
 {%- set order = spec.get("start_order") if spec is mapping else none %}
-{%- do ordered.append([-1 if spec == "" else order if order is integer else 100, name]) %}
+{%- set goes = spec is mapping and spec.get("absent") is sameas true %}
+{%- do ordered.append([-1 if goes else order if order is integer else 100, name]) %}
 {%- endfor %}
 {%- for _, name in ordered | sort %}
 {%- set spec = specs[name] %}
 {%- set id = "brine-instance-" ~ name %}
+{%- set goes = spec is mapping and spec.get("absent") is sameas true %}
 
 {{ id | json }}:
-{%- if spec == "" %}
+{%- if goes %}
   brine_instance.absent:
     - name: {{ name | json }}
 {%- else %}
@@ -85,7 +87,7 @@ brine-instances-are-no-mapping:
 {%- endif %}
       - sls: brine.hotplug
 
-{%- set admin_state = spec.get("admin_state") if spec is mapping else none %}
+{%- set admin_state = spec.get("admin_state") if spec is mapping and not goes else none %}
 {%- if admin_state in ["up", "down", "offline"] %}
 
 {{ (id ~ ("-running" if admin_state == "up" else "-stopped")) | json }}:
