@@ -47,7 +47,7 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
     # Not pillar.get, which hides values from states, as of Salt 3008.
     inside = __pillar__.get(pillar) or {}
     if not isinstance(inside, dict):
-        return {**_result(name, {}, f"pillar {pillar} must be a mapping"), "result": False}
+        return _failure(name, f"pillar {pillar} must be a mapping")
     declared = {key: inside[key] for key in inside if key not in _OTHERS}
     command = ["brine", "config", "apply", "-", "--json", *(["--prune"] if prune else [])]
     done = _run(name, command, stdin=json.dumps(declared))
@@ -101,12 +101,31 @@ def _run(name: str, command: list[str], *, stdin: str = "") -> Result:
         if not __salt__["cmd.which"]("brine"):
             return {**_result(name, {}, "brine would be installed first"), "result": None}
     # Quiet: what is declared may hold secrets.
-    run = __salt__["cmd.run_all"](
-        command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
-    )
+    try:
+        run = __salt__["cmd.run_all"](
+            command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
+        )
+    except Exception as error:
+        return _failure(name, _why_not_run(error))
     if run["retcode"] != 0:
-        return {**_result(name, {}, run["stderr"] or run["stdout"]), "result": False}
-    return {"said": json.loads(run["stdout"])}
+        return _failure(name, run["stderr"] or run["stdout"])
+    try:
+        said = json.loads(run["stdout"])
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        return _failure(name, f"{' '.join(command)} succeeded, but did not print JSON")
+    return {"said": said}
+
+
+def _why_not_run(error: Exception) -> str:
+    """Salt's error without what it adds: the input, which may hold secrets, and the environment."""
+    _, is_given, reason = str(error).rpartition(", reason: ")
+    return f"brine can't be run: {reason if is_given else type(error).__name__}"
+
+
+def _failure(name: str, comment: str) -> Result:
+    return {"name": name, "result": False, "changes": {}, "comment": comment}
 
 
 def _result(name: str, changes: Result, comment: str) -> Result:

@@ -80,10 +80,9 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         notes = ["its user has shut it down, and that stays"] if "admin_state" in spec else []
     dry_run = ["--dry-run"] if __opts__["test"] else []
     stdin = json.dumps(wanted, default=str)
-    said, refused = _brine("instance", "define", "-", "--json", *dry_run, stdin=stdin)
+    after, refused = _brine_json("instance", "define", "-", "--json", *dry_run, stdin=stdin)
     if refused:
         return _failure(name, refused)
-    after = json.loads(said)
     if not after["changed"]:
         return _success(name, {}, "is as declared", *notes, *_pending(before))
     if before is None:
@@ -219,10 +218,9 @@ def _held_back(name: str) -> tuple[str, str]:
     both are empty if nothing is against it."""
     if not __salt__["file.file_exists"](_WATCHER):
         return "", ""
-    said, refused = _brine("watcher", "status", "--json")
+    status, refused = _brine_json("watcher", "status", "--json")
     if refused:
         return "", refused
-    status = json.loads(said)
     if until := status["paused_until"]:
         text = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         return f"the watcher is paused until {text}; brine watcher resume ends the pause", ""
@@ -307,17 +305,35 @@ def _look(name: str) -> tuple[Result | None, str]:
 
 def _info(name: str) -> tuple[Result, str]:
     """What is said of an instance, and what was said against it; one of them is empty."""
-    said, refused = _brine("instance", "info", name, "--json")
-    return {} if refused else json.loads(said), refused
+    return _brine_json("instance", "info", name, "--json")
+
+
+def _brine_json(*arguments: str, stdin: str = "") -> tuple[Result, str]:
+    """The object that ``brine`` printed, and what it said if it failed; one of them is empty."""
+    text, refused = _brine(*arguments, stdin=stdin)
+    if refused:
+        return {}, refused
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict):
+        return {}, f"brine {' '.join(arguments)} succeeded, but did not print JSON"
+    return said, ""
 
 
 def _brine(*arguments: str, stdin: str = "") -> tuple[str, str]:
     """What ``brine`` printed, and what it said if it failed; one of them is empty."""
     command = ["brine", *arguments]
     # Quiet: a failure is told by the state, once.
-    run = __salt__["cmd.run_all"](
-        command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
-    )
+    try:
+        run = __salt__["cmd.run_all"](
+            command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
+        )
+    except Exception as error:
+        # Salt's error also has the input and the environment.
+        _, is_given, reason = str(error).rpartition(", reason: ")
+        return "", f"brine can't be run: {reason if is_given else type(error).__name__}"
     if run["retcode"] != 0:
         return "", run["stderr"] or run["stdout"] or f"failed with status {run['retcode']}"
     return str(run["stdout"]), ""

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 SALT = Path(__file__).parents[2] / "salt"
-STATE = SALT / "_states/brine_config.py"
 
 
 @pytest.fixture
 def state() -> ModuleType:
     """The state module, as Salt loads it."""
-    spec = importlib.util.spec_from_file_location("brine_config", STATE)
+    return loaded("brine_config")
+
+
+def loaded(name: str) -> ModuleType:
+    """A state module, as Salt loads it."""
+    spec = importlib.util.spec_from_file_location(name, SALT / f"_states/{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -85,3 +89,47 @@ def test_what_the_formula_does_not_know_is_for_the_command(state: ModuleType, te
     assert given == [{"instancs": {}, "networks": None}]
     assert (result["result"], result["changes"]) == (False, {})
     assert result["comment"] == "brine: error: /instancs: is not known"
+
+
+def no_command(*_: Any, **given: Any) -> dict[str, Any]:
+    """What Salt's cmd.run_all raises where the command is missing."""
+    reason = "[Errno 2] No such file or directory: 'brine'"
+    context = {"stdin": given.get("stdin"), "env": {"TOKEN": "secret"}}
+    text = f"Unable to run command '['brine']' with the context '{context}'"
+    raise RuntimeError(f"{text}, reason: {reason}")
+
+
+def no_json(*_: Any, **given: Any) -> dict[str, Any]:
+    """What a command that prints no JSON returns."""
+    return {"retcode": 0, "stdout": f"secret {given.get('stdin')}", "stderr": ""}
+
+
+@pytest.mark.parametrize(
+    ("run_all", "said"),
+    [
+        (no_command, "brine can't be run: [Errno 2] No such file or directory: 'brine'"),
+        (no_json, "did not print JSON"),
+    ],
+)
+def test_what_can_not_be_run_or_read_is_one_line_without_secrets(run_all: Any, said: str) -> None:
+    for name, function, arguments in (
+        ("brine_config", "applied", []),
+        ("brine_config", "ssconf_exported", []),
+        ("brine_instance", "defined", [{"append": "secret"}]),
+        ("brine_instance", "running", []),
+    ):
+        module = loaded(name)
+        vars(module).update(
+            __opts__={"test": False},
+            __pillar__={"brine": {"cluster": {"name": "secret"}}},
+            __salt__={
+                "cmd.run_all": run_all,
+                "file.file_exists": lambda _: True,
+                "file.read": lambda _: "{}",
+            },
+        )
+        result = getattr(module, function)("web1", *arguments)
+        assert (result["result"], result["changes"]) == (False, {})
+        assert said in result["comment"]
+        assert "secret" not in result["comment"]
+        assert "\n" not in result["comment"]
