@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.errors import LabError
 from lab.node import Node
+from lab.repository import publish
 from lab.salt import STATES, StateResult, apply_state, give_states
 
 TIMER = "brine-tap-gc.timer"
@@ -101,6 +103,22 @@ def test_a_node_that_is_to_have_no_hotplug_loses_it(node: Node) -> None:
     assert node.path("/usr/bin/brine").exists()
     assert "t0" in node.run(["ip", "-o", "link", "show", "t0"]).stdout
     assert applied(node, without) == {}
+
+
+def test_a_part_that_is_added_upgrades_nothing(node: Node, next_packages: list[Path]) -> None:
+    def versions() -> dict[str, str]:
+        listed = node.run(["dpkg-query", "--show", "brine-*"]).stdout.splitlines()
+        return dict(line.split("\t") for line in listed if not line.endswith("\t"))
+
+    applied(node, {})
+    before = versions()
+    publish(node, next_packages)
+    give_states(node, {"brine": {"confd": {"enabled": True, "daemon": False}}})
+    apply_state(node)
+    assert versions() == {**before, "brine-confd": before["brine-common"]}
+    give_states(node, {"brine": {"version": "latest"}})
+    apply_state(node)
+    assert set(versions().values()) == {f"{before['brine-common']}+next"}
 
 
 def test_clean_undoes_it(node: Node) -> None:

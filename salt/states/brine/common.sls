@@ -16,6 +16,9 @@ include:
 {%- do packages.append(brine[part].package) %}
 {%- endfor %}
 
+{#- A part that is added gets the version of the others: its newest would upgrade them. #}
+{%- set present = salt["pkg.version"](*packages) %}
+
 brine-packages:
 {%- if brine.version == "latest" %}
   pkg.latest:
@@ -24,7 +27,8 @@ brine-packages:
   pkg.installed:
     - pkgs:
 {%- for package in packages %}
-      - {{ package }}{% if brine.version %}: '{{ brine.version }}'{% endif %}
+{%- set version = brine.version or ("" if present[package] else present[brine.common_package]) %}
+      - {{ package }}{% if version %}: '{{ version }}'{% endif %}
 {%- endfor %}
 {%- endif %}
     - require:
