@@ -170,6 +170,29 @@ def test_what_pillar_leaves_empty_has_its_default(node: Node) -> None:
     assert shown({"kvmd": {"settings": None}, "instance": instance}) == defaults
 
 
+def test_other_modules_of_the_minion_stay_and_ours_come_from_the_states_environment(
+    node: Node,
+) -> None:
+    give_pillar(node, {"kvmd": {"enabled": False}})
+    folder = "/var/cache/salt/minion/extmods/states"
+    node.write(f"{folder}/theirs.py", "def there(name):\n    return {}\n")
+    apply_state(node, "brine.loaded")
+    assert node.path(f"{folder}/theirs.py").exists()
+    ours = node.read(f"{folder}/brine_config.py")
+    assert apply_state(node, "brine.loaded", test=True)
+
+    dev = "/srv/salt/dev"
+    node.shell(f"cp -r {STATES} {dev}; echo '# of dev' >>{dev}/_states/brine_config.py")
+    minion = json.loads(node.read("/etc/salt/minion.d/local.conf"))
+    minion["file_roots"]["dev"] = [dev]
+    node.write("/etc/salt/minion.d/local.conf", json.dumps(minion))
+    for saltenv, text in (("dev", f"{ours}# of dev\n"), ("base", ours)):
+        node.run(["salt-call", "--local", "state.apply", "brine.loaded", f"saltenv={saltenv}"])
+        assert node.read(f"{folder}/brine_config.py") == text
+    assert node.path(f"{folder}/theirs.py").exists()
+    node.path(f"{folder}/theirs.py").unlink()
+
+
 @pytest.mark.parametrize("state", ["brine", "brine.clean"])
 def test_an_unknown_family_of_distributions_is_refused(node: Node, state: str) -> None:
     grains = node.path("/etc/salt/grains")

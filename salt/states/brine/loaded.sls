@@ -1,6 +1,16 @@
-{#- The states of this formula's own, in _states. Applying one formula does not sync them, as applying all does. A minion that is there need not be
-    told: each run looks anew what it has. #}
-{%- set synced = salt["saltutil.sync_states"](refresh=False) %}
+{#- The states of this formula's own, in _states. Applying one formula does not sync them, as applying all does. They come from the environment of this
+    file, or else from base. Salt's own sync would remove the modules of other environments. A minion that is there need not be told: each run looks
+    anew what it has. #}
+{%- set synced = [] %}
+{%- for name in ["brine_config.py", "brine_instance.py"] %}
+{%- set source = "salt://_states/" ~ name %}
+{%- set copy = opts["extension_modules"] ~ "/states/" ~ name %}
+{%- set own = salt["cp.cache_file"](source, saltenv) %}
+{%- set newest = own or salt["cp.cache_file"](source, "base") %}
+{%- if newest and not (salt["file.file_exists"](copy) and salt["file.get_hash"](copy) == salt["file.get_hash"](newest)) %}
+{%- do synced.append(salt["cp.get_file"](source, copy, saltenv=saltenv if own else "base", makedirs=true)) %}
+{%- endif %}
+{%- endfor %}
 
 brine-states-loaded:
   test.nop:
