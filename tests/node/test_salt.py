@@ -147,7 +147,7 @@ def test_a_node_that_is_to_have_no_kvm_daemon_loses_it(node: Node) -> None:
     give_pillar(node, {"kvmd": {"enabled": False, **GANETI["kvmd"]}})
     apply_state(node)
     assert unit_state(node, "brine-kvmd.path", "brine-kvmd.service") == ["inactive", "inactive"]
-    assert node.shell("find /etc /usr /run -xdev -name '*brine-kvmd*'") == ""
+    assert node.shell("find /usr -xdev -name '*brine-kvmd*'") == ""
     assert node.path("/usr/bin/brine").exists()
     assert changed(node) == {}
 

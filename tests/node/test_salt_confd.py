@@ -243,7 +243,7 @@ def test_a_key_that_pillar_does_not_have_is_left(node: Node) -> None:
     applied(node, {"confd": {"enabled": True}})
     applied(node, {"confd": {"enabled": False}})
     assert node.read(KEY_FILE) == f"{SECRET}\n"
-    assert node.shell("find /etc /usr /run -xdev -name '*brine-confd*'") == ""
+    assert node.shell("find /usr -xdev -name '*brine-confd*'") == ""
 
 
 def test_one_that_was_installed_by_hand_is_left_as_it_is(node: Node) -> None:

@@ -60,6 +60,6 @@ def test_the_fence_and_its_settings(node: Node) -> None:
 
 def test_a_node_that_is_to_have_none_loses_it_and_no_more(node: Node) -> None:
     applied(node, {"enabled": False})
-    assert node.shell("find /etc /usr /run -xdev -name '*lifecycle*' -not -path '*/salt/*'") == ""
+    assert node.shell("find /usr /etc/brine -xdev -name '*lifecycle*' -not -path '*/salt/*'") == ""
     assert node.path("/usr/lib/systemd/system/brine-instance@.service").exists()
     assert applied(node, {"enabled": False}) == {}

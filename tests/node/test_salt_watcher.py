@@ -104,16 +104,21 @@ def test_it_needs_instances(node: Node, test: bool) -> None:
 
 def test_a_node_that_is_to_have_none_loses_it_and_no_more(node: Node) -> None:
     applied(node, {"settings": {"interval": 60}})
+    node.run(["brine", "watcher", "pause", "1h"])
     applied(node, {"enabled": False})
-    assert node.shell("find /etc /usr /run -xdev -name '*watcher*'") == ""
+    assert node.shell("find /usr /etc/brine -xdev -name '*watcher*'") == ""
     assert node.path("/usr/lib/systemd/system/brine-instance@.service").exists()
     assert applied(node, {"enabled": False}) == {}
+    # It is removed, and not purged.
+    applied(node, None)
+    assert "paused until" in node.run(["brine", "watcher", "status"]).stdout
+    node.run(["brine", "watcher", "resume"])
 
 
 def test_it_goes_with_the_package_that_it_needs(node: Node) -> None:
     applied(node, None)
     applied(node, None, instance={"enabled": False})
-    assert node.shell("find /etc /usr /run -xdev -name '*watcher*'") == ""
+    assert node.shell("find /usr -xdev -name '*watcher*'") == ""
     assert node.path("/usr/bin/brine").exists()
     assert applied(node, None, instance={"enabled": False}) == {}
 

@@ -1,6 +1,6 @@
 {#- Undoes the states of this folder. The system user and group stay, as the numbers of removed ones could be given to somebody else while files
     still belong to them. #}
-{%- from "brine/map.jinja" import brine, family_known with context %}
+{%- from "brine/map.jinja" import brine, parts, family_known with context %}
 
 include:
 {%- if not family_known %}
@@ -24,9 +24,15 @@ extend:
         - sls: brine.confd.clean
         - sls: brine.hotplug.clean
 
-brine-clean-common-package:
+{#- The packages of parts are removed by now. A purge also takes what is left of them: settings, counters, records. #}
+{%- set packages = [brine.common_package, brine.config_package] %}
+{%- for part in parts %}
+{%- do packages.append(brine[part].package) %}
+{%- endfor %}
+
+brine-clean-packages:
   pkg.purged:
-    - pkgs: {{ [brine.common_package, brine.config_package] | json }}
+    - pkgs: {{ packages | json }}
     - require:
       - sls: brine.watcher.clean
       - sls: brine.lifecycle.clean
@@ -41,6 +47,6 @@ brine-clean-{{ file }}:
   file.absent:
     - name: {{ file }}
     - require:
-      - pkg: brine-clean-common-package
+      - pkg: brine-clean-packages
 {%- endfor %}
 {%- endif %}

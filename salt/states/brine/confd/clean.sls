@@ -15,7 +15,7 @@ brine-clean-brine-confd.service:
 {%- endif %}
 
 brine-clean-confd-package:
-  pkg.purged:
+  pkg.removed:
     - name: {{ brine.confd.package }}
 
 {#- The keys first, or the package could not remove their folder. #}

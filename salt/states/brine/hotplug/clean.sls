@@ -29,7 +29,7 @@ brine-clean-{{ scripts_dir }}/{{ name }}:
 {%- endfor %}
 
 brine-clean-hotplug-package:
-  pkg.purged:
+  pkg.removed:
     - name: {{ brine.hotplug.package }}
     - require:
       - pkg: brine-clean-instance-package

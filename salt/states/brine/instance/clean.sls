@@ -27,7 +27,7 @@ brine-clean-brine-instances.target:
 {%- endif %}
 
 brine-clean-instance-package:
-  pkg.purged:
+  pkg.removed:
     - name: {{ brine.instance.package }}
     - require:
       - pkg: brine-clean-watcher-package

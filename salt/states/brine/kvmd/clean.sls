@@ -16,7 +16,7 @@ brine-clean-{{ unit }}:
 {%- endfor %}
 
 brine-clean-kvmd-package:
-  pkg.purged:
+  pkg.removed:
     - name: {{ brine.kvmd.package }}
 
 {%- for file in ["/etc/brine/kvmd.toml", path_drop_in, service_drop_in] %}

@@ -2,7 +2,7 @@
 {%- from "brine/map.jinja" import brine with context %}
 
 brine-clean-lifecycle-package:
-  pkg.purged:
+  pkg.removed:
     - name: {{ brine.lifecycle.package }}
 
 brine-clean-/etc/brine/lifecycle.toml:

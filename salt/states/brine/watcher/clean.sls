@@ -10,7 +10,7 @@ brine-clean-brine-watcher.timer:
 {%- endif %}
 
 brine-clean-watcher-package:
-  pkg.purged:
+  pkg.removed:
     - name: {{ brine.watcher.package }}
 
 {%- for file in ["/etc/brine/watcher.toml", watcher_drop_in] %}
