@@ -165,6 +165,26 @@ def test_the_key_is_replaced_by_reloads(node: Node) -> None:
     assert not node.path(PREVIOUS_KEY_FILE).exists()
 
 
+def test_a_reload_that_failed_is_tried_again(node: Node) -> None:
+    drop_in = f"/run/systemd/system/{SERVICE}.d"
+    node.write(f"{drop_in}/fails.conf", "[Service]\nExecReload=\nExecReload=/bin/false\n")
+    node.run(["systemctl", "daemon-reload"])
+    more = pillar(settings={"workers": 2})
+    with pytest.raises(LabError, match="try-reload-or-restart"):
+        applied(node, more)
+    node.shell(f"rm -r {drop_in}; systemctl daemon-reload")
+    assert applied(node, more).keys()
+    wait_for("2 workers", lambda: "2 workers" in status(node))
+    assert applied(node, more) == {}
+
+    # Nor is one forgotten that the run did not get to.
+    mistaken = pillar(key=NEXT_SECRET, settings={"workers": 2, "worker": 2})
+    with pytest.raises(LabError, match="did you mean workers"):
+        applied(node, mistaken)
+    applied(node, pillar(key=NEXT_SECRET, settings={"workers": 2}))
+    assert home_of(node, WEB1, *SELF) == "192.0.2.1"
+
+
 def test_other_candidates_and_other_nodes_get_copies(node: Node) -> None:
     """From wherever the site puts them; here, from the minion's own file roots."""
     applied(node, pillar())

@@ -22,8 +22,6 @@ brine-confd-key:
       - pkg: brine-packages
     - require_in:
       - file: brine-confd-settings
-    - onchanges_in:
-      - cmd: brine-confd-reloaded
 
 brine-confd-previous-key:
 {%- if brine.confd.previous_key %}
@@ -43,8 +41,6 @@ brine-confd-previous-key:
       - pkg: brine-packages
     - require_in:
       - file: brine-confd-settings
-    - onchanges_in:
-      - cmd: brine-confd-reloaded
 {%- endif %}
 
 {#- The daemon itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
@@ -92,21 +88,11 @@ brine-confd-units-read:
 
 {#- Where the daemon runs, a new drop-in is a restart, and new keys and settings are a reload, which no request waits for. A reload runs in the
     sandbox of the new drop-in, so it comes second. #}
-brine-confd-restarted:
-  cmd.run:
-    - name: systemctl try-restart brine-confd.service
-    - onchanges:
-      - file: brine-confd-drop-in
-    - require:
-      - cmd: brine-confd-units-read
-
-brine-confd-reloaded:
-  cmd.run:
-    - name: systemctl try-reload-or-restart brine-confd.service
-    - onchanges:
-      - file: brine-confd-settings
-    - require:
-      - cmd: brine-confd-restarted
+{%- from "brine/reload.jinja" import taken_over with context %}
+{%- set keys = ["brine-confd-key", "brine-confd-previous-key"] if brine.confd.key else [] %}
+{{ taken_over("brine-confd-restarted", "try-restart", "brine-confd.service", ["brine-confd-drop-in"], [{"cmd": "brine-confd-units-read"}]) }}
+{{ taken_over("brine-confd-reloaded", "try-reload-or-restart", "brine-confd.service", keys + ["brine-confd-settings"],
+              [{"file": "brine-confd-settings"}, {"cmd": "brine-confd-restarted"}]) }}
 
 {%- if brine.confd.daemon %}
 

@@ -68,21 +68,11 @@ brine-kvmd-units-read:
 
 {#- Where the daemon runs, new drop-ins are a restart and new settings a reload; neither loses what it has seen. A reload
     runs in the sandbox of the new drop-ins, so it comes second. #}
-brine-kvmd-restarted:
-  cmd.run:
-    - name: systemctl try-restart brine-kvmd.service
-    - onchanges:
-      - file: brine-kvmd-service-drop-in
-    - require:
-      - cmd: brine-kvmd-units-read
-
-brine-kvmd-reloaded:
-  cmd.run:
-    - name: systemctl try-reload-or-restart brine-kvmd.service
-    - onchanges:
-      - file: brine-kvmd-settings
-    - require:
-      - cmd: brine-kvmd-restarted
+{%- from "brine/reload.jinja" import taken_over with context %}
+{{ taken_over("brine-kvmd-restarted", "try-restart", "brine-kvmd.service", ["brine-kvmd-service-drop-in"], [{"cmd": "brine-kvmd-units-read"}]) }}
+{{ taken_over("brine-kvmd-path-restarted", "try-restart", "brine-kvmd.path", ["brine-kvmd-path-drop-in"], [{"cmd": "brine-kvmd-units-read"}]) }}
+{{ taken_over("brine-kvmd-reloaded", "try-reload-or-restart", "brine-kvmd.service", ["brine-kvmd-settings"],
+              [{"file": "brine-kvmd-settings"}, {"cmd": "brine-kvmd-restarted"}]) }}
 
 {#- A directory that is root's alone must be there when the daemon starts, and is with its first socket. #}
 {%- if brine.kvmd.on_demand or brine.kvmd.root_only %}
@@ -100,8 +90,7 @@ brine-kvmd-running:
     - require:
       - cmd: brine-kvmd-reloaded
       - cmd: brine-kvmd-restarted
-    - watch:
-      - file: brine-kvmd-path-drop-in
+      - cmd: brine-kvmd-path-restarted
 {%- else %}
 
 brine-kvmd-not-on-demand:

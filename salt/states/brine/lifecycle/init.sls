@@ -32,11 +32,9 @@ brine-lifecycle-path:
     - require:
       - pkg: brine-packages
 
-brine-lifecycle-reloaded:
-  cmd.run:
-    - name: systemctl try-reload-or-restart brine-lifecycle.service
-    - onchanges:
-      - file: brine-lifecycle-settings
+{%- from "brine/reload.jinja" import taken_over with context %}
+{{ taken_over("brine-lifecycle-reloaded", "try-reload-or-restart", "brine-lifecycle.service", ["brine-lifecycle-settings"],
+              [{"file": "brine-lifecycle-settings"}]) }}
 
 brine-lifecycle-fence:
 {%- if brine.lifecycle.fence %}

@@ -49,6 +49,9 @@ brine-watcher-units-read:
     - onchanges:
       - file: brine-watcher-drop-in
 
+{%- from "brine/reload.jinja" import taken_over with context %}
+{{ taken_over("brine-watcher-restarted", "try-restart", "brine-watcher.timer", ["brine-watcher-drop-in"], [{"cmd": "brine-watcher-units-read"}]) }}
+
 {%- if brine.watcher.timer %}
 
 brine-watcher-timer:
@@ -56,9 +59,7 @@ brine-watcher-timer:
     - name: brine-watcher.timer
     - enable: true
     - require:
-      - cmd: brine-watcher-units-read
-    - watch:
-      - file: brine-watcher-drop-in
+      - cmd: brine-watcher-restarted
 {%- else %}
 
 brine-watcher-no-timer:
