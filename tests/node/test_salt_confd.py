@@ -266,6 +266,19 @@ def test_a_key_that_pillar_does_not_have_is_left(node: Node) -> None:
     assert node.shell("find /usr -xdev -name '*brine-confd*'") == ""
 
 
+def test_a_daemon_without_a_key_is_told_how_to_get_one(node: Node) -> None:
+    node.path(KEY_FILE).unlink()
+    for test in (True, False):
+        with pytest.raises(LabError) as refused:
+            applied(node, {"confd": {"enabled": True}}, test=test)
+        lines = str(refused.value).splitlines()[1:]
+        (said,) = [line for line in lines if "requisite failed" not in line]
+        assert "brine-confd is enabled and has no key" in said
+        assert '"openssl rand -hex 32" makes the key of a new cluster' in said
+    done = applied(node, {"confd": {"enabled": True, "daemon": False}})
+    assert SERVICE in done
+
+
 def test_one_that_was_installed_by_hand_is_left_as_it_is(node: Node) -> None:
     node.run(["systemctl", "disable", "--now", SERVICE])
     node.write(SETTINGS, "workers = 2\n")

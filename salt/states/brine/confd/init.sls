@@ -94,6 +94,23 @@ brine-confd-units-read:
 {{ taken_over("brine-confd-reloaded", "try-reload-or-restart", "brine-confd.service", keys + ["brine-confd-settings"],
               [{"file": "brine-confd-settings"}, {"cmd": "brine-confd-restarted"}]) }}
 
+{%- if brine.confd.daemon and not brine.confd.key and not salt["file.file_exists"](key_file) %}
+
+{#- It is looked for again in its turn: other states may have brought it by then. The name says it all: in test mode Salt replaces the comment. #}
+brine-confd-has-no-key:
+  test.fail_without_changes:
+    - name: {{ ("brine-confd is enabled and has no key: put the cluster's into pillar, brine:confd:key, or into the node's " ~ key_file
+                ~ "; \"openssl rand -hex 32\" makes the key of a new cluster") | json }}
+    - comment: the daemon is not started
+    - unless:
+      - fun: file.file_exists
+        path: {{ key_file | json }}
+    - require:
+      - pkg: brine-packages
+    - require_in:
+      - service: brine-confd-running
+{%- endif %}
+
 {%- if brine.confd.daemon %}
 
 brine-confd-running:
