@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
+_OWNERS = "/run/brine/lifecycle"
 _WATCHER = "/usr/lib/systemd/system/brine-watcher.service"
 _UNIT_FILE = "/usr/lib/systemd/system/brine-instance@.service"
 _SPEC_FILE = "/var/lib/brine/instances/{}.json"
@@ -188,10 +189,11 @@ def elsewhere(name: str, node: str) -> Result:
     return _success(name, changes, f"is {node}'s, and offline here")
 
 
-def none_running(name: str) -> Result:
+def none_running(name: str, owned: bool = False) -> Result:
     """Fail if an instance runs: what is to follow would take away what looks after it.
 
     :param name: for people; nothing depends on it.
+    :param owned: whether only instances with an owner matter.
     """
     states = "--state=active,activating,deactivating,reloading"
     listing = ["systemctl", "list-units", "--plain", "--no-legend", "--full", states]
@@ -199,11 +201,15 @@ def none_running(name: str) -> Result:
     if run["retcode"] != 0:
         return _failure(name, run["stderr"] or run["stdout"])
     units = [line.split()[0] for line in run["stdout"].splitlines() if line.strip()]
-    if not units:
-        return {"name": name, "result": True, "changes": {}, "comment": "no instance runs"}
     names = [unit.partition("@")[2].removesuffix(".service") for unit in units]
+    what = "instances"
+    if owned:
+        what = "instances with an owner"
+        names = [one for one in names if __salt__["file.directory_exists"](f"{_OWNERS}/{one}")]
+    if not names:
+        return {"name": name, "result": True, "changes": {}, "comment": "no instance runs"}
     hint = "brine instance stop NAME has a guest shut down"
-    return _failure(name, f"nothing is removed, as instances run: {', '.join(names)}; {hint}")
+    return _failure(name, f"nothing is removed, as {what} run: {', '.join(names)}; {hint}")
 
 
 def _is_off_by_its_user(seen: Result) -> bool:

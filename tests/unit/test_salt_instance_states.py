@@ -28,6 +28,7 @@ class Brine:
     installed: bool = True
     done: list[list[str]] = field(default_factory=list)
     defined: dict[str, Any] = field(default_factory=dict)
+    folders: set[str] = field(default_factory=set)
 
     def run_all(self, command: list[str], stdin: str = "", **_: Any) -> dict[str, Any]:
         """What Salt's cmd.run_all returns."""
@@ -88,7 +89,11 @@ def state(brine: Brine, *, test: bool = False) -> ModuleType:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    functions = {"cmd.run_all": brine.run_all, "file.file_exists": brine.file_exists}
+    functions = {
+        "cmd.run_all": brine.run_all,
+        "file.file_exists": brine.file_exists,
+        "file.directory_exists": brine.folders.__contains__,
+    }
     vars(module).update(__opts__={"test": test}, __salt__=functions)
     return module
 
@@ -267,6 +272,16 @@ def test_nothing_is_to_be_removed_while_an_instance_runs() -> None:
     assert result["result"] is False
     assert "as instances run: web1;" in result["comment"]
     assert state(Brine()).none_running("x")["result"] is True
+
+
+def test_without_the_handler_no_instance_with_an_owner_may_run() -> None:
+    units = "".join(f"brine-instance@{name}.service loaded active\n" for name in ("web1", "ci1"))
+    brine = Brine(units=units)
+    assert state(brine).none_running("x", owned=True)["result"] is True
+    brine.folders.add("/run/brine/lifecycle/ci1")
+    result = state(brine).none_running("x", owned=True)
+    assert result["result"] is False
+    assert "as instances with an owner run: ci1;" in result["comment"]
 
 
 @pytest.mark.parametrize(("text", "is_defined"), [("{}", False), ("{", True)])

@@ -1,9 +1,21 @@
-{#- Undoes brine.lifecycle, also where pillar says that a node has no handler. Instances with an owner do not start any more without the package. #}
+{#- Undoes brine.lifecycle, also where pillar says that a node has no handler. While an instance with an owner runs nothing is undone. Such
+    instances do not start any more without the package. #}
 {%- from "brine/map.jinja" import brine with context %}
+
+include:
+  - brine.loaded
+
+brine-clean-no-owned-instance-runs:
+  brine_instance.none_running:
+    - owned: true
+    - require:
+      - sls: brine.loaded
 
 brine-clean-lifecycle-package:
   pkg.removed:
     - name: {{ brine.lifecycle.package }}
+    - require:
+      - brine_instance: brine-clean-no-owned-instance-runs
 
 brine-clean-/etc/brine/lifecycle.toml:
   file.absent:
