@@ -85,7 +85,7 @@ def test_a_vm_does_not_outlive_a_unit_that_is_killed(node: Node) -> None:
     found = info(node, "ci1")
     assert (found["admin_state"], found["admin_state_source"]) == ("down", "owner")
     assert "owner-gone" in json.dumps(found)
-    assert events(node, "ci1") == ["owner-there", "owner-gone"]
+    assert events(node, "ci1")[-2:] == ["owner-there", "owner-gone"]
     assert not node.path(FOLDERS / "ci1/pid").exists()
     assert "its owner is not there" in refused(node, "brine", "instance", "start", "ci1")
 
@@ -212,7 +212,7 @@ def test_a_prestop_as_the_watchdog_expires_is_one_end(node: Node, name: str, fir
     assert verdict(node, name) == ("admin", first)
     wait_for("its records", lambda: "request-confirmed" in events(node, name))
     both = ["owner-request", "owner-gone"]
-    assert events(node, name)[1:] == [*sorted(both, key=first.__ne__), "request-confirmed"]
+    assert events(node, name)[-3:] == [*sorted(both, key=first.__ne__), "request-confirmed"]
     assert not node.path(FOLDERS / name / "terminate").exists()
     of_end = ["BRINE_EVENT=stop-asked", "BRINE_EVENT=verdict"]
     ends = node.journal(f"BRINE_INSTANCE={name}", *of_end)
@@ -356,7 +356,7 @@ def test_a_hostile_owner_gets_no_vm_and_costs_no_other(node: Node) -> None:
     said = refused(node, "brine", "lifecycle", "prestop", "--timeout=1", "bad1")
     assert "has not ended within 1 s" in said
     assert info(node, "good1")["status"] == "running"
-    assert events(node, "good1") == ["owner-there"]
+    assert events(node, "good1")[-1] == "owner-there"
 
 
 def test_a_group_without_a_name_may_own(node: Node) -> None:
