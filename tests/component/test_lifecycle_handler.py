@@ -256,17 +256,18 @@ def test_a_handler_that_was_paused_gives_all_owners_their_time_again(host: Lifec
     assert host.requests_within(0.1) == []
 
 
-def test_a_spec_that_goes_takes_its_instance_and_its_folder(host: LifecycleHost) -> None:
+def test_a_spec_that_goes_takes_its_instance(host: LifecycleHost) -> None:
     folder = host.define("ci1", watchdog_timeout=600)
     host.start_handler()
     (folder / "watchdog").touch()
-    (folder / "notes").write_text("the owner's own")
     host.undefine("ci1")
     assert host.request() == "ci1 end spec-gone"
     host.answer("ci1 end done ")
-    wait_for("the known files to go", lambda: not (folder / "watchdog").exists())
-    # It deletes only what it knows.
-    assert (folder / "notes").exists()
+    host.logged("no spec any more")
+    # The folder is the executor's to remove, and its owner's requests are about nothing.
+    (folder / "terminate").touch()
+    assert host.requests_within(3) == []
+    assert (folder / "watchdog").exists()
 
 
 def test_an_owner_that_comes_back_starts_what_is_to_restart(host: LifecycleHost) -> None:
@@ -305,6 +306,27 @@ def test_an_owner_goes_on_in_a_folder_that_is_made_anew(host: LifecycleHost) -> 
     assert host.requests_within(12) == []
     owner.kill()
     assert host.request() == "ci1 end owner-gone"
+
+
+def test_a_folder_is_watched_whenever_it_is_mounted(host: LifecycleHost) -> None:
+    path = "/run/brine/lifecycle/ci1"
+    host.start_handler()
+    # Before the mount, the folder is not the handler's.
+    bare = host.root / "run/ci1"
+    bare.mkdir()
+    os.chown(bare, 1, 1)
+    folder = bare.rename(host.folders / "ci1")
+    host.define("ci1", watchdog_timeout=600)
+    time.sleep(1.5)  # the handler has seen it
+    for _ in range(2):
+        assert host.run("mount", "-t", "tmpfs", "tmpfs", path).wait() == 0
+        (folder / "watchdog").touch()
+        (folder / "terminate").touch()
+        assert host.request() == "ci1 end owner-request"
+        host.answer("ci1 end done ")
+        wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+        assert host.run("umount", path).wait() == 0
+    assert "can't be watched" not in host.log.read_text()
 
 
 def test_an_owner_may_be_there_before_its_instance_is_defined(host: LifecycleHost) -> None:
@@ -421,7 +443,7 @@ def test_a_folder_that_can_not_be_opened_is_told_of_once(host: LifecycleHost) ->
     assert host.request() == "ci1 end owner-request"
 
 
-def test_an_owner_that_dies_without_a_spec_leaves_nothing(host: LifecycleHost) -> None:
+def test_an_owner_that_dies_without_a_spec_is_forgotten(host: LifecycleHost) -> None:
     folder = host.define("ci1", watchdog_timeout=600)
     host.start_handler()
     (folder / "watchdog").touch()
@@ -433,7 +455,9 @@ def test_an_owner_that_dies_without_a_spec_leaves_nothing(host: LifecycleHost) -
     host.start_handler()
     assert host.request() == "ci1 end owner-gone"
     host.answer("ci1 end idle ")
-    wait_for("its folder to go", lambda: not folder.exists())
+    time.sleep(1)  # the handler has read that
+    (folder / "terminate").touch()
+    assert host.requests_within(3) == []
 
 
 def test_a_read_only_file_system_ends_nobody_for_a_moment(host: LifecycleHost) -> None:

@@ -33,6 +33,12 @@ def leave_nothing(node: Node) -> None:
     node.shell(f"rm -rf {UNITS}/brine-instance@*; systemctl daemon-reload")
 
 
+def mounted(node: Node) -> list[str]:
+    """The folders of owners that are mounted."""
+    found = node.run(["findmnt", "--noheadings", "--list", "--output=TARGET"]).stdout.split()
+    return sorted(Path(one).name for one in found if Path(one).parent == FOLDERS)
+
+
 def refused(node: Node, *command: str) -> str:
     """The error of a command that fails."""
     done = node.run(command, check=False)

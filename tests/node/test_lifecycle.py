@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from node.lifecycle_on_node import (
     HANDLER,
     events,
     leave_nothing,
+    mounted,
     node_with_lifecycle,
     own,
     owned,
@@ -230,7 +232,7 @@ def test_a_vm_whose_spec_goes_ends(node: Node, handler: str) -> None:
     active = ["systemctl", "is-active", "brine-instance@ci1"]
     wait_for("its end", lambda: node.run(active, check=False).stdout != "active\n", timeout_s=60)
     wait_for("a verdict", lambda: verdict(node, "ci1") == ("admin", "spec-gone"))
-    wait_for("its files to go", lambda: not node.path(FOLDERS / "ci1/pid").exists())
+    wait_for("its folder to go", lambda: not node.path(FOLDERS / "ci1").exists())
 
 
 def test_the_watcher_leaves_a_crashed_vm_without_owner_off(node: Node) -> None:
@@ -378,14 +380,62 @@ def test_the_package_stays_while_a_vm_with_an_owner_runs(node: Node) -> None:
     assert verdict(node, "ci1") == ("admin", "owner-gone")
 
 
+@pytest.mark.both_releases
+def test_an_owner_that_fills_its_folder_costs_its_own_vm_at_most(node: Node) -> None:
+    define(node, "bad1", owner=SOON, **IDLE)
+    bad = own(node, "bad1", "--start")
+    wait_status(node, "bad1", "running")
+    before = room(node)
+    fills = "head -c 64M /dev/zero >full; for i in $(seq 5000); do : >f$i || exit; done"
+    assert "No space left on device" in refused(node, "sh", "-c", f"cd {FOLDERS}/bad1; {fills}")
+    assert node.path(FOLDERS / "bad1/full").stat().st_size > 0
+    assert not node.path(FOLDERS / "bad1/f5000").exists()
+    # Others write to /run, too, but not as much.
+    size, files = room(node)
+    assert size > before[0] - (32 << 20)
+    assert files > before[1] - 1000
+
+    define(node, "good1", owner=OWNER, **IDLE)
+    own(node, "good1", "--start")
+    wait_status(node, "good1", "running")
+    node.run(["systemctl", "kill", "--signal=KILL", bad])
+    wait_status(node, "bad1", "ADMIN_down")
+    assert verdict(node, "bad1") == ("admin", "owner-gone")
+    assert (info(node, "good1")["status"], owned(node, "good1")["owner"]) == ("running", "alive")
+
+
+def room(node: Node) -> tuple[int, int]:
+    """How many bytes and files the node's /run has room for."""
+    free = os.statvfs(node.path("/run"))
+    return free.f_bavail * free.f_bsize, free.f_favail
+
+
+@pytest.mark.both_releases
+def test_a_folder_goes_with_its_instance(node: Node) -> None:
+    define(node, "ci1", owner=OWNER)
+    assert mounted(node) == ["ci1"]
+    node.run(["brine", "instance", "rename", "ci1", "ci2"])
+    assert mounted(node) == ["ci2"]
+    assert not node.path(FOLDERS / "ci1").exists()
+    node.run(["touch", *(f"{FOLDERS}/ci2/{name}" for name in ("watchdog", ".pid.1", "notes"))])
+    # What an owner has put there stays.
+    node.run(["brine", "instance", "undefine", "ci2"])
+    assert node.run(["ls", "-A", f"{FOLDERS}/ci2"]).stdout == "notes\n"
+    node.run(["rm", f"{FOLDERS}/ci2/notes"])
+    for _ in range(5):
+        define(node, "ci2", owner=OWNER)
+        node.run(["brine", "instance", "undefine", "ci2"])
+        assert mounted(node) == []
+        assert not node.path(FOLDERS / "ci2").exists()
+
+
 def test_the_handler_is_confined(node: Node) -> None:
     said = node.run(["systemd-analyze", "security", HANDLER]).stdout
     exposure = float(said.rpartition("Overall exposure level")[2].split(":")[1].split()[0])
     assert exposure <= 1.5
     define(node, "ci1", owner=OWNER)
-    wait_for(
-        "the handler", lambda: "active" in node.run(["systemctl", "is-active", HANDLER]).stdout
-    )
+    active = ["systemctl", "is-active", HANDLER]
+    wait_for("the handler", lambda: node.run(active, check=False).stdout == "active\n")
     status = node.shell(f"cat /proc/$(systemctl show -P MainPID {HANDLER})/status")
     assert "CapEff:\t0000000000000000" in status
     # What has no owner is none of its business, whoever asks.

@@ -12,10 +12,10 @@ from lab.node import Node
 from lab.waiting import wait_for
 from node.instance_on_node import IDLE, UNITS, define, info, wait_ready, wait_status
 from node.lifecycle_on_node import (
-    FOLDERS,
     HANDLER,
     events,
     leave_nothing,
+    mounted,
     node_with_lifecycle,
     own,
     owned,
@@ -122,7 +122,7 @@ def test_after_a_reboot_a_vm_waits_for_its_owner(node: Node, by: str) -> None:
     else:
         node.reboot()
     for name in ("again1", "once1"):
-        assert node.path(FOLDERS / name).is_dir()
+        assert name in mounted(node)
         assert owned(node, name)["owner"] == "gone"
         # What an owner has asked for as the node went down counts, too.
         assert info(node, name)["status"] in ("ERROR_down", "ADMIN_down")

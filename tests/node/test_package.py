@@ -111,7 +111,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
     modes = {
         "/run/brine": "root:root 755",
         CONTROL_DIR: "root:brine-ctrl 2770",
-        "/run/brine/lifecycle": "brine-lifecycle:root 755",
+        "/run/brine/lifecycle": "root:root 755",
         "/run/brine/marks": "root:brine-kvmd 2775",
         "/run/lock/brine": "root:root 755",
         "/var/lib/brine": "root:brine 755",

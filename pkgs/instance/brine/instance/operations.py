@@ -28,7 +28,7 @@ from brine.instance.hypervisor import Guest, hypervisor_of, hypervisor_running
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
-from brine.instance.owner import make_folder
+from brine.instance.owner import make_folder, remove_folder
 from brine.instance.shutdown import DEFAULT_TIMEOUT_S, shut_down, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, interrupted, start_instance
@@ -186,7 +186,8 @@ def undefine_instance(name: str) -> None:
         store.remove(name)
         store.forget(name)
         forget_tries(name)
-    messages.tell(messages.UNDEFINED, name)
+        messages.tell(messages.UNDEFINED, name)
+        remove_folder(name)
     unit.forget_failure(name)
 
 
@@ -225,6 +226,8 @@ def rename_instance(name: str, new_name: str) -> Spec:
         _refuse_running(seen, "rename")
         store.refuse_existing(new_name)
         has_crashed = _has_crashed(seen)
+        if seen.spec.owner:
+            make_folder(new_name, seen.spec.owner)
         store.share(name, new_name)
         store.switch(name, new_name)
         store.settle(new_name)
@@ -234,7 +237,8 @@ def rename_instance(name: str, new_name: str) -> Spec:
             with suppress(OSError):
                 markers.remove_marker(MarkerKind.STARTED, new_name)
         forget_tries(name)
-    messages.tell(messages.RENAMED, new_name, name=name)
+        messages.tell(messages.RENAMED, new_name, name=name)
+        remove_folder(name)
     unit.forget_failure(name)
     return replace(seen.spec, name=new_name)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from brine.common import markers, paths
 from brine.common.markers import MarkerKind
-from brine.common.process import runs_in, start_time_of, unit_of
+from brine.common.process import run_bounded, runs_in, start_time_of, unit_of
 from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError, telling
 
@@ -35,6 +35,7 @@ USER = "brine-lifecycle"
 """The user of the handler, which owns all folders."""
 
 _MODE = 0o2770
+_OPTIONS = "size=1m,nr_inodes=256,nosuid,nodev,noexec,X-mount.mkdir"
 _LONGEST = 4096
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -187,19 +188,47 @@ def refuse_without_owner(spec: Spec) -> None:
 def make_folder(name: str, owner: OwnerSpec) -> None:
     """Make the folder of an instance and its owner, or give it the group of the spec.
 
+    It is a small file system of its own, so that nobody can fill the node's /run. The caller holds
+    the instance's lock.
+
     :raises InstanceError: if it can't be made.
     """
-    path = folder_of(name)
+    path, group = folder_of(name), _group(name, owner.group)
     with telling(name, f"{path}: can't be made"):
         paths.LIFECYCLE_DIR.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            path.mkdir(mode=0o700)
-        folder = opened(path)
-        try:
-            os.fchown(folder, _handler(), _group(name, owner.group))
+        if not os.path.lexists(path):
+            options = f"uid={_handler()},gid={group},mode={_MODE:o},{_OPTIONS}"
+            try:
+                _on_node(name, "mount", "--types=tmpfs", f"--options={options}", "tmpfs", str(path))
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    path.rmdir()
+                raise
+            return
+        with below(path) as folder:
+            os.fchown(folder, _handler(), group)
             os.fchmod(folder, _MODE)
-        finally:
-            os.close(folder)
+
+
+def remove_folder(name: str) -> None:
+    """Remove the folder of an instance that is no more, with the files that belong there. If an
+    owner has put anything else there, that stays, and so does the folder.
+
+    The caller holds the instance's lock.
+
+    :raises InstanceError: if it can't be removed.
+    """
+    path = folder_of(name)
+    with telling(name, f"{path}: can't be removed"), contextlib.suppress(FileNotFoundError):
+        with below(path) as folder:
+            for file in filter(_belongs_there, os.listdir(folder)):
+                with contextlib.suppress(IsADirectoryError):
+                    _unlink(file, folder)
+            if os.listdir(folder):
+                return
+        if path.is_mount():
+            _on_node(name, "umount", "--lazy", str(path))  # containers may have it mounted
+        path.rmdir()
 
 
 def note_process(spec: Spec) -> None:
@@ -250,6 +279,27 @@ def forget_process(name: str, run: str) -> None:
     with contextlib.suppress(OSError), below(folder_of(name)) as folder:
         if read(folder, PID).split()[2:3] == [run]:
             _unlink(PID, folder)
+
+
+def _belongs_there(file: str) -> bool:
+    """Whether a file is one of the three, or a temporary file for one."""
+    return any(file == one or file.startswith(f".{one}.") for one in (WATCHDOG, TERMINATE, PID))
+
+
+def _on_node(name: str, *command: str) -> None:
+    """Mount or unmount for the whole node: this process may have a mount namespace of its own.
+
+    :raises InstanceError: if that fails.
+    """
+    # systemd-mount would take long for many: systemd notes mounts five times a second at most.
+    done = run_bounded(
+        ("nsenter", "--mount=/proc/1/ns/mnt", *command),
+        timeout_s=None,
+        environment={**os.environ, "LC_ALL": "C"},
+    )
+    if done.returncode:
+        said = done.stderr.strip().partition("\n")[0]
+        raise InstanceError(name, f"{folder_of(name)}: {said or command[0]}")
 
 
 def _unlink(name: str, folder: int) -> None:

@@ -77,8 +77,9 @@ def prepare(arguments: argparse.Namespace) -> int:
 
 
 def _make_folder(name: str, found: OwnerSpec) -> None:
-    make_folder(name, found)
-    note_running(name)
+    with store.alone(name):
+        make_folder(name, found)
+        note_running(name)
 
 
 def list_owned(arguments: argparse.Namespace) -> int:

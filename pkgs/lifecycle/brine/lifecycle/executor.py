@@ -16,7 +16,7 @@ from brine.common.errors import BrineError, printable
 from brine.instance import messages, store, unit
 from brine.instance.observe import GOING, Oper, look, oper_of
 from brine.instance.operations import Stopped, stop_instance
-from brine.instance.owner import folder_of, why_owner_absent
+from brine.instance.owner import folder_of, remove_folder, why_owner_absent
 from brine.instance.spec import AdminState, Source, name_fault
 from brine.instance.start import start_instance
 from brine.lifecycle.protocol import LONGEST_PACKET, EndReason, Outcome, Verb
@@ -95,7 +95,10 @@ def _done(name: str, verb: str, cause: str) -> Outcome:
     if fault := name_fault(name):
         raise BrineError(f"{name!r}: {fault}")
     if verb == Verb.END:
-        return _end(name, EndReason(cause))
+        done = _end(name, EndReason(cause))
+        if cause != EndReason.REQUEST:
+            _remove_folder(name)
+        return done
     _refuse_unowned(name)
     if verb == Verb.START:
         return _start(name)
@@ -123,6 +126,15 @@ def _end(name: str, cause: EndReason) -> Outcome:
     _refuse_unowned(name)
     done = stop_instance(name, force=True, by=Source.OWNER, cause=cause)
     return Outcome.DONE if done is Stopped.STOPPED else Outcome.IDLE
+
+
+def _remove_folder(name: str) -> None:
+    """Remove the folder of an instance if it has no spec."""
+    if store.spec_file_of(name).exists():
+        return
+    with store.alone(name):
+        if not store.spec_file_of(name).exists():  # it may have been defined meanwhile
+            remove_folder(name)
 
 
 def _is_there(name: str) -> bool:

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,7 @@ from brine.common.message import Message
 from brine.common.process import runs_in, unit_of
 from brine.common.systemd import ServiceManager
 from brine.instance import owner, store
-from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
+from brine.instance.owner import TERMINATE, WATCHDOG, OwnersFile
 from brine.instance.spec import AdminState, name_fault
 from brine.lifecycle import messages
 from brine.lifecycle.executor_client import ExecutorClient
@@ -187,9 +188,15 @@ class Handler:
 
     def _watch(self, name: str) -> None:
         folder = owner.folder_of(name)
-        if self._names.add(name, folder) and self._touches.add(name, folder):
+        uid = _user_of(folder)
+        if uid is None:
             self._unwatched.discard(name)
-        elif folder.is_dir():
+        elif uid != os.geteuid():
+            # It is root's until its file system is mounted, and inotify does not tell of mounts.
+            self._unwatched.add(name)
+        elif self._names.add(name, folder) and self._touches.add(name, folder):
+            self._unwatched.discard(name)
+        else:
             if name not in self._unwatched:
                 log.warning("%s can't be watched: it is looked at each second", folder)
             self._unwatched.add(name)
@@ -248,6 +255,9 @@ class Handler:
             elif key == _FOLDERS:
                 self._folder_changed(name)
             elif owned := self._owned.get(key):
+                if not name:  # it was removed or unmounted, and may be there anew
+                    owned.forget_inodes()
+                    self._watch(key)
                 self._look(owned)
         if self._names.has_overflowed:
             self._names.has_overflowed = False
@@ -265,6 +275,7 @@ class Handler:
         if name_fault(name):
             return
         if owned := self._owned.get(name):
+            owned.forget_inodes()
             self._watch(name)
             self._look(owned)
         elif owner.folder_of(name).is_dir():
@@ -371,13 +382,15 @@ class Handler:
         for name in changed - noisy:
             if owned := self._owned.get(name):
                 self._note_touch(owned, now_s, wall_s)
+        to_watch = set(self._unwatched)
+        if noisy and now_s >= self._noisy_until_s:
+            self._noisy_until_s = now_s + _NOISE_S
+            to_watch = noisy
+        for name in to_watch & self._owned.keys():
+            self._watch(name)
         for name in noisy:
             if owned := self._owned.get(name):
                 self._look(owned)
-        if noisy and now_s >= self._noisy_until_s:
-            self._noisy_until_s = now_s + _NOISE_S
-            for name in noisy & self._owned.keys():
-                self._watch(name)
 
     def _expire(self, now_s: float) -> None:
         if now_s < self._not_before_s:
@@ -386,6 +399,7 @@ class Handler:
             expires_s = owned.expires_s()
             if expires_s is None or now_s < expires_s:
                 continue
+            self._watch(owned.name)
             self._look(owned)  # an event may have been lost
             if _is_read_only(owner.folder_of(owned.name)):
                 owned.renew(now_s)
@@ -464,7 +478,6 @@ class Handler:
         elif owned.restarts and not owned.is_gone:
             self._executor.ask(owned.name, None)  # its owner has come back meanwhile
         if cause is not EndReason.REQUEST and not owned.has_spec:
-            _remove_folder(owner.folder_of(owned.name))
             self._forget(owned.name)
 
     def _remove_request(self, owned: OwnerWatch) -> bool:
@@ -521,6 +534,14 @@ def _is_about_older_run(name: str) -> bool:
     return is_older_run(text, markers.last_run(name))
 
 
+def _user_of(folder: Path) -> int | None:
+    """Whose a folder is; None if there is none."""
+    with contextlib.suppress(OSError):
+        found = os.stat(folder, follow_symlinks=False)
+        return found.st_uid if stat.S_ISDIR(found.st_mode) else None
+    return None
+
+
 def _runs(name: str) -> bool:
     """Whether the process of an instance's last run is there."""
     mark = markers.read_marker(MarkerKind.START, name)
@@ -532,16 +553,3 @@ def _is_read_only(folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     return False
-
-
-def _remove_folder(path: Path) -> None:
-    """Remove the folder of an instance that is no more. What an owner has put there stays."""
-    with contextlib.suppress(OSError):
-        folder = owner.opened(path)
-        try:
-            for name in (WATCHDOG, TERMINATE, PID):
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=folder)
-        finally:
-            os.close(folder)
-        path.rmdir()

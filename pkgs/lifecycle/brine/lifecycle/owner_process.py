@@ -31,6 +31,7 @@ _LOOK_S = 0.25
 _VERDICT_S = 3.0
 _STALE_S = 300.0
 _MOST_OWNERS = 8
+_NO_INODE = -1
 
 STATUSES = {"user": 0, "admin": 10, "crash": 11}
 """The exit status of an owner, by who ended the instance."""
@@ -91,6 +92,13 @@ class Folder:
         os.close(self.descriptor)
         self.descriptor = descriptor
 
+    def is_replaced(self) -> bool:
+        """Whether its path is another folder's now, or nobody's."""
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
+        except OSError as error:
+            return isinstance(error, FileNotFoundError)
+
     def process(self) -> NotedProcess | None:
         """The process of the instance; None if it does not run."""
         words = read(self.descriptor, PID).split()
@@ -135,7 +143,7 @@ class Folder:
 
     def has_ended(self) -> bool:
         """Whether the request was confirmed, or the instance has ended."""
-        return not self.is_asked() or self.process() is None
+        return not self.is_asked() or self.process() is None or self.is_replaced()
 
 
 class Watchdog:
@@ -150,11 +158,10 @@ class Watchdog:
     def touch(self) -> None:
         """Say that the owner is there. What fails is told once, and tried again the next time."""
         try:
-            try:
-                self._touch()
-            except FileNotFoundError:  # the folder was removed, and perhaps made anew
+            if self._folder.is_replaced():
                 self._folder.reopen()
-                self._touch()
+                self._inode = self._inode and _NO_INODE
+            self._touch()
             self._trouble = ""
         except OSError as error:
             if self._trouble != str(error):

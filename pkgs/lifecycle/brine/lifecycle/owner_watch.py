@@ -116,6 +116,10 @@ class OwnerWatch:
         self.told_s[fault] = now_s
         return True
 
+    def forget_inodes(self) -> None:
+        """Note that its folder is another one: numbers of inodes begin anew there."""
+        self.asking_inode = self.ending_inode = 0
+
     def renew(self, now_s: float) -> None:
         """Start the expiry anew, after a time in which a change could not be made or seen."""
         if self.seen_s is not None and not self.is_gone and self.renewals < MOST_RENEWALS:
