@@ -365,7 +365,7 @@ class Handler:
         self._write_clock()
         if self._owned or self._executor.names:
             self._idle_since_s = now_s
-        elif self._clock_file and now_s - self._idle_since_s > _IDLE_S:
+        elif self._clock_file and now_s - self._idle_since_s > _IDLE_S and not _is_any_there():
             self._ended = True  # its path unit starts it again
         self._show_status()
 
@@ -532,6 +532,13 @@ def _is_about_older_run(name: str) -> bool:
     with contextlib.suppress(OSError), owner.below(owner.folder_of(name)) as folder:
         text = owner.read(folder, TERMINATE)
     return is_older_run(text, markers.last_run(name))
+
+
+def _is_any_there() -> bool:
+    """Whether any folder is there, for which the path unit would start the handler again."""
+    with contextlib.suppress(OSError):
+        return bool(os.listdir(paths.LIFECYCLE_DIR))
+    return False
 
 
 def _user_of(folder: Path) -> int | None:
