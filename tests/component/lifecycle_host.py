@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from brine.common.markers import MarkerKind, write_marker
+from brine.common.process import start_time_of
 from lab.command import ending_with_us
 from lab.from_source import from_source
 from lab.waiting import wait_for
@@ -90,6 +92,21 @@ class LifecycleHost:
         )
         self._started.append(process)
         return process
+
+    def run_instance(self, name: str) -> subprocess.Popen[bytes]:
+        """Start a process that stands for an instance's, and note it as its unit does."""
+        process = self.run("sleep", "infinity")
+        start_time = start_time_of(process.pid)
+        (self.folders / name / "pid").write_text(f"{process.pid} {start_time} run1\n")
+        marks = self.root / "run/brine/marks"
+        write_marker(MarkerKind.START, name, run="run1", folder=marks, pid=process.pid)
+        return process
+
+    def end_instance(self, name: str, process: subprocess.Popen[bytes]) -> None:
+        """End that process, and clear up as the unit does."""
+        process.kill()
+        process.wait()
+        (self.folders / name / "pid").unlink()
 
     def start_handler(self, *, capabilities: str = "+all") -> None:
         """Start the handler, and wait until it is ready.

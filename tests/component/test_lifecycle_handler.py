@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.process import start_time_of
 from component.daemon_process import ROOT
 from component.lifecycle_host import LifecycleHost, lifecycle_host
 from lab.waiting import wait_for
@@ -35,11 +34,6 @@ def touch_for(folder: Path, seconds: float) -> None:
     while time.monotonic() < deadline:
         (folder / "watchdog").touch()
         time.sleep(0.3)
-
-
-def note_process(folder: Path) -> None:
-    """Have this process stand for the instance's."""
-    (folder / "pid").write_text(f"{os.getpid()} {start_time_of(os.getpid())} run1\n")
 
 
 def test_an_expired_watchdog_ends_its_instance_and_no_other(host: LifecycleHost) -> None:
@@ -493,7 +487,7 @@ def test_the_owner_command_and_prestop(host: LifecycleHost) -> None:
     host.start_handler()
     owner = host.run("brine", "lifecycle", "own", "ci1")
     wait_for("a watchdog", (folder / "watchdog").exists)
-    note_process(folder)
+    process = host.run_instance("ci1")
     assert host.requests_within(12) == []
     prestop = host.run("brine", "lifecycle", "prestop", "ci1")
     assert host.request() == "ci1 end owner-request"
@@ -503,7 +497,7 @@ def test_the_owner_command_and_prestop(host: LifecycleHost) -> None:
     host.start_handler()
     assert host.request() == "ci1 end owner-request"
     assert prestop.poll() is None
-    (folder / "pid").unlink()
+    host.end_instance("ci1", process)
     host.answer("ci1 end done ")
     assert prestop.wait(30) == 0
     assert owner.wait(30) == 12
@@ -518,9 +512,9 @@ def test_an_owner_that_is_told_to_end_after_its_instance_asks_for_nothing(
     host.start_handler()
     owner = host.run("brine", "lifecycle", "own", "ci1")
     wait_for("a watchdog", (folder / "watchdog").exists)
-    note_process(folder)
+    process = host.run_instance("ci1")
     time.sleep(2)  # the owner has seen it
-    (folder / "pid").unlink()
+    host.end_instance("ci1", process)
     owner.terminate()
     owner.wait(30)
     # Until it was confirmed, the next owner would have to wait.

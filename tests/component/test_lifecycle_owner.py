@@ -30,14 +30,6 @@ def lifecycle(host: LifecycleHost, *arguments: str) -> subprocess.Popen[bytes]:
     return host.run("brine", "lifecycle", *arguments, stderr=subprocess.PIPE)
 
 
-def run(host: LifecycleHost, folder: Path) -> None:
-    """Have the instance run, as a process of the node: the host's."""
-    pid = int(host.root.parent.name)
-    start_time = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    (folder / "pid").write_text(f"{pid} {start_time} run1\n")
-    write_marker(MarkerKind.START, "ci1", run="run1", folder=host.root / "run/brine/marks", pid=pid)
-
-
 @pytest.mark.parametrize(
     ("who", "cause", "status"),
     [
@@ -52,7 +44,7 @@ def test_an_owner_tells_of_an_end_that_nobody_asked_for(
 ) -> None:
     folder = host.define("ci1")
     owner = lifecycle(host, "own", "ci1")
-    run(host, folder)
+    process = host.run_instance("ci1")
     inode = wait_for("a watchdog", lambda: (folder / "watchdog").exists())
     assert inode
     # It has seen the instance run when it touches the watchdog the next time.
@@ -60,7 +52,7 @@ def test_an_owner_tells_of_an_end_that_nobody_asked_for(
     wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
     marks = host.root / "run/brine/marks"
     write_marker(MarkerKind.VERDICT, "ci1", run="run1", folder=marks, who=who, cause=cause)
-    (folder / "pid").unlink()
+    host.end_instance("ci1", process)
     text = f"brine: error: ci1: has ended: {who}, {cause}\nbrine: hint: brine instance info ci1\n"
     assert said(owner) == (status, text if status else "")
 
@@ -73,15 +65,15 @@ def test_a_command_that_does_not_exist_owns_nothing(host: LifecycleHost) -> None
 
 
 def test_a_command_that_cannot_run_ends_the_instance(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600)
+    host.define("ci1", watchdog_timeout=600)
     program = host.root / "run/program"
     program.write_bytes(b"\0")
     program.chmod(0o755)
-    run(host, folder)
+    process = host.run_instance("ci1")
     host.start_handler()
     owner = lifecycle(host, "own", "ci1", "--", "/run/program")
     assert host.request() == "ci1 end owner-request"
-    (folder / "pid").unlink()
+    host.end_instance("ci1", process)
     host.answer("ci1 end done ")
     status, text = said(owner)
     assert status == 1
@@ -116,3 +108,22 @@ def test_prestop_of_what_has_no_owner(host: LifecycleHost) -> None:
     status, text = said(lifecycle(host, "prestop", "ci1"))
     assert status == 1
     assert "ci1: its spec has no owner" in text
+
+
+def test_an_owner_that_can_see_the_process_needs_no_file_of_it(host: LifecycleHost) -> None:
+    folder = host.define("ci1")
+    owner = lifecycle(host, "own", "ci1")
+    process = host.run_instance("ci1")
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    wait_for("it to be watched", lambda: f"Pid:\t{process.pid}\n" in descriptors(owner))
+    (folder / "pid").unlink()
+    touched = (folder / "watchdog").stat().st_mtime_ns
+    wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
+    assert owner.poll() is None
+    process.kill()
+    assert said(owner)[0] == 12
+
+
+def descriptors(process: subprocess.Popen[bytes]) -> str:
+    """What the kernel says of a process's descriptors."""
+    return "".join(one.read_text() for one in Path(f"/proc/{process.pid}/fdinfo").iterdir())

@@ -136,7 +136,6 @@ class Handler:
             owned = self._owned.get(name)
             if owned and owned.is_gone and not owned.has_spec:
                 self._executor.ask(name, EndReason.SPEC_GONE)  # it was undefined meanwhile
-        self._write_clock()
 
     def _watch_places(self) -> bool:
         """Watch the folders of all instances; returns whether one of them is new."""
@@ -416,7 +415,8 @@ class Handler:
             owned.renew(now_s)
 
     def _write_clock(self) -> None:
-        """Note both clocks. The fence sees by it that the handler works."""
+        """Note both clocks. The fence sees by it that the handler works, which one that dies at
+        each start does not."""
         if self._clock_file:
             text = f"{time.monotonic():.3f} {time.time():.3f}\n"
             whole = self._clock_file.with_suffix(".new")

@@ -260,6 +260,9 @@ class OwnerProcess:
         self._woken, self._waker = socket.socketpair()
         # A container that has just the folder sees no processes of the node's.
         self._sees_node = paths.MARKS_DIR.is_dir()
+        self._poll = select.poll()
+        self._pidfd = -1
+        self._has_exited = False
         self._touch_s = 0.0
         self._trouble = ""
         self._fault: OwnerError | None = None
@@ -318,17 +321,21 @@ class OwnerProcess:
             self._is_to_ask = True
 
     def _own(self) -> int:
-        poll = select.poll()
-        poll.register(self._woken, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
         while True:
             now_s = time.monotonic()
             if now_s >= self._touch_s:
                 self._watchdog.touch()
                 self._touch_s = now_s + self._interval_s
-            left_s = min(self._touch_s - now_s, _LOOK_S)
-            if poll.poll(max(left_s, 0.01) * 1000):
-                self._woken.recv(100)
-                self._is_to_ask = True
+            left_s = self._touch_s - now_s
+            if self._pidfd < 0 or self._command or self._is_asking:
+                left_s = min(left_s, _LOOK_S)  # files do not tell of their changes
+            for descriptor, _ in self._poll.poll(max(left_s, 0.01) * 1000):
+                if descriptor == self._pidfd:
+                    self._note_exit()
+                else:
+                    self._woken.recv(100)
+                    self._is_to_ask = True
             if self._is_to_ask:
                 self._ask()
             status = self._status()
@@ -368,15 +375,36 @@ class OwnerProcess:
         return None if self._is_asking else self._end_of_instance()
 
     def _end_of_instance(self) -> int | None:
+        if self._pidfd >= 0:
+            return None
         now = self._folder.process()
         if now and self._sees_node and not now.is_visible():
             now = None  # the unit's last step could not remove the file
         if self._process is None:
             self._process = now
+            if now and self._sees_node:
+                self._watch(now)
             return None
-        if now is not None and now.run == self._process.run:
+        if not self._has_exited and now is not None and now.run == self._process.run:
             return None
         return _status_of(self._folder.name, self._process.run)
+
+    def _watch(self, process: NotedProcess) -> None:
+        """Have the kernel tell when a process exits, if this one can see it."""
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:
+            return
+        if not process.is_visible():  # the number may be another process's by now
+            os.close(pidfd)
+            return
+        self._pidfd = pidfd
+        self._poll.register(pidfd, select.POLLIN)
+
+    def _note_exit(self) -> None:
+        self._poll.unregister(self._pidfd)
+        os.close(self._pidfd)
+        self._pidfd, self._has_exited = -1, True
 
 
 def _status_of(name: str, run: str) -> int:
