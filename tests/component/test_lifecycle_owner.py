@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,6 +109,22 @@ def test_prestop_of_what_has_no_owner(host: LifecycleHost) -> None:
     status, text = said(lifecycle(host, "prestop", "ci1"))
     assert status == 1
     assert "ci1: its spec has no owner" in text
+
+
+def test_prestop_asks_again_in_a_folder_that_is_made_anew(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    process = host.run_instance("ci1")
+    prestop = lifecycle(host, "prestop", "ci1")
+    wait_for("a request", (folder / "terminate").exists)
+    new = host.root / "run/new"
+    new.mkdir()
+    shutil.copy(folder / "pid", new)
+    folder.rename(host.root / "run/old")
+    new.rename(folder)
+    wait_for("a request in the new folder", (folder / "terminate").exists)
+    assert prestop.poll() is None
+    host.end_instance("ci1", process)
+    assert said(prestop) == (0, "")
 
 
 def test_an_owner_that_can_see_the_process_needs_no_file_of_it(host: LifecycleHost) -> None:

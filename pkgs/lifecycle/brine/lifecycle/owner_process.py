@@ -142,8 +142,16 @@ class Folder:
             return True
 
     def has_ended(self) -> bool:
-        """Whether the request was confirmed, or the instance has ended."""
-        return not self.is_asked() or self.process() is None or self.is_replaced()
+        """Whether the request was confirmed, or the instance has ended. In a folder that has taken
+        this one's place it is asked for again."""
+        if self.is_replaced():
+            try:
+                self.reopen()
+                if self.process():
+                    self.ask()
+            except OSError:
+                return not self.path.is_dir()
+        return not self.is_asked() or self.process() is None
 
 
 class Watchdog:
