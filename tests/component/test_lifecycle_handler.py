@@ -80,6 +80,17 @@ def test_a_request_of_another_run_is_confirmed_and_ends_nothing(host: LifecycleH
     assert host.requests_within(1) == []
 
 
+def test_a_request_about_a_run_that_begins_is_not_of_another_run(host: LifecycleHost) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    # The process is noted before the run is.
+    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "before", "pid": 1}')
+    (folder / "pid").write_text("1 2 now\n")
+    host.start_handler()
+    (folder / ".terminate").write_text("now\n")
+    (folder / ".terminate").rename(folder / "terminate")
+    assert host.request() == "ci1 end owner-request"
+
+
 def test_after_a_request_of_another_run_the_owner_still_counts(host: LifecycleHost) -> None:
     folder = host.define("ci1")
     (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')

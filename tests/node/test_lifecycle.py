@@ -304,6 +304,44 @@ def test_a_folder_that_is_made_anew_has_all_of_a_vm_that_runs(node: Node) -> Non
     assert not (node.path(folder) / "pid").exists()
 
 
+def test_prestop_waits_for_a_vm_whose_folder_is_away(node: Node) -> None:
+    define(node, "ci1", owner={"watchdog_timeout": 600}, **IDLE)
+    folder = FOLDERS / "ci1"
+    node.run(["touch", str(folder / "watchdog")])
+    node.run(["brine", "instance", "start", "ci1"])
+    node.shell(f"umount --lazy {folder}; rmdir {folder}")
+    node.run(["systemd-run", "--unit=own-ci1", "brine", "lifecycle", "prestop", "ci1"])
+    time.sleep(2)
+    assert node.run(["systemctl", "is-active", "own-ci1"]).stdout == "active\n"
+    node.run(["brine", "lifecycle", "prepare", "ci1"])
+    assert "ExecMainStatus=0" in ended(node, "own-ci1")
+    assert verdict(node, "ci1") == ("admin", "owner-request")
+
+
+def test_a_vm_that_runs_may_get_another_owner_or_none(node: Node) -> None:
+    define(node, "ci1", owner={"watchdog_timeout": 60}, **IDLE)
+    node.run(["touch", str(FOLDERS / "ci1/watchdog")])
+    node.run(["brine", "instance", "start", "ci1"])
+    # Its owner still goes by the old one.
+    define(node, "ci1", owner={"watchdog_timeout": 2}, **IDLE)
+    time.sleep(6)
+    assert info(node, "ci1")["status"] == "running"
+    define(node, "ci1", **IDLE)
+    assert not node.path(FOLDERS / "ci1").exists()
+    assert info(node, "ci1")["status"] == "running"
+    assert "its spec has no owner" in refused(node, "brine", "lifecycle", "prestop", "ci1")
+
+
+def test_a_request_about_a_vm_that_is_down_changes_nobodys_will(node: Node) -> None:
+    define(node, "ci1", owner={"watchdog_timeout": 600, "restart_with_owner": True}, **IDLE)
+    node.run(["touch", str(FOLDERS / "ci1/watchdog")])
+    node.run(["brine", "instance", "start", "ci1"])
+    node.run(["brine", "instance", "stop", "--force", "ci1"])
+    node.run(["touch", str(FOLDERS / "ci1/terminate")])
+    wait_for("a confirmation", lambda: not node.path(FOLDERS / "ci1/terminate").exists())
+    assert info(node, "ci1")["admin_state_source"] == "admin"
+
+
 def run_apart(node: Node, unit: str) -> str:
     """Have a user without privileges own ci1 in namespaces of its own, by a shell alone; returns
     the command that runs others in there."""

@@ -24,7 +24,7 @@ from brine.instance.intent import (
 from brine.instance.observe import Observed
 from brine.instance.operations import stop_instance
 from brine.instance.service.node_shutdown import keep_users_wills
-from brine.instance.spec import Spec
+from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.start import start_instance
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -205,3 +205,12 @@ def test_one_of_which_only_kvmd_could_know_stays_off_where_that_is_off(
     write_marker(MarkerKind.VERDICT, "web1", run="0d" * 16, who="unknown", cause="kvmd is off")
     assert keep_users_wills() == []
     assert store.load("web1").admin_state == state
+
+
+def test_an_end_with_its_owner_changes_nobodys_will_that_it_is_down() -> None:
+    spec = defined(**BY_USER)
+    assert not intent.want(spec, AdminState.DOWN, Source.OWNER)
+    assert store.load("web1") == spec
+    up = defined(**UP)
+    assert intent.want(up, AdminState.DOWN, Source.OWNER)
+    assert store.load("web1").admin_state_source == Source.OWNER

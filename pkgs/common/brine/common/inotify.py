@@ -38,7 +38,7 @@ NAMES: int = (
 )
 """Names come and go in a folder."""
 
-TOUCHES: int = pyinotify.IN_ATTRIB | pyinotify.IN_CLOSE_WRITE
+TOUCHES: int = pyinotify.IN_ATTRIB | pyinotify.IN_MODIFY | pyinotify.IN_CLOSE_WRITE
 """Files in a folder are written, or get another time of change."""
 
 

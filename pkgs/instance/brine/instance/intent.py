@@ -31,6 +31,8 @@ def want(spec: Spec, admin_state: AdminState, by: Source = Source.ADMIN) -> bool
 
     :raises BrineError: if it is offline and should be up, or its spec can't be written.
     """
+    if by is Source.OWNER and admin_state == spec.admin_state == AdminState.DOWN:
+        return False  # it stays as its admin or its user wanted it
     if admin_state is AdminState.DOWN:
         with suppress(OSError):  # then it is the user's and the admin's will that it is down
             forget_user_shutdown(spec.name)

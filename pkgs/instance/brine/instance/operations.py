@@ -103,6 +103,8 @@ def define_instance(
             if spec.owner:
                 make_folder(name, spec.owner)
             aside = _put(spec, before, is_new=known is None)
+            if before and before.owner and not spec.owner:
+                remove_folder(name)  # whoever waits there for its end is told by that
     return Defined(spec, changed=True, aside=aside)
 
 

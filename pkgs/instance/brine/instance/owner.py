@@ -7,6 +7,7 @@ everything here works below an open folder, follows no link, and opens no file o
 from __future__ import annotations
 
 import contextlib
+import errno
 import grp
 import os
 import pwd
@@ -111,10 +112,13 @@ def read(folder: int, name: str) -> str:
     """The text of a short file; empty if there is none, or it is no regular file.
 
     :param folder: an open one.
+    :raises OSError: if this process, or the node, has no room to open it.
     """
     try:
         descriptor = os.open(name, _FILE, dir_fd=folder)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
         return ""
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -196,7 +200,8 @@ def make_folder(name: str, owner: OwnerSpec) -> None:
     path, group = folder_of(name), _group(name, owner.group)
     with telling(name, f"{path}: can't be made"):
         paths.LIFECYCLE_DIR.mkdir(parents=True, exist_ok=True)
-        if not os.path.lexists(path):
+        # A folder with files is in use as it is; an empty one may be left of a killed command.
+        if not os.path.lexists(path) or not (path.is_mount() or os.listdir(path)):
             options = f"uid={_handler()},gid={group},mode={_MODE:o},{_OPTIONS}"
             try:
                 _on_node(name, "mount", "--types=tmpfs", f"--options={options}", "tmpfs", str(path))
@@ -204,10 +209,11 @@ def make_folder(name: str, owner: OwnerSpec) -> None:
                 with contextlib.suppress(OSError):
                     path.rmdir()
                 raise
-            return
-        with below(path) as folder:
-            os.fchown(folder, _handler(), group)
-            os.fchmod(folder, _MODE)
+        else:
+            with below(path) as folder:
+                os.fchown(folder, _handler(), group)
+                os.fchmod(folder, _MODE)
+    _note_running(name)
 
 
 def remove_folder(name: str) -> None:
@@ -243,18 +249,28 @@ def note_process(spec: Spec) -> None:
     refuse_without_owner(spec)
 
 
-def note_running(name: str) -> None:
-    """Tell the owner of an instance again which process it has, if its folder was emptied or made
-    anew while it runs.
+def runs(name: str) -> bool:
+    """Whether the process of an instance's last run is there."""
+    return _running(name) is not None
 
-    :raises InstanceError: if that can't be written.
-    """
+
+def _running(name: str) -> tuple[int, str] | None:
+    """The process of an instance, and its run; None if it does not run."""
     mark = markers.read_marker(MarkerKind.START, name)
     pid = mark.facts.get("pid") if mark else None
-    if not mark or not isinstance(pid, int) or not runs_in(pid, unit_of(name)):
-        return
-    if not os.path.lexists(folder_of(name) / PID):
-        _note(name, pid, mark.run)
+    if mark and isinstance(pid, int) and runs_in(pid, unit_of(name)):
+        return pid, mark.run
+    return None
+
+
+def _note_running(name: str) -> None:
+    """Tell the owner of an instance again which process it has, if its folder was emptied or made
+    anew while it runs."""
+    found = _running(name)
+    if found and not os.path.lexists(folder_of(name) / PID):
+        _note(name, *found)
+        if _running(name) != found:
+            forget_process(name, found[1])
 
 
 def _note(name: str, pid: int, run: str) -> None:

@@ -14,7 +14,7 @@ from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, look_at_all
-from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder, note_running
+from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
 from brine.instance.spec import OwnerSpec, name_fault
 from brine.instance.store import InstanceError, NoSpecError
 from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
@@ -79,7 +79,6 @@ def prepare(arguments: argparse.Namespace) -> int:
 def _make_folder(name: str, found: OwnerSpec) -> None:
     with store.alone(name):
         make_folder(name, found)
-        note_running(name)
 
 
 def list_owned(arguments: argparse.Namespace) -> int:

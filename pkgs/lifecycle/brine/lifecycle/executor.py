@@ -121,7 +121,7 @@ def _end(name: str, cause: EndReason) -> Outcome:
     if cause is EndReason.SPEC_GONE and has_spec:
         return Outcome.IDLE
     # A start that is just beginning, or is to come, is called off by a request, too.
-    if not is_there and not (cause is EndReason.REQUEST and has_spec):
+    if not is_there and not (cause is EndReason.REQUEST and has_spec and _is_to_start(name)):
         return Outcome.IDLE
     _refuse_unowned(name)
     done = stop_instance(name, force=True, by=Source.OWNER, cause=cause)
@@ -144,6 +144,12 @@ def _is_there(name: str) -> bool:
     except BrineError:
         return oper_of(unit.units([name]).get(name)) in GOING
     return seen.is_going or (seen.domain is not None and seen.domain.lives())
+
+
+def _is_to_start(name: str) -> bool:
+    """Whether an instance that is down should be up. Its user's will that it is down stays."""
+    seen = look(name)
+    return seen.spec.admin_state == AdminState.UP and seen.state.oper is not Oper.USER_SHUTDOWN
 
 
 def _start(name: str) -> Outcome:

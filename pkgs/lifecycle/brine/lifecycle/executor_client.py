@@ -67,6 +67,11 @@ class ExecutorClient:
         return self._connection.fileno() if self._connection else -1
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the executor could not be reached, and has not answered since."""
+        return self._lost > 0
+
+    @property
     def names(self) -> set[str]:
         """The instances with a request."""
         return set(self._requests)

@@ -67,33 +67,34 @@ def watch(clock: Path, limit_s: float, service: ServiceManager, *, reboot: bool)
         # A fence that did not run itself knows nothing of the time between.
         if text != said or now_s - looked_s > 2 * _LOOK_S + 1:
             said, changed_s, is_helped = text, now_s, False
-        looked_s = now_s
         silent_s = now_s - changed_s
         names = _owned() if silent_s > limit_s / 2 else []
-        if silent_s > limit_s / 2 and not names:
+        if silent_s > limit_s / 2 and names == []:
             changed_s = now_s  # without an owned instance there need be no handler
-        elif names and not is_helped:
+        elif names != [] and not is_helped:
             is_helped = True
             _systemctl("reset-failed", "brine-lifecycle.service")
             _systemctl("restart", "--no-block", "brine-lifecycle.service")
         elif silent_s > limit_s:
-            _say(f"the handler gives no sign of life for {silent_s:.0f} s: {len(names)} VMs")
+            many = "unknown" if names is None else len(names)
+            _say(f"the handler gives no sign of life for {silent_s:.0f} s; VMs with owners: {many}")
             if reboot:
                 _say("the node reboots")
                 _systemctl("reboot", "--force")
             else:
-                _end_all(names, service)
+                _end_all(names or [], service)
             changed_s, is_helped = time.monotonic(), False
+        looked_s = time.monotonic()
         time.sleep(_LOOK_S)
 
 
-def _owned() -> list[str]:
-    """The instances with an owner that run."""
+def _owned() -> list[str] | None:
+    """The instances with an owner that run; None if that can't be known."""
     try:
         return list(_running())
     except (BrineError, OSError) as error:
         _say(str(error))
-        return []
+        return None
 
 
 def _running() -> Iterator[str]:

@@ -22,12 +22,10 @@ from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.inotify import NAMES, TOUCHES, FolderWatches
 from brine.common.journal import tell
-from brine.common.markers import MarkerKind
 from brine.common.message import Message
-from brine.common.process import runs_in, unit_of
 from brine.common.systemd import ServiceManager
 from brine.instance import owner, store
-from brine.instance.owner import TERMINATE, WATCHDOG, OwnersFile
+from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
 from brine.instance.spec import AdminState, name_fault
 from brine.lifecycle import messages
 from brine.lifecycle.executor_client import ExecutorClient
@@ -46,6 +44,7 @@ _JUMP_S = 1.0  # two clocks that differ by more have not gone alike
 _REQUEST_S = 5.0  # between two requests of one owner: one that asks again and again costs little
 _NOISE_S = 10.0  # so long a folder with too many events is looked at by the clock
 _UNKNOWN_TIMEOUT_S = 60.0  # of an instance whose spec is damaged
+_CLOCK_BYTES = 64
 _SPECS, _MARKS, _FOLDERS = "/specs", "/marks", "/folders"
 _SPEC, _START = ".json", ".start"
 
@@ -174,7 +173,7 @@ class Handler:
             owned.observe(watchdog, now_s, time.time())
         if watchdog and owned.fault:
             self._tell_fault(owned, f"{owned.fault}: it does not count")
-        if _runs(name):
+        if owner.runs(name):
             owned.begin(now_s)
         self._read_spec(owned)
         if name not in self._owned:
@@ -200,13 +199,14 @@ class Handler:
                 log.warning("%s can't be watched: it is looked at each second", folder)
             self._unwatched.add(name)
 
-    def _read_spec(self, owned: OwnerWatch) -> None:
+    def _read_spec(self, owned: OwnerWatch, *, is_new_run: bool = False) -> None:
         """Read what the spec says of the owner. A damaged one changes nothing."""
+        was_read = owned.has_spec
         try:
             spec = store.load(owned.name)
         except store.NoSpecError:
             # An owner may be there before its instance is defined.
-            if paths.SPECS_DIR.is_dir() and (owned.has_spec or _runs(owned.name)):
+            if paths.SPECS_DIR.is_dir() and (owned.has_spec or owner.runs(owned.name)):
                 self._executor.ask(owned.name, EndReason.SPEC_GONE, after_s=_SPEC_S)
                 owned.has_spec = False
             return
@@ -219,7 +219,10 @@ class Handler:
         if spec.owner is None:
             self._forget(owned.name)
             return
-        owned.timeout_s = spec.owner.watchdog_timeout
+        timeout_s = spec.owner.watchdog_timeout
+        # The owner of a running instance goes by the timeout of its start.
+        if is_new_run or not was_read or timeout_s > owned.timeout_s or not owner.runs(owned.name):
+            owned.timeout_s = timeout_s
         owned.restarts = spec.owner.restart_with_owner
         owned.is_up = spec.admin_state == AdminState.UP
 
@@ -250,6 +253,7 @@ class Handler:
             elif key == _MARKS and name.endswith(_START):
                 if owned := self._owned.get(name.removesuffix(_START)):
                     self._look(owned)
+                    self._read_spec(owned, is_new_run=True)
                     owned.begin(time.monotonic())
             elif key == _FOLDERS:
                 self._folder_changed(name)
@@ -300,7 +304,7 @@ class Handler:
                     self._remove_request(owned)
                 else:
                     self._executor.ask(owned.name, EndReason.REQUEST)
-            elif owned.is_gone and _runs(owned.name):
+            elif owned.is_gone and owner.runs(owned.name):
                 owned.begin(time.monotonic())
 
     def _look(self, owned: OwnerWatch) -> None:
@@ -361,7 +365,8 @@ class Handler:
             self._checked_s = now_s
             self._find_missed()
         self._expire(now_s)
-        self._write_clock()
+        if not self._executor.is_lost:
+            self._write_clock()
         if self._owned or self._executor.names:
             self._idle_since_s = now_s
         elif self._clock_file and now_s - self._idle_since_s > _IDLE_S and not _is_any_there():
@@ -403,7 +408,7 @@ class Handler:
             if _is_read_only(owner.folder_of(owned.name)):
                 owned.renew(now_s)
             if owned.note_if_gone(now_s):
-                if _runs(owned.name):
+                if owner.runs(owned.name):
                     reason = owned.fault or f"its watchdog is unchanged for {owned.timeout_s:g} s"
                     self._tell(messages.OWNER_GONE, owned.name, reason)
                 self._executor.ask(owned.name, EndReason.GONE)
@@ -418,11 +423,11 @@ class Handler:
         """Note both clocks. The fence sees by it that the handler works, which one that dies at
         each start does not."""
         if self._clock_file:
-            text = f"{time.monotonic():.3f} {time.time():.3f}\n"
-            whole = self._clock_file.with_suffix(".new")
+            text = f"{time.monotonic():.3f} {time.time():.3f}".ljust(_CLOCK_BYTES - 1) + "\n"
             with contextlib.suppress(OSError):
-                whole.write_text(text)
-                whole.replace(self._clock_file)
+                self._clock_file.touch()
+                with self._clock_file.open("r+b", buffering=0) as clock:
+                    clock.write(text.encode())  # in place, which needs no room
 
     def _absent_s(self) -> float | None:
         """For how long no handler was there; None if that is not known, or the wall clock has not
@@ -469,7 +474,7 @@ class Handler:
     def _has_ended(self, owned: OwnerWatch, cause: EndReason) -> None:
         """Confirm what its owner has asked for, and forget an instance without a spec."""
         if owned.request and not owned.request.fault:
-            if _runs(owned.name):
+            if owner.runs(owned.name):
                 # It was started meanwhile.
                 self._executor.ask(owned.name, EndReason.REQUEST, after_s=1.0)
             elif self._remove_request(owned):
@@ -527,11 +532,13 @@ def _folders() -> set[str]:
 
 
 def _is_about_older_run(name: str) -> bool:
-    """Whether an owner has asked for the end of an earlier run than the present or last one."""
-    text = ""
+    """Whether an owner has asked for the end of an earlier run than the present or last one. A run
+    that begins is noted in ``pid`` first."""
+    text = process = ""
     with contextlib.suppress(OSError), owner.below(owner.folder_of(name)) as folder:
-        text = owner.read(folder, TERMINATE)
-    return is_older_run(text, markers.last_run(name))
+        text, process = owner.read(folder, TERMINATE), owner.read(folder, PID)
+    runs = [markers.last_run(name), *process.split()[2:3]]
+    return all(is_older_run(text, run) for run in runs)
 
 
 def _is_any_there() -> bool:
@@ -547,13 +554,6 @@ def _user_of(folder: Path) -> int | None:
         found = os.stat(folder, follow_symlinks=False)
         return found.st_uid if stat.S_ISDIR(found.st_mode) else None
     return None
-
-
-def _runs(name: str) -> bool:
-    """Whether the process of an instance's last run is there."""
-    mark = markers.read_marker(MarkerKind.START, name)
-    pid = mark.facts.get("pid") if mark else None
-    return isinstance(pid, int) and runs_in(pid, unit_of(name))
 
 
 def _is_read_only(folder: Path) -> bool:

@@ -22,8 +22,9 @@ from brine.common import markers, paths
 from brine.common.errors import BrineError, tell_error, warn
 from brine.common.markers import MarkerKind
 from brine.common.process import spoken_wait, start_time_of
+from brine.instance import store
 from brine.instance.messages import who_asks
-from brine.instance.owner import PID, TERMINATE, WATCHDOG, find, folder_of, opened, read
+from brine.instance.owner import PID, TERMINATE, WATCHDOG, find, folder_of, opened, read, runs
 from brine.instance.start import start_instance
 from brine.lifecycle.protocol import EndReason
 
@@ -74,6 +75,7 @@ class Folder:
     def __init__(self, name: str) -> None:
         self.name = name
         self.path = folder_of(name)
+        self._has_asked = self._is_to_ask_again = False
         try:
             self.descriptor = opened(self.path)
         except PermissionError as error:
@@ -84,13 +86,14 @@ class Folder:
             raise OwnerError(name, f"{self.path}: {error.strerror}", hint=hint) from error
 
     def reopen(self) -> None:
-        """Use the folder that has taken this one's place.
+        """Use the folder that has taken this one's place. A request is to be made there again.
 
         :raises OSError: if there is none.
         """
         descriptor = opened(self.path)
         os.close(self.descriptor)
         self.descriptor = descriptor
+        self._is_to_ask_again = self._has_asked
 
     def is_replaced(self) -> bool:
         """Whether its path is another folder's now, or nobody's."""
@@ -100,7 +103,10 @@ class Folder:
             return isinstance(error, FileNotFoundError)
 
     def process(self) -> NotedProcess | None:
-        """The process of the instance; None if it does not run."""
+        """The process of the instance; None if it does not run.
+
+        :raises OSError: if that can't be known now.
+        """
         words = read(self.descriptor, PID).split()
         if len(words) != 3 or not words[0].isdecimal():
             return None
@@ -129,10 +135,24 @@ class Folder:
         try:
             os.write(descriptor, f"{process.run}\n".encode() if process else b"")
             with contextlib.suppress(FileExistsError):
-                os.link(temporary, TERMINATE, src_dir_fd=folder, dst_dir_fd=folder)
+                os.link(
+                    temporary,
+                    TERMINATE,
+                    src_dir_fd=folder,
+                    dst_dir_fd=folder,
+                    follow_symlinks=False,
+                )
         finally:
             os.close(descriptor)
             os.unlink(temporary, dir_fd=folder)
+        self._has_asked, self._is_to_ask_again = True, False
+
+    def is_without_process(self) -> bool:
+        """Whether the instance does not run, as far as this process can see."""
+        try:
+            return self.process() is None and not is_seen_running(self.name)
+        except OSError:
+            return False
 
     def is_asked(self) -> bool:
         """Whether a request waits to be confirmed."""
@@ -142,16 +162,25 @@ class Folder:
             return True
 
     def has_ended(self) -> bool:
-        """Whether the request was confirmed, or the instance has ended. In a folder that has taken
-        this one's place it is asked for again."""
-        if self.is_replaced():
-            try:
+        """Whether the request was confirmed, or the instance has ended."""
+        try:
+            if self.is_replaced():
                 self.reopen()
-                if self.process():
-                    self.ask()
-            except OSError:
-                return not self.path.is_dir()
-        return not self.is_asked() or self.process() is None
+            if self._is_to_ask_again:
+                self.ask()
+            return not self.is_asked() or self.is_without_process()
+        except OSError:
+            return not self.path.is_dir() and not is_seen_running(self.name)
+
+
+def is_seen_running(name: str) -> bool:
+    """Whether this process sees that an instance with an owner runs, which no container does."""
+    if not runs(name):
+        return False
+    try:
+        return store.load(name).owner is not None
+    except BrineError:
+        return True
 
 
 class Watchdog:
@@ -220,11 +249,15 @@ def ask_and_wait(name: str, timeout_s: float | None) -> bool:
     :param timeout_s: None is without a limit.
     :raises OwnerError: if the request could not be made in that time.
     """
-    if not folder_of(name).is_dir():
-        return True
-    folder = Folder(name)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     trouble = ""
+    while not folder_of(name).is_dir():
+        if not is_seen_running(name):
+            return True
+        if deadline and time.monotonic() > deadline:
+            Folder(name)  # tells what is missing
+        time.sleep(_LOOK_S)
+    folder = Folder(name)
     while True:
         try:
             folder.ask()
@@ -233,7 +266,7 @@ def ask_and_wait(name: str, timeout_s: float | None) -> bool:
             if trouble != str(error):
                 warn(f"{folder.path / TERMINATE}: can't be made: {error.strerror}; trying again")
             trouble = str(error)
-        if folder.process() is None:
+        if folder.is_without_process():
             return True
         if deadline and time.monotonic() > deadline:
             raise OwnerError(name, f"its end can't be asked for: {trouble}")
@@ -356,7 +389,7 @@ class OwnerProcess:
             self._child.terminate()
         try:
             # Of an instance that has ended already, a request would hold up the next owner.
-            if self._process is None or self._folder.process():
+            if self._process is None or not self._folder.is_without_process():
                 self._folder.ask()
             self._is_asking, self._is_to_ask = True, False
         except OSError as error:
@@ -385,7 +418,10 @@ class OwnerProcess:
     def _end_of_instance(self) -> int | None:
         if self._pidfd >= 0:
             return None
-        now = self._folder.process()
+        try:
+            now = self._folder.process()
+        except OSError:
+            return None
         if now and self._sees_node and not now.is_visible():
             now = None  # the unit's last step could not remove the file
         if self._process is None:
