@@ -200,8 +200,7 @@ def make_folder(name: str, owner: OwnerSpec) -> None:
     path, group = folder_of(name), _group(name, owner.group)
     with telling(name, f"{path}: can't be made"):
         paths.LIFECYCLE_DIR.mkdir(parents=True, exist_ok=True)
-        # A folder with files is in use as it is; an empty one may be left of a killed command.
-        if not os.path.lexists(path) or not (path.is_mount() or os.listdir(path)):
+        if not os.path.lexists(path):
             options = f"uid={_handler()},gid={group},mode={_MODE:o},{_OPTIONS}"
             try:
                 _on_node(name, "mount", "--types=tmpfs", f"--options={options}", "tmpfs", str(path))
