@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.node import Node
+from lab.waiting import wait_for
 from node.instance_on_node import UNITS, node_with_instances
 
 FOLDERS = Path("/run/brine/lifecycle")
@@ -61,9 +62,24 @@ def own(node: Node, name: str, *options: str, unit: str = "") -> str:
 
 
 def verdict(node: Node, name: str) -> tuple[str, str]:
-    """Who ended an instance last, and why."""
-    mark = json.loads(node.read(f"/run/brine/marks/{name}.verdict"))
+    """Who ended an instance last, and why. It waits for the daemon to have noted that."""
+    start, end = (node.path(f"/run/brine/marks/{name}.{kind}") for kind in ("start", "verdict"))
+
+    def given() -> dict[str, Any] | None:
+        if not end.exists():
+            return None
+        mark: dict[str, Any] = json.loads(end.read_text())
+        is_last = not start.exists() or json.loads(start.read_text())["run"] == mark["run"]
+        return mark if is_last else None
+
+    mark = wait_for(f"a verdict on {name}", given)
+    assert mark
     return mark["who"], mark["cause"]
+
+
+def wait_events(node: Node, name: str, *last: str) -> None:
+    """Wait until these are the last that the handler has told of an instance."""
+    wait_for(f"{last} of {name}", lambda: tuple(events(node, name)[-len(last) :]) == last)
 
 
 def events(node: Node, name: str) -> list[str]:

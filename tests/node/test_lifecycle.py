@@ -36,6 +36,7 @@ from node.lifecycle_on_node import (
     owned,
     refused,
     verdict,
+    wait_events,
 )
 
 OWNER = {"watchdog_timeout": 10}
@@ -87,7 +88,7 @@ def test_a_vm_does_not_outlive_a_unit_that_is_killed(node: Node) -> None:
     found = info(node, "ci1")
     assert (found["admin_state"], found["admin_state_source"]) == ("down", "owner")
     assert "owner-gone" in json.dumps(found)
-    assert events(node, "ci1")[-2:] == ["owner-there", "owner-gone"]
+    wait_events(node, "ci1", "owner-there", "owner-gone")
     assert not node.path(FOLDERS / "ci1/pid").exists()
     assert "its owner is not there" in refused(node, "brine", "instance", "start", "ci1")
 
@@ -106,9 +107,10 @@ def test_a_unit_that_is_stopped_waits_for_its_vm(node: Node) -> None:
     wait_status(node, "ci1", "running")
     wait_ready(node, "ci1")
     node.run(["systemctl", "stop", "own-ci1"], timeout_s=90)
-    assert info(node, "ci1")["status"] == "ADMIN_down"
+    assert not node.path(FOLDERS / "ci1/pid").exists()
+    wait_status(node, "ci1", "ADMIN_down")
     assert verdict(node, "ci1") == ("admin", "owner-request")
-    assert events(node, "ci1")[-2:] == ["owner-request", "request-confirmed"]
+    wait_events(node, "ci1", "owner-request", "request-confirmed")
     assert node.run(["ls", str(FOLDERS / "ci1")]).stdout == ""
     # Without a VM it returns at once.
     with without_handler(node):
@@ -177,7 +179,7 @@ def test_a_request_during_a_start_calls_it_off(node: Node, step: str) -> None:
         assert (found["status"], found["admin_state_source"]) == ("ADMIN_down", "owner")
     if has_qemu:
         assert verdict(node, "ci1") == ("admin", "owner-request")
-    assert events(node, "ci1")[-2:] == ["owner-request", "request-confirmed"]
+    wait_events(node, "ci1", "owner-request", "request-confirmed")
     own(node, "ci1", "--start", unit="own-again")
     wait_status(node, "ci1", "running")
 
@@ -210,7 +212,7 @@ def test_a_prestop_as_the_watchdog_expires_is_one_end(node: Node, name: str, fir
     if first == "owner-gone":
         wait_for("the expiry", lambda: first in events(node, name))
     node.run(["brine", "lifecycle", "prestop", name], timeout_s=90)
-    assert info(node, name)["status"] == "ADMIN_down"
+    wait_status(node, name, "ADMIN_down")
     assert verdict(node, name) == ("admin", first)
     wait_for("its records", lambda: "request-confirmed" in events(node, name))
     both = ["owner-request", "owner-gone"]
@@ -267,7 +269,7 @@ def test_an_owner_that_is_back_gets_its_vm_back(node: Node) -> None:
     node.run(["brine", "instance", "stop", "--force", "ci1"])
     own(node, "ci1", unit="own-third")
     time.sleep(4)
-    assert info(node, "ci1")["status"] == "ADMIN_down"
+    wait_status(node, "ci1", "ADMIN_down")
 
 
 def test_the_last_of_several_owners_counts_and_may_come_late(node: Node) -> None:
@@ -299,7 +301,7 @@ def test_a_folder_that_is_made_anew_has_all_of_a_vm_that_runs(node: Node) -> Non
     assert node.read(folder / "pid") == process
     node.run(["touch", str(folder / "watchdog")])
     node.run(["brine", "lifecycle", "prestop", "ci1"], timeout_s=90)
-    assert info(node, "ci1")["status"] == "ADMIN_down"
+    wait_status(node, "ci1", "ADMIN_down")
     assert verdict(node, "ci1") == ("admin", "owner-request")
     assert not (node.path(folder) / "pid").exists()
 
@@ -369,7 +371,7 @@ def test_an_owner_in_other_namespaces(node: Node) -> None:
     within = run_apart(node, "own-again")
     node.run(["brine", "instance", "start", "ci1"])
     node.shell(f"{within} brine lifecycle prestop ci1")
-    assert info(node, "ci1")["status"] == "ADMIN_down"
+    wait_status(node, "ci1", "ADMIN_down")
     assert verdict(node, "ci1") == ("admin", "owner-request")
 
 
@@ -543,7 +545,7 @@ def test_a_vm_does_not_outlive_a_container_that_is_killed(containers: Node) -> N
 def test_a_container_that_is_stopped_waits_for_its_vm(containers: Node) -> None:
     run_container(containers)
     containers.run([*CONTAINER.split(), "stop", "owner"], timeout_s=90)
-    assert info(containers, "ci1")["status"] == "ADMIN_down"
+    wait_status(containers, "ci1", "ADMIN_down")
     assert verdict(containers, "ci1") == ("admin", "owner-request")
 
 
@@ -588,7 +590,7 @@ def test_a_pods_prestop_hook_holds_its_container(containers: Node) -> None:
     touches = "while :; do touch /owner/watchdog; sleep 2; done"
     run_container(containers, script=["-c", touches])
     containers.run([*CONTAINER.split(), "exec", "owner", "sh", "-c", hook], timeout_s=90)
-    assert info(containers, "ci1")["status"] == "ADMIN_down"
+    wait_status(containers, "ci1", "ADMIN_down")
     assert verdict(containers, "ci1") == ("admin", "owner-request")
     containers.shell(f"{CONTAINER} kill owner")
 

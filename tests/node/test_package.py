@@ -269,7 +269,7 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
         ("brine uidpool ", {"show", "add", "remove", "set"}),
         ("brine uidpool add --d", {"--dry-run"}),
         ("brine uidpool remove 40", {"4000-4099"}),
-        ("brine confd ", {"query", "ping", "new-key"}),
+        ("brine confd ", {"query", "ping", "new-key", "check-key"}),
         ("brine confd query node-ip", {"node-ips", "node-ip-of-instance-ip"}),
         ("brine confd query node-role n", {"node1.example.com"}),
         ("brine confd query --json instance-disks ", {"web1.example.com"}),
