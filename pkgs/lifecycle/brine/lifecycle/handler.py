@@ -126,8 +126,9 @@ class Handler:
         now_s = time.monotonic()
         absent_s = self._absent_s()
         goes_on = absent_s is not None
-        # If the handler was away for long, its owners may have been, too.
-        late_s = _UNKNOWN_GRACE_S if absent_s is None else absent_s
+        # If the handler was away for long, its owners may have been, too. Otherwise the time of a
+        # watchdog's change tells what happened meanwhile.
+        late_s = _UNKNOWN_GRACE_S if absent_s is None else absent_s if absent_s > PAUSE_S else 0.0
         self._not_before_s = now_s + min(late_s, _LONGEST_GRACE_S)
         self._watch_places()
         for name in self._all_names():
