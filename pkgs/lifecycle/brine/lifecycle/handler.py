@@ -79,6 +79,8 @@ class Handler:
         """
         self._take_signals()
         self._begin()
+        self._expire(time.monotonic())
+        self._executor.send_due(self._is_obsolete)
         self._service.ready(self._status())
         next_tick_s = time.monotonic() + _TICK_S
         while not self._ended:
