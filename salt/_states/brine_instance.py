@@ -36,7 +36,7 @@ the distribution's modules.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -228,7 +228,7 @@ def _held_back(name: str) -> tuple[str, str]:
     if refused:
         return "", refused
     if until := status["paused_until"]:
-        text = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until))
         return f"the watcher is paused until {text}; brine watcher resume ends the pause", ""
     tries = status["tries"].get(name, {})
     if tries.get("given_up"):
