@@ -316,7 +316,7 @@ class Library:
         return took_s, found.guest_s()
 
     def warm_up(self) -> tuple[Sequence[Step], Sequence[Step]]:
-        """Do it a few times; returns what QEMU is told to add and to remove.
+        """Plug the device in and out a few times; returns the commands that QEMU got for each.
 
         While a guest takes its time the library looks after it. Of the shortest removal nothing
         could be left out.
@@ -354,7 +354,8 @@ def _contenders(
 ) -> DeviceContenders:
     """The library, the same QMP commands by a client that does nothing else, and whole commands.
 
-    :param adding: what the `brine` command is told; so is *removing*.
+    :param adding: arguments of the `brine` command that adds the device.
+    :param removing: those of the one that removes it.
     :param floors: what opens the descriptors that go with the commands.
     """
     kind = DeviceKind.DISK if isinstance(device, Disk) else DeviceKind.NIC

@@ -61,7 +61,7 @@ class GuestSetup(StrEnum):
 
     @property
     def qmp(self) -> Path:
-        """A QMP socket that nobody else has a use for: each serves one client."""
+        """A QMP socket for the benchmark alone, as a socket serves one client."""
         return libvirt.SOCKETS / f"{self.domain}.qmp"
 
 
@@ -298,7 +298,7 @@ PYTHONS = "the same, with three bare Pythons"
 
 _QEMU = Path("/usr/bin/qemu-system-x86_64")
 _FD = re.compile(r"^fd=\d+,")
-# A copy, which nobody else executes.
+# A copy of sleep(1) for the benchmark alone: no other program executes it.
 _SLEEP = Path("/srv/sleep")
 
 _UNIT = f"""[Service]
@@ -337,7 +337,7 @@ def _command(
 
 
 def _alone(guest: GuestSetup, program: int) -> Start:
-    """QEMU with the arguments that it had when Brine started it last, and nobody else."""
+    """Start QEMU without Brine, with the arguments that Brine gave it at its last start."""
     runtime = json.loads((paths.RUNTIME_DIR / f"{guest.domain}.json").read_bytes())
     # In place of the console's log, which was handed over.
     log = os.open(os.devnull, os.O_WRONLY)

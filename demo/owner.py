@@ -26,8 +26,8 @@ _SPEC = {
 def lose(terminal: Terminal) -> Score:
     """Have a job own an instance, kill the job, and wait for the instance's end."""
     node = terminal.node
-    node.write(f"/root/{_NAME}.json", json.dumps(_SPEC))
-    terminal.type(f"brine instance define /root/{_NAME}.json")
+    node.write(f"/srv/{_NAME}.json", json.dumps(_SPEC))
+    terminal.type(f"brine instance define /srv/{_NAME}.json")
     terminal.type(f"systemd-run --quiet --unit={_JOB} brine lifecycle own {_NAME} --start")
     wait_for("the job's instance", lambda: _status(node) == "running", timeout_s=60)
     Guest(node, _NAME).wait_ready()

@@ -180,8 +180,8 @@ def test_units_are_sound_and_hardened(
 TERMINAL = """
 import os, pty
 master, slave = pty.openpty()
-with open("/root/heard", "wb", 0) as heard:
-    os.symlink(os.ttyname(slave), "/root/terminal")
+with open("/srv/heard", "wb", 0) as heard:
+    os.symlink(os.ttyname(slave), "/srv/terminal")
     while True:
         heard.write(os.read(master, 4096))
 """
@@ -191,13 +191,13 @@ with open("/root/heard", "wb", 0) as heard:
 def test_what_the_journal_does_not_take_goes_to_the_console(installed_node: Node) -> None:
     """As the units are shipped: their daemons are nobody, and see no other device."""
     node = installed_node
-    node.write("/root/terminal.py", TERMINAL)
+    node.write("/srv/terminal.py", TERMINAL)
     node.write(KEY_FILE, KEY, mode=0o600)
-    node.run(["systemd-run", "--unit=terminal", "python3", "/root/terminal.py"])
-    wait_for("a terminal", lambda: node.shell("test -L /root/terminal && echo yes || :"))
+    node.run(["systemd-run", "--unit=terminal", "python3", "/srv/terminal.py"])
+    wait_for("a terminal", lambda: node.shell("test -L /srv/terminal && echo yes || :"))
     node.shell("""
         touch /dev/console
-        mount --bind "$(readlink /root/terminal)" /dev/console
+        mount --bind "$(readlink /srv/terminal)" /dev/console
         chmod 0600 /dev/console
         systemd-tmpfiles --create --prefix=/dev/console
         systemctl restart brine-confd brine-kvmd
@@ -206,13 +206,13 @@ def test_what_the_journal_does_not_take_goes_to_the_console(installed_node: Node
     """)
     try:
         for said in ("brine-confd: 1 of 2 possible keys", "brine-kvmd: settings reloaded"):
-            wait_for(said, lambda said=said: said in node.read("/root/heard"))  # type: ignore[misc]
+            wait_for(said, lambda said=said: said in node.read("/srv/heard"))  # type: ignore[misc]
     finally:
         node.shell(f"""
             mv /run/systemd/journal/away /run/systemd/journal/socket
             umount /dev/console
             systemctl stop brine-confd brine-kvmd terminal
-            rm -r {KEY_FILE} /root/terminal* /root/heard
+            rm -r {KEY_FILE} /srv/terminal* /srv/heard
         """)
 
 
