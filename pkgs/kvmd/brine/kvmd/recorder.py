@@ -231,9 +231,7 @@ class VerdictRecorder:
             try:
                 self._put_verdict(name, record)
             except OSError as error:
-                self._write_later(name, connection.key, record)
-                text = f"its verdict's file can't be made, trying again: {error.strerror}"
-                tell(log, messages.NOT_WRITTEN, text, instance=name)
+                self._tell_not_written(connection, "its verdict's file can't be made", error)
         cause = _printable_cause(verdict)
         fields = {"BRINE_VERDICT": str(verdict.who), "BRINE_CAUSE": cause}
         fields["BRINE_GIVEN_USEC"] = str(verdict.given_usec)
@@ -257,9 +255,14 @@ class VerdictRecorder:
         try:
             self._put(name, record)
         except OSError as error:
-            self._write_later(name, connection.key, record)
-            text = f"its shutdown file can't be {_deed(record)}, trying again: {error.strerror}"
-            tell(log, messages.NOT_WRITTEN, text, instance=name)
+            what = f"its shutdown file can't be {_deed(record)}"
+            self._tell_not_written(connection, what, error)
+
+    def _tell_not_written(self, connection: Connection, what: str, error: OSError) -> None:
+        """Have it written later, and say so."""
+        self._write_later(connection.name, connection.key, connection.record)
+        text = f"{what}, trying again: {error.strerror}"
+        tell(log, messages.NOT_WRITTEN, text, instance=connection.name)
 
     def _write_later(self, name: str, key: str | None, record: VmRecord) -> None:
         self._unwritten[name] = (key, record)
