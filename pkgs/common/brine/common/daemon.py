@@ -99,9 +99,15 @@ class DaemonProgram(Generic[S]):
         """The settings for a start with a bad file; None if it can't start."""
         return None
 
+    def act_once(self, settings: S) -> bool:
+        """Do what an option asks for in place of the daemon's work; returns whether one did."""
+        if self.options.check:
+            print(self)
+        return bool(self.options.check)
+
     def begin(self, arguments: Sequence[str] | None) -> S:
-        """Read the command line and the settings, and begin to log. ``--check`` ends here, and so
-        do bad settings, with status 2."""
+        """Read the command line and the settings, and begin to log. An option such as ``--check``
+        ends here, and so do bad settings, with status 2."""
         self.options = self.parser.parse_args(arguments)
         fault = None
         try:
@@ -112,8 +118,7 @@ class DaemonProgram(Generic[S]):
             if resort is None:
                 die(self.name, error, 2)
             settings = resort
-        if self.options.check:
-            print(self)
+        if self.act_once(settings):
             sys.exit(0)
         # Until it is looked after, it must not end us.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

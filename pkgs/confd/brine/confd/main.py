@@ -28,6 +28,14 @@ class ConfdProgram(DaemonProgram[ConfdSettings]):
         help_ = "give the keys to the running daemon, for its reload, and leave; needs root"
         self.parser.add_argument("--hand-over-keys", action="store_true", help=help_)
 
+    def act_once(self, settings: ConfdSettings) -> bool:
+        """Do what an option asks for in place of the daemon's work; returns whether one did."""
+        if super().act_once(settings):
+            return True
+        if self.options.hand_over_keys:
+            hand_over_keys(settings.key_file, settings.previous_key_file)
+        return bool(self.options.hand_over_keys)
+
     def tell_not_reloaded(self, error: BrineError) -> str:
         """Log that a reload failed; returns that in words."""
         text = f"nothing reloaded, all stays as it was: {error}"
@@ -43,12 +51,9 @@ class ConfdProgram(DaemonProgram[ConfdSettings]):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the daemon until it is told to end. Returns its exit status; 2 is for bad settings."""
     program = ConfdProgram()
-    settings = program.begin(arguments)
     try:
-        if program.options.hand_over_keys:
-            hand_over_keys(settings.key_file, settings.previous_key_file)
-        else:
-            asyncio.run(_serve(program, settings, _load_keys(settings)))
+        settings = program.begin(arguments)
+        asyncio.run(_serve(program, settings, _load_keys(settings)))
     except PortError as error:
         journal.tell(log, messages.PORT_TAKEN, str(error))
         die(program.name, error, 1)
