@@ -115,13 +115,20 @@ def test_a_request_of_another_run_that_cant_be_confirmed_ends_nothing(host: Life
     wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
 
 
-def test_a_request_outlasts_an_end_that_is_called_off(host: LifecycleHost) -> None:
+def asked_when_gone(host: LifecycleHost) -> Path:
+    """Have an owner ask for the end of ci1 while it is ended as its watchdog has expired; returns
+    its folder."""
     folder = host.define("ci1")
     host.start_handler()
     (folder / "watchdog").touch()
     assert host.request() == "ci1 end owner-gone"
     (folder / "terminate").touch()
     host.logged("has asked for its end")
+    return folder
+
+
+def test_a_request_outlasts_an_end_that_is_called_off(host: LifecycleHost) -> None:
+    folder = asked_when_gone(host)
     host.answer("ci1 end failed its guest is deaf")
     host.logged("its guest is deaf")
     (folder / "watchdog").touch()  # the owner that asks is there, and waits
@@ -131,12 +138,7 @@ def test_a_request_outlasts_an_end_that_is_called_off(host: LifecycleHost) -> No
 
 
 def test_an_owner_that_asks_as_its_watchdog_expires_is_told_once(host: LifecycleHost) -> None:
-    folder = host.define("ci1")
-    host.start_handler()
-    (folder / "watchdog").touch()
-    assert host.request() == "ci1 end owner-gone"
-    (folder / "terminate").touch()
-    host.logged("has asked for its end")
+    folder = asked_when_gone(host)
     host.answer("ci1 end done ")
     wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
     assert host.requests_within(2) == []

@@ -275,18 +275,33 @@ def _note_running(name: str) -> None:
 def _note(name: str, pid: int, run: str) -> None:
     path = folder_of(name)
     text = f"{pid} {start_time_of(pid)} {run}\n"
-    with telling(name, f"{path / PID}: can't be written"), below(path) as folder:
-        temporary = f".{PID}.{pid}"
-        _unlink(temporary, folder)
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder
-        )
-        try:
-            os.fchmod(descriptor, 0o644)
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+    with (
+        telling(name, f"{path / PID}: can't be written"),
+        below(path) as folder,
+        whole_file(folder, PID, text, mode=0o644) as (temporary, descriptor),
+    ):
+        os.fchmod(descriptor, 0o644)
         os.rename(temporary, PID, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+@contextlib.contextmanager
+def whole_file(folder: int, name: str, text: str, *, mode: int) -> Iterator[tuple[str, int]]:
+    """Write a file under a temporary name; gives that name and the open file to a block that gives
+    the file its own name.
+
+    :param folder: an open one.
+    :raises OSError: if it can't be written.
+    """
+    temporary = f".{name}.{os.getpid()}"
+    _unlink(temporary, folder)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, mode, dir_fd=folder)
+    try:
+        os.write(descriptor, text.encode())
+        yield temporary, descriptor
+    finally:
+        os.close(descriptor)
+        _unlink(temporary, folder)
 
 
 def forget_process(name: str, run: str) -> None:

@@ -116,16 +116,30 @@ def _refuse_unowned(name: str) -> None:
 
 
 def _end(name: str, cause: EndReason) -> Outcome:
-    is_there = _is_there(name)
     has_spec = store.spec_file_of(name).exists()
-    if cause is EndReason.SPEC_GONE and has_spec:
-        return Outcome.IDLE
-    # A start that is just beginning, or is to come, is called off by a request, too.
-    if not is_there and not (cause is EndReason.REQUEST and has_spec and _is_to_start(name)):
+    if (cause is EndReason.SPEC_GONE and has_spec) or not _is_to_end(name, cause, has_spec):
         return Outcome.IDLE
     _refuse_unowned(name)
     done = stop_instance(name, force=True, by=Source.OWNER, cause=cause)
     return Outcome.DONE if done is Stopped.STOPPED else Outcome.IDLE
+
+
+def _is_to_end(name: str, cause: EndReason, has_spec: bool) -> bool:
+    """Whether an instance has a QEMU or a domain, or a start of it has begun or is to be called off
+    by a request. Its user's will that it is down stays."""
+    is_start_called_off = cause is EndReason.REQUEST and has_spec
+    try:
+        seen = look(name)
+    except BrineError:
+        if oper_of(unit.units([name]).get(name)) in GOING:
+            return True
+        if is_start_called_off:
+            raise
+        return False
+    if seen.is_going or (seen.domain is not None and seen.domain.lives()):
+        return True
+    is_users_will = seen.state.oper is Oper.USER_SHUTDOWN
+    return is_start_called_off and seen.spec.admin_state == AdminState.UP and not is_users_will
 
 
 def _remove_folder(name: str) -> None:
@@ -135,21 +149,6 @@ def _remove_folder(name: str) -> None:
     with store.alone(name):
         if not store.spec_file_of(name).exists():  # it may have been defined meanwhile
             remove_folder(name)
-
-
-def _is_there(name: str) -> bool:
-    """Whether an instance has a QEMU or a domain, or a start of it has begun."""
-    try:
-        seen = look(name)
-    except BrineError:
-        return oper_of(unit.units([name]).get(name)) in GOING
-    return seen.is_going or (seen.domain is not None and seen.domain.lives())
-
-
-def _is_to_start(name: str) -> bool:
-    """Whether an instance that is down should be up. Its user's will that it is down stays."""
-    seen = look(name)
-    return seen.spec.admin_state == AdminState.UP and seen.state.oper is not Oper.USER_SHUTDOWN
 
 
 def _start(name: str) -> Outcome:

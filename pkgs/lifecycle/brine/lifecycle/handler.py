@@ -150,10 +150,11 @@ class Handler:
 
     def _all_names(self) -> set[str]:
         """The instances with a folder, or with a spec that has an owner."""
+        found = _folders()
         with contextlib.suppress(BrineError):
-            found = {name for name in store.names() if self._reads_owner(name)}
-            return found | _folders()
-        return _folders()
+            # A spec is read again when its instance is added, so one with a folder is not here.
+            found |= {one for one in store.names() if one not in found and self._reads_owner(one)}
+        return found
 
     def _reads_owner(self, name: str) -> bool:
         try:

@@ -24,7 +24,17 @@ from brine.common.markers import MarkerKind
 from brine.common.process import spoken_wait, start_time_of
 from brine.instance import store
 from brine.instance.messages import who_asks
-from brine.instance.owner import PID, TERMINATE, WATCHDOG, find, folder_of, opened, read, runs
+from brine.instance.owner import (
+    PID,
+    TERMINATE,
+    WATCHDOG,
+    find,
+    folder_of,
+    opened,
+    read,
+    runs,
+    whole_file,
+)
 from brine.instance.start import start_instance
 from brine.lifecycle.protocol import EndReason
 
@@ -127,24 +137,18 @@ class Folder:
         :raises OSError: if the request can't be made.
         """
         process, folder = self.process(), self.descriptor
-        temporary = f".{TERMINATE}.{os.getpid()}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o660, dir_fd=folder)
-        try:
-            os.write(descriptor, f"{process.run}\n".encode() if process else b"")
-            with contextlib.suppress(FileExistsError):
-                os.link(
-                    temporary,
-                    TERMINATE,
-                    src_dir_fd=folder,
-                    dst_dir_fd=folder,
-                    follow_symlinks=False,
-                )
-        finally:
-            os.close(descriptor)
-            os.unlink(temporary, dir_fd=folder)
+        text = f"{process.run}\n" if process else ""
+        with (
+            whole_file(folder, TERMINATE, text, mode=0o660) as (temporary, _),
+            contextlib.suppress(FileExistsError),
+        ):
+            os.link(
+                temporary,
+                TERMINATE,
+                src_dir_fd=folder,
+                dst_dir_fd=folder,
+                follow_symlinks=False,
+            )
         self._has_asked, self._is_to_ask_again = True, False
 
     def is_without_process(self) -> bool:
@@ -223,17 +227,9 @@ class Watchdog:
         others = [one for one in self._folder.owners() if one.is_visible() and one.pid != pid]
         me = NotedProcess(pid, start_time_of(pid), who_asks())
         text = "".join(f"{one.pid} {one.start_time} {one.run}\n" for one in (me, *others))
-        temporary = f".{WATCHDOG}.{pid}"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o664, dir_fd=folder)
-        try:
-            os.write(descriptor, text.encode())
+        with whole_file(folder, WATCHDOG, text, mode=0o664) as (temporary, descriptor):
             self._inode = os.fstat(descriptor).st_ino
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, WATCHDOG, src_dir_fd=folder, dst_dir_fd=folder)
+            os.rename(temporary, WATCHDOG, src_dir_fd=folder, dst_dir_fd=folder)
 
     def remove(self) -> None:
         """Say that the owner is no more."""
