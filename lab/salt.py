@@ -39,7 +39,6 @@ def give_states(machine: Machine, pillar: Mapping[str, Any] | None = None) -> No
     A second call changes the pillar.
     """
     machine.put(TREE / "salt/states", STATES)
-    machine.put(TREE / "salt/_states", f"{STATES}/_states")
     # JSON is YAML.
     machine.write("/etc/salt/minion.d/local.conf", json.dumps(_MINION, indent=2))
     machine.write(f"{PILLAR}/top.sls", json.dumps({"base": {"*": ["brine"]}}))

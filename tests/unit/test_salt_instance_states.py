@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-STATE = Path(__file__).parents[2] / "salt/_states/brine_instance.py"
+STATE = Path(__file__).parents[2] / "salt/states/_states/brine_instance.py"
 SPEC = {"name": "web1", "memory_mib": 1024, "admin_state": "down", "admin_state_source": "admin"}
 SPEC |= {"user_shutdown": "stop"}
 

@@ -22,7 +22,7 @@ def state() -> ModuleType:
 
 def loaded(name: str) -> ModuleType:
     """A state module, as Salt loads it."""
-    spec = importlib.util.spec_from_file_location(name, SALT / f"_states/{name}.py")
+    spec = importlib.util.spec_from_file_location(name, SALT / f"states/_states/{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
