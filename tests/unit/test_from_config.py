@@ -76,6 +76,32 @@ def test_define_names_them_and_leaves_them_alone(
     assert store.load(OURS).is_down_by_user()  # which the configuration does not know yet
 
 
+def test_a_configuration_may_come_from_elsewhere_and_failures_are_in_the_json(
+    own_node: Path, brine: Callable[..., tuple[int, str, str]]
+) -> None:
+    data = ganeti_config(nodes=1, instances=2)
+    _, second = data["instances"].values()
+    second["disk_template"] = "drbd"
+    for uuid in second["disks"]:
+        data["disks"][uuid]["dev_type"] = "drbd"
+    file = own_node / "copy.data"
+    file.write_text(json.dumps(data))
+    define_here = ["define", "--from-config", "--node", HERE.partition(".")[0], "--json"]
+    for source, dry_run in ((file, ["--dry-run"]), ("-", [])):
+        status, out, err = brine(*define_here, *dry_run, "--config", source, stdin=data)
+        told = json.loads(out)
+        ours, refused = told["instances"]
+        assert (status, told["elsewhere"], told["dry_run"]) == (1, [], bool(dry_run))
+        assert (ours["name"], ours["changed"], ours["before"]) == (OURS, True, None)
+        assert ours["spec"]["uuid"] == uuid_of("instance", 1)
+        assert "is of the kind drbd" in refused["error"]
+        assert refused["error"] in err
+    assert store.load(OURS).uuid == uuid_of("instance", 1)
+    status, _, err = brine(*define_here, "--config", "-", stdin=b"{")
+    assert (status, err.count("\n")) == (1, 1)
+    assert err.startswith("brine: error: standard input: not valid JSON")
+
+
 # Domains of Xen's.
 
 

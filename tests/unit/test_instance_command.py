@@ -51,6 +51,7 @@ def spec() -> dict[str, Any]:
         (["define"], "where is the spec to come from?"),
         (["define", "a", "--from-config"], "where is the spec to come from?"),
         (["define", "a", "--node", "n1"], "--node goes with --from-config"),
+        (["define", "a", "--config", "b"], "--config goes with --from-config"),
         (["rename", "web1"], "required: NAME"),
         (["cdrom", "web1"], "what is to be in the drive?"),
         (["cdrom", "web1", "/a", "--eject"], "what is to be in the drive?"),
@@ -212,6 +213,60 @@ def test_define_for_programs(brine: Run) -> None:
     assert (told["changed"], told["spec"]) == (False, spec())
 
 
+def test_a_list_of_specs_is_defined_and_a_bad_one_stops_no_other(brine: Run) -> None:
+    given = [{"name": "web1"}, {"name": "web2", "vcpu": 2}, 5, {"name": "web1"}, {"name": "web3"}]
+    status, out, err = brine("define", "-", stdin=given)
+    assert (status, out) == (1, "defined: web1\ndefined: web3\n")
+    errors = [line for line in err.splitlines() if ": error: " in line]
+    assert [line.removeprefix("brine: error: ") for line in errors] == [
+        "web2: /vcpu: there is no such key",
+        "/2: must be an object, but is 5",
+        "web1: /3/name: is there twice",
+    ]
+    status, out, err = brine(
+        "define", "-", "--json", stdin=[*given[:3], {"name": "web3", "vcpus": 2}]
+    )
+    told = json.loads(out)
+    web1, web2, nameless, web3 = told["instances"]
+    assert (status, told["dry_run"], len(err.splitlines())) == (1, False, 3)
+    assert (web1["changed"], web1["spec"], web1["before"]) == (False, spec(), spec())
+    assert web2 == {
+        "name": "web2",
+        "error": "web2: /vcpu: there is no such key",
+        "hint": "did you mean vcpus?",
+    }
+    assert (nameless["name"], nameless["error"]) == (None, "/2: must be an object, but is 5")
+    assert (web3["changed"], web3["before"]["vcpus"], web3["spec"]["vcpus"]) == (True, 1, 2)
+    assert brine("define", "-", "--json", stdin=[]) == (
+        0,
+        '{\n  "instances": [],\n  "dry_run": false\n}\n',
+        "",
+    )
+
+
+@pytest.mark.parametrize("names", [("web1", "web2"), ("web2", "web1")])
+def test_an_instance_gets_the_disk_that_another_of_the_list_gives_up(
+    brine: Run, names: tuple[str, str]
+) -> None:
+    disk, mac = {"path": "/dev/vg/data"}, {"link": "br0", "mac": "52:54:00:00:00:01"}
+    brine("define", "-", stdin=[{"name": "web1", "disks": [disk], "nics": [mac]}, {"name": "web2"}])
+    keys = {"web1": {}, "web2": {"disks": [disk], "nics": [mac]}}
+    given = [{"name": name, **keys[name]} for name in names]
+    for dry_run in (["--dry-run"], []):
+        status, out, err = brine("define", "-", "--json", *dry_run, stdin=given)
+        assert (status, err) == (0, "")
+        rows = json.loads(out)["instances"]
+        assert [(row["name"], row["changed"]) for row in rows] == [(name, True) for name in names]
+    assert spec()["disks"] == []
+    # Two that both want it are refused, also where none is stored yet.
+    both = [{"name": name, "disks": [{"path": "/dev/vg/other"}]} for name in ("db1", "db2")]
+    for dry_run in (["--dry-run"], []):
+        status, out, _ = brine("define", "-", "--json", *dry_run, stdin=both)
+        first, second = json.loads(out)["instances"]
+        assert (status, first["changed"]) == (1, True)
+        assert "/dev/vg/other is a disk of db1 too" in second["error"]
+
+
 def test_an_image_that_is_being_built_has_no_systemd_to_ask(
     brine: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -228,7 +283,7 @@ def test_an_image_that_is_being_built_has_no_systemd_to_ask(
         (b'{"name": "\xff"}', "standard input: not valid UTF-8"),
         (b"[" * 100_000, "standard input: not usable JSON: nested too deep"),
         (b'{"name": "web1", "name": "web2"}', "the key 'name' is twice in one object"),
-        (b"[]", "must be an object, but is a list"),
+        (b"5", "must be an object, but is 5"),
         (b"{}", "has no name"),
         (b'{"name": 5}', "/name: must be a string, but is 5"),
         (b'{"name": "a b"}', "a name begins with a letter or digit"),

@@ -32,8 +32,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     listing = verb("list", "brine.instance.listing:list_all", text, of_one=False)
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
     info = verb("info", "brine.instance.report:info", "show what is known of an instance")
-    define = verb("define", f"{_DEFINITION}:define", "define an instance from a spec", of_one=False)
-    text = "the spec, in JSON, or in YAML if its name says so; - is standard input, in either"
+    text = "define an instance from a spec, or several from a list of specs"
+    define = verb("define", f"{_DEFINITION}:define", text, of_one=False)
+    text = "the spec, or a list; JSON, or YAML if its name says so; - is standard input, in either"
     define.add_argument("file", metavar="FILE", nargs="?", help=text)
     define.add_argument(
         "--from-config",
@@ -43,6 +44,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="define all instances of this node in the cluster's configuration",
     )
     define.add_argument("--node", metavar="NODE", help="the node, if not this one")
+    text = "the configuration (default: the cluster's); - is standard input"
+    define.add_argument("--config", metavar="FILE", help=text)
     text = "define an instance from a disk image or a libvirt domain"
     importing = verb("import", f"{_DEFINITION}:import_machine", text, of_one=False)
     importing.add_argument("image", metavar="IMAGE", nargs="?", help="the image of its disk")

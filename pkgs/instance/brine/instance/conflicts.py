@@ -12,10 +12,15 @@ from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, use
 from brine.instance.spec import AdminState, Spec, SpecError, backing_chain
 from brine.instance.store import InstanceError
 
+Planned = Mapping[str, Mapping[str, Any]]
+"""Specs of instances, as JSON by name, that a dry run takes for stored."""
+
+NONE_PLANNED: Planned = {}
+
 # Disks that two instances would write, which would destroy the file system.
 
 
-def refuse_shared(spec: Spec) -> None:
+def refuse_shared(spec: Spec, planned: Planned = NONE_PLANNED) -> None:
     """Refuse a spec with a disk that it or another instance uses too, if either use writes.
 
     A CD-ROM drive only reads its medium. Instances that are offline do not count.
@@ -26,7 +31,7 @@ def refuse_shared(spec: Spec) -> None:
         if other := shared(use.path, read_only=use.read_only, uses=before):
             text = f"{use.path} is another of its disks too, {other.path}"
             raise SpecError(text, where=where)
-    for name, data in _other_specs(spec.name) if own else ():
+    for name, data in _other_specs(spec.name, planned) if own else ():
         uses = uses_of_spec(data, runtime_of(name))
         for where, use in own:
             if other := shared(use.path, read_only=use.read_only, uses=uses):
@@ -70,10 +75,10 @@ def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
 # Unique identities: the UUIDs of instances, and the MAC addresses of NICs.
 
 
-def identities_of_others(name: str) -> dict[str, str]:
+def identities_of_others(name: str, planned: Planned = NONE_PLANNED) -> dict[str, str]:
     """The UUIDs and MAC addresses of the other instances, with the name of each owner."""
     found = {}
-    for other, data in _other_specs(name):
+    for other, data in _other_specs(name, planned):
         nics = data.get("nics")
         rows = [row for row in nics if isinstance(row, Mapping)] if isinstance(nics, list) else []
         for identity in (data.get("uuid"), *(row.get("mac") for row in rows)):
@@ -94,8 +99,9 @@ def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
             raise SpecError(f"is the {noun} of {owner}", where=where, hint=hint)
 
 
-def _other_specs(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _other_specs(name: str, planned: Planned = NONE_PLANNED) -> Iterator[tuple[str, Any]]:
     """The specs of the other instances that are not offline, as JSON, by name."""
-    for other, data in specs_but(name):
-        if data.get("admin_state") != AdminState.OFFLINE:
+    stored = ((other, data) for other, data in specs_but(name) if other not in planned)
+    for other, data in (*stored, *planned.items()):
+        if other != name and data.get("admin_state") != AdminState.OFFLINE:
             yield other, data

@@ -23,20 +23,22 @@ from brine.hotplug.choices import FORMATS
 from brine.hotplug.disk import format_of
 from brine.instance import store
 from brine.instance.clone import DiskCopy, clone_instance
-from brine.instance.kvm.live_changes import dropped
+from brine.instance.definition import (
+    define_several,
+    inputs_of,
+    tell_definitions,
+    tell_results,
+    warn_of,
+)
 from brine.instance.libvirt import spec_of_domain
 from brine.instance.messages import log_to_journal
-from brine.instance.observe import Oper, look
 from brine.instance.operations import (
     Defined,
     define_instance,
     rename_instance,
     undefine_instance,
 )
-from brine.instance.report import AS_ROOT
-from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError, to_json
-from brine.instance.unit import UnitError
 
 _YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins
 
@@ -46,19 +48,23 @@ def define(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         hint = "give a file, or -, or --from-config"
         raise UsageError("where is the spec to come from?", hint=hint)
-    if arguments.node is not None:
-        hint = "a spec that is given is this node's"
-        raise UsageError("--node goes with --from-config", hint=hint)
+    for option in ("node", "config"):
+        if getattr(arguments, option) is not None:
+            hint = "a spec that is given is this node's"
+            raise UsageError(f"--{option} goes with --from-config", hint=hint)
     log_to_journal("brine")
     dry_run = arguments.dry_run
     data = _input(arguments.file)
+    if isinstance(data, list):
+        results = define_several(list(inputs_of(data)), dry_run=dry_run)
+        return tell_results(results, dry_run=dry_run, as_json=arguments.json)
     with _naming(arguments.file, SpecError):
         defined = define_instance(data, dry_run=dry_run)
-    drops = _warn_of(defined)
+    drops = warn_of(defined)
     if arguments.json:
         _print_json(defined.spec, dry_run=dry_run, changed=defined.changed, drops=drops)
     else:
-        _tell(defined, dry_run=dry_run)
+        tell_definitions([defined], dry_run=dry_run)
     return 0
 
 
@@ -90,8 +96,8 @@ def edit(arguments: argparse.Namespace) -> int:
             warn(f"what you wrote is kept as {kept}")
         raise
     kept.unlink()
-    _warn_of(defined)
-    _tell(defined)
+    warn_of(defined)
+    tell_definitions([defined])
     return 0
 
 
@@ -193,49 +199,9 @@ def clone(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _warn_of(defined: Defined) -> list[str]:
-    """Warn of files that a definition keeps aside, and of devices that it drops; returns the
-    devices."""
-    name = defined.spec.name
-    if defined.aside:
-        warn(f"the damaged spec of {name} is kept as {defined.aside}")
-    drops = dropped(defined.spec) if defined.changed else []
-    if drops:
-        warn(
-            f"{name}: its next start does not have what was plugged: {', '.join(drops)}",
-            hint='to keep them, give the spec the "disks" and "nics" that are to be there',
-        )
-    return drops
-
-
-def _tell(defined: Defined, *, dry_run: bool = False) -> None:
-    spec = defined.spec
-    if not defined.changed:
-        print(f"unchanged: {spec.name}")
-        return
-    if not spec.is_xen() and spec.security_model == "none":
-        warn(f"{spec.name}: {AS_ROOT}")
-    if dry_run:
-        print(f"would be defined: {spec.name}")
-    else:
-        later = "; it runs, and has this from its next start on" if _waits(spec.name) else ""
-        print(f"defined: {spec.name}{later}")
-
-
 def _print_json(spec: Spec, *, dry_run: bool, **more: Any) -> None:
     result = {"name": spec.name, **more, "dry_run": dry_run, "spec": to_json(spec)}
     print(json.dumps(result, indent=2))
-
-
-def _waits(name: str) -> bool:
-    """Whether an instance runs with other settings than its spec, as far as that is known: where an
-    image is being built, there is no systemd."""
-    try:
-        seen = look(name)
-    except UnitError:
-        return False
-    running = running_spec(seen)
-    return bool(running.pending) if running else seen.state.oper is Oper.RUNNING
 
 
 # Input files: JSON, YAML, or libvirt's XML.

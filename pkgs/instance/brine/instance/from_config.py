@@ -6,19 +6,21 @@ In the tables, names on the left are Ganeti's. A parameter without a counterpart
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from brine.common.errors import BrineError, UsageError, tell_error, warn
+from brine.common.errors import BrineError, UsageError, warn
 from brine.config import params
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
+from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore
 from brine.instance import store
+from brine.instance.definition import SpecInput, define_several, tell_results
 from brine.instance.messages import log_to_journal
-from brine.instance.operations import define_instance
 from brine.instance.spec import BOOT_DEVICES, SecurityModel, Source
 from brine.instance.store import InstanceError
 
@@ -69,46 +71,51 @@ class _Parameters(dict[str, Any]):
 def define_all(arguments: argparse.Namespace) -> int:
     """``brine instance define --from-config``"""
     if arguments.file is not None:
-        hint = "give a file, or -, or --from-config"
+        hint = "give a file, or -, or --from-config; --config FILE is a configuration's file"
         raise UsageError("where is the spec to come from?", hint=hint)
     log_to_journal("brine")
-    configuration = ConfigStore().read()
+    configuration = _configuration(arguments.config)
     node = configuration.names("nodes").get(arguments.node or os.uname().nodename)
     ours = [one for one in configuration.instances.values() if one.primary_node == node]
-    failed = False
-    results: list[dict[str, Any]] = []
-    for instance in sorted(ours, key=lambda one: one.name):
-        try:
-            data, ignored = spec_of(configuration, instance)
-            before = store.load_sound(instance.name)
-            if before and before.admin_state_source == Source.USER:
-                # The configuration may not know yet that its user has shut it down.
-                del data["admin_state"], data["admin_state_source"]
-            changed = define_instance(data, dry_run=arguments.dry_run).changed
-        except BrineError as error:
-            failed = True
-            tell_error(error, "" if isinstance(error, InstanceError) else instance.name)
-            continue
-        results.append({"name": instance.name, "changed": changed, "ignored": ignored})
+    given = [_input_of(configuration, one) for one in sorted(ours, key=lambda one: one.name)]
+    results = define_several(given, dry_run=arguments.dry_run)
     others = elsewhere(configuration, node)
-    if arguments.json:
-        rows = [{"name": name, "node": owner} for name, owner in others.items()]
-        told = {"instances": results, "elsewhere": rows, "dry_run": arguments.dry_run}
-        print(json.dumps(told, indent=2))
-        return 1 if failed else 0
-    for result in results:
-        word = "would be defined" if arguments.dry_run else "defined"
-        print(f"{word if result['changed'] else 'unchanged'}: {result['name']}")
-        for name in result["ignored"]:
-            warn(f"{result['name']}: its parameter {name} has no effect here")
-    if not results and not failed:
+    rows = [{"name": name, "node": owner} for name, owner in others.items()]
+    as_json = arguments.json
+    status = tell_results(results, dry_run=arguments.dry_run, as_json=as_json, elsewhere=rows)
+    if as_json:
+        return status
+    if not results:
         print("no instance is this node's")
     for name, owner in others.items():
         warn(
             f"{name}: is defined here, and is {owner}'s in the cluster's configuration",
             hint=f"brine instance undefine {name}, unless it is to come back",
         )
-    return 1 if failed else 0
+    return status
+
+
+def _configuration(file: str | None) -> Configuration:
+    """The cluster's configuration, or that of a file; ``-`` is standard input."""
+    if file != "-":
+        return (ConfigStore(Path(file)) if file else ConfigStore()).read()
+    try:
+        return Configuration.parse(sys.stdin.buffer.read())
+    except ConfigError as error:
+        raise BrineError(f"standard input: {error}", hint=error.hint) from error
+
+
+def _input_of(configuration: Configuration, instance: Instance) -> SpecInput:
+    name = instance.name
+    try:
+        data, ignored = spec_of(configuration, instance)
+        before = store.load_sound(name)
+    except BrineError as error:
+        return SpecInput(name, name, fault=error)
+    if before and before.admin_state_source == Source.USER:
+        # The configuration may not know yet that its user has shut it down.
+        del data["admin_state"], data["admin_state_source"]
+    return SpecInput(name, name, data, ignored=ignored)
 
 
 def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:

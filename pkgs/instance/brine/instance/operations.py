@@ -21,7 +21,13 @@ from brine.common.process import TERM_TIMEOUT_S, Process, is_listening, spoken_w
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.disk import runtime_of
 from brine.instance import messages, store, unit
-from brine.instance.conflicts import identities_of_others, refuse_shared, refuse_twin
+from brine.instance.conflicts import (
+    NONE_PLANNED,
+    Planned,
+    identities_of_others,
+    refuse_shared,
+    refuse_twin,
+)
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import verdicts_on
 from brine.instance.hypervisor import Guest, hypervisor_of, hypervisor_running
@@ -45,21 +51,29 @@ class Defined:
     """The result of a definition.
 
     :param changed: whether the spec differs from the former one.
+    :param before: the former one, if there was one that can be used.
     :param aside: the copy of a damaged spec that it replaces.
     """
 
     spec: Spec
     changed: bool
+    before: Spec | None = None
     aside: Path | None = None
 
 
 def define_instance(
-    data: Any, *, dry_run: bool = False, is_new: bool = False, over: Spec | None = None
+    data: Any,
+    *,
+    dry_run: bool = False,
+    is_new: bool = False,
+    over: Spec | None = None,
+    planned: Planned = NONE_PLANNED,
 ) -> Defined:
     """Write the spec of an instance. A running instance uses it from its next start on.
 
     :param is_new: refuse it if an instance of that name exists.
     :param over: the spec that it was made from: refuse it if that has changed meanwhile.
+    :param planned: the specs that other instances would have.
     :raises BrineError: what is wrong with the spec, or what failed.
     """
     name = data.get("name") if isinstance(data, dict) else None
@@ -75,14 +89,14 @@ def define_instance(
         if over and before != over:
             raise InstanceError(name, "somebody else has defined it meanwhile")
         known = before or _known(name, data)
-        taken = identities_of_others(name)
+        taken = identities_of_others(name, planned)
         spec = define(data, before=known, cluster=cluster_name(), taken=taken)
         if not is_here(spec):
             raise SpecError(
                 f"is {spec.node}, and this is {os.uname().nodename}", where="/node", hint=ELSEWHERE
             )
         if spec == before:
-            return Defined(spec, changed=False)
+            return Defined(spec, changed=False, before=before)
         is_other_machine = before is not None and (
             before.hypervisor != spec.hypervisor or (spec.is_xen() and before.uuid != spec.uuid)
         )
@@ -92,7 +106,7 @@ def define_instance(
             what = "hypervisor" if before.hypervisor != spec.hypervisor else "UUID"
             _refuse_running(look(name), f"give another {what} to")
         if before is None or (before.disks, before.cdroms) != (spec.disks, spec.cdroms):
-            refuse_shared(spec)
+            refuse_shared(spec, planned)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
             refuse_twin(spec, taken)
         refuse_other_formats(spec)
@@ -105,7 +119,7 @@ def define_instance(
             aside = _put(spec, before, is_new=known is None)
             if before and before.owner and not spec.owner:
                 remove_folder(name)  # whoever waits there for its end is told by that
-    return Defined(spec, changed=True, aside=aside)
+    return Defined(spec, changed=True, before=before, aside=aside)
 
 
 def _known(name: str, data: dict[str, Any]) -> Spec | None:
