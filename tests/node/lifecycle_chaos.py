@@ -30,12 +30,15 @@ def begin_owner(name: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(["sh", "-c", loop], stdout=subprocess.DEVNULL)
 
 
-def process_of(name: str) -> int:
-    """The instance's process; 0 if it does not run."""
+def runs(name: str) -> bool:
+    """Whether the instance's process lives: ``pid`` has its number and its start time, and stays
+    until its unit has cleared up."""
     try:
-        return int((FOLDERS / name / "pid").read_text().split()[0])
-    except (OSError, IndexError, ValueError):
-        return 0
+        process, started = (FOLDERS / name / "pid").read_text().split()[:2]
+        stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return False
+    return stat[0] != "Z" and stat[19] == started
 
 
 def start(name: str) -> bool:
@@ -72,7 +75,7 @@ def main() -> None:
                 subprocess.run(kill, check=False)
                 handler_deaths += 1
             for name in names:
-                if name in starting or process_of(name):
+                if name in starting or runs(name):
                     continue
                 if name in killed:
                     outlived.append(time.monotonic() - killed.pop(name) - timeout_s)
