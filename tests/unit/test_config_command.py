@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,8 @@ from brine.common.locks import locked
 from brine.config import ssconf
 from brine.config.model import Configuration
 from brine.config.ssconf import Ssconf
-from lab.ganeti_config import ganeti_config, instance_name, uuid_of
+from brine.instance.from_config import spec_of
+from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -311,6 +313,186 @@ def test_extra_files_are_a_line_each(brine: Run, tmp_path: Path) -> None:
             ],
         },
     ]
+
+
+# What a node gets, and what it tells.
+
+PRIVATE = "private, and none of others' business"
+
+
+@pytest.fixture
+def private(brine: Run, tmp_path: Path) -> Run:
+    """A cluster with secrets; instance 1 is on node 1, and instance 2 on node 2, no candidate."""
+    data = ganeti_config()
+    data["cluster"]["osparams_private_cluster"] = {"noop": {"token": PRIVATE}}
+    data["cluster"]["hvparams"]["kvm"]["vnc_x509_path"] = "/etc/pki/vnc"
+    data["cluster"]["os_hvp"] = {"other": {"kvm": {"vnc_password_file": "/etc/brine/other"}}}
+    data["nodes"][uuid_of("node", 2)]["master_candidate"] = False
+    for number in (1, 2):
+        instance = data["instances"][uuid_of("instance", number)]
+        instance["osparams_private"] = {"token": PRIVATE}
+        instance["hvparams"] = {"vnc_password_file": f"/etc/brine/web{number}"}
+    (tmp_path / "config.data").write_text(json.dumps(data))
+    return brine
+
+
+def test_a_candidate_gets_the_file_itself(private: Run, tmp_path: Path) -> None:
+    status, output, _ = private("config", "export-node", node_name(1), "--json")
+    exported = json.loads(output)
+    assert (status, exported["serial"], exported["candidate"]) == (0, 42, True)
+    assert exported["configuration"] == (tmp_path / "config.data").read_text()
+    assert exported["files"] == ["/etc/brine/web1", "/etc/pki/vnc"]
+    private("config", "export-ssconf", str(tmp_path / "ssconf"))
+    written = {file.name: file.read_text() for file in (tmp_path / "ssconf").iterdir()}
+    assert written == {
+        name: f"{value}\n" if value else "" for name, value in exported["ssconf"].items()
+    }
+
+
+def test_another_node_gets_what_its_specs_are_made_of(private: Run, tmp_path: Path) -> None:
+    exported = json.loads(private("config", "export-node", "node2")[1])
+    assert (exported["node"], exported["candidate"]) == (node_name(2), False)
+    assert exported["instances"] == [instance_name(2)]
+    assert exported["files"] == ["/etc/brine/web2", "/etc/pki/vnc"]
+    text = exported["configuration"]
+    for unwanted in (PRIVATE, "/etc/brine/web1", "/etc/brine/other", uuid_of("disk", 1)):
+        assert unwanted not in text
+    whole = Configuration.parse((tmp_path / "config.data").read_bytes())
+    part = Configuration.parse(text.encode())
+    assert (part.serial_no, part.cluster.name) == (42, "cluster.example.com")
+    key = uuid_of("instance", 2)
+    assert spec_of(part, part.instances[key]) == spec_of(whole, whole.instances[key])
+    theirs = part.instances[uuid_of("instance", 1)].to_json()
+    assert {key for key, value in theirs.items() if value} >= {"uuid", "name", "primary_node"}
+    assert "nics" not in theirs
+
+
+@pytest.mark.parametrize("reference", ["node3", "node3.example.com", "short.example.com"])
+def test_a_node_is_known_by_its_short_name(private: Run, tmp_path: Path, reference: str) -> None:
+    if reference.startswith("short"):
+        data = json.loads((tmp_path / "config.data").read_text())
+        data["nodes"][uuid_of("node", 3)]["name"] = "short"
+        (tmp_path / "config.data").write_text(json.dumps(data))
+    assert json.loads(private("config", "export-node", reference)[1])["candidate"] is True
+
+
+def test_a_node_that_there_is_not_gets_nothing(private: Run) -> None:
+    for verb in (["export-node", "node9"], ["record", "--node", "node9", "-"]):
+        status, output, error = private("config", *verb, stdin=[])
+        assert (status, output) == (1, "")
+        assert error.splitlines()[0] == "brine: error: there is no node 'node9'"
+
+
+def event(number: int, admin_state: str = "down", source: str = "user", **other: Any) -> Any:
+    """An event of node 1's outbox."""
+    return {
+        "id": f"{1_700_000_000_000_000_000 + number:020}-0123abcd",
+        "time": 1_700_000_000.0,
+        "kind": "admin-state",
+        "instance": uuid_of("instance", number),
+        "name": instance_name(number),
+        "data": {"admin_state": admin_state, "source": source},
+    } | other
+
+
+def recorded(brine: Run, *events: Any, node: str = "node1") -> tuple[int, int, list[Any]]:
+    """Record events: the old and new serial numbers, and what became of each event: whether it was
+    recorded, and changed something, and why not."""
+    status, output, _ = brine("config", "record", "--node", node, "-", "--json", stdin=[*events])
+    assert status == 0
+    told = json.loads(output)
+    rows = [(one["recorded"], one["changed"], one["reason"]) for one in told["events"]]
+    assert [one["id"] for one in told["events"] if one["recorded"]] == [
+        one["id"] for one, (is_recorded, *_) in zip(events, rows, strict=True) if is_recorded
+    ]
+    return told["old_serial"], told["new_serial"], rows
+
+
+def states(brine: Run) -> list[tuple[str, str]]:
+    """admin_state and source of all instances."""
+    instances = json.loads(brine("config", "show", "/instances")[1])
+    return [
+        (one["admin_state"], one["admin_state_source"])
+        for one in (instances[uuid_of("instance", number)] for number in range(1, 5))
+    ]
+
+
+def test_events_are_recorded_in_one_write_and_once(filled: Run) -> None:
+    both = event(1), event(4)
+    assert recorded(filled, *both) == (42, 43, [(True, True, ""), (True, True, "")])
+    assert states(filled) == [("down", "user"), ("up", "admin"), ("up", "admin"), ("down", "user")]
+    assert recorded(filled, *both) == (43, 43, [(True, False, ""), (True, False, "")])
+    # What pillar says of an instance that its user shut down does not start it.
+    filled("config", "apply", "-", stdin={"instances": {instance_name(1): {"admin_state": "up"}}})
+    assert recorded(filled, event(4, "up", "admin"))[2] == [(True, True, "")]
+    assert states(filled)[::3] == [("down", "user"), ("up", "admin")]
+
+
+def test_the_latest_event_counts(filled: Run) -> None:
+    later = f"{1_800_000_000_000_000_000:020}-0123abcd"
+    recorded(filled, event(1, "up", "admin", id=later), event(1))
+    assert states(filled)[0] == ("up", "admin")
+
+
+def test_a_user_does_not_undo_offline(filled: Run) -> None:
+    change = {"instances": {instance_name(1): {"admin_state": "offline"}}}
+    filled("config", "apply", "-", stdin=change)
+    reason = f"{instance_name(1)} is offline in the configuration, and stays so"
+    assert recorded(filled, event(1)) == (43, 43, [(True, False, reason)])
+
+
+HOSTILE: list[tuple[Any, str]] = [
+    (event(2), f"/instance: {instance_name(2)} is not an instance of {node_name(1)}"),
+    (event(1, instance="x" * 9999), "/instance: there is no instance 'xxx"),
+    (event(1, instance={}), "/instance: must be a string, but is an object"),
+    (event(1, kind="reboot\nnow"), "/kind: must be admin-state, but is 'reboot\\nnow'"),
+    (event(1, id="../../x"), "/id: '../../x' is no id of an event"),
+    (event(1, id=7), "/id: must be a string, but is 7"),
+    (event(1, time=10**400), "/time: is too large a number"),
+    ({**event(1), "more\n" * 9999: 1}, "/more\\nmore"),
+    (event(1, "running"), "/data/admin_state: must be one of up, down, offline, but is 'running'"),
+    (event(1, "up"), "/data/admin_state: a user can only shut an instance down, but this is up"),
+    (event(1, source="root"), "/data/source: must be one of admin, user"),
+    (event(1, data={"admin_state": ["down"], "source": "user"}), "must be a string, but is a list"),
+    (event(1, data={}), "/data: has no admin_state"),
+    (event(1, data=None), "/data: must be an object, but is null"),
+    ("text", "must be an object, but is 'text'"),
+    ([[]], "must be an object, but is a list"),
+]
+
+
+@pytest.mark.parametrize(("hostile", "reason"), HOSTILE)
+def test_a_hostile_event_is_refused_and_no_other(filled: Run, hostile: Any, reason: str) -> None:
+    old, new, rows = recorded(filled, hostile, event(1))
+    assert (old, new, rows[1]) == (42, 43, (True, True, ""))
+    assert rows[0][:2] == (False, False)
+    assert reason in rows[0][2]
+    assert len(rows[0][2]) <= 300
+    assert rows[0][2].isprintable()
+    status, output, error = filled("config", "record", "--node", "node1", "-", stdin=[hostile])
+    assert (status, output) == (0, "no changes: serial 43\n")
+    assert error.startswith("brine: warning: event ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("stdin", "error"),
+    [
+        (float("nan"), "-: not usable JSON: NaN is no JSON number"),
+        ({"local": []}, "must be a list of events, but is an object"),
+        (["x" * (8 * 1024 * 1024)], "-: is larger than 8388608 bytes"),
+    ],
+)
+def test_what_is_no_list_of_events_is_refused_whole(filled: Run, stdin: Any, error: str) -> None:
+    status, output, errors = filled("config", "record", "--node", "node1", "-", stdin=stdin)
+    assert (status, output) == (1, "")
+    assert errors.splitlines()[0] == f"brine: error: {error}"
+
+
+def test_nothing_is_recorded_where_there_is_no_configuration(brine: Run) -> None:
+    status, _, error = brine("config", "record", "--node", "node1", "-", stdin=[event(1)])
+    assert status == 1
+    assert "there is no configuration" in error
 
 
 # The pool of user ids.

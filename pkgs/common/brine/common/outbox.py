@@ -26,7 +26,7 @@ from brine.common import paths
 from brine.common.cli import print_table
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, sync_folder, write_whole
-from brine.common.schema import SchemaError, key, parse
+from brine.common.schema import SchemaError, key, parse, shown
 
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _LATEST_S = 1e11
@@ -40,6 +40,15 @@ class OutboxError(BrineError):
     """An event that can't be kept, read or removed."""
 
 
+def is_event_id(text: str) -> bool:
+    """Whether an event can have that id."""
+    return bool(_ID.fullmatch(text))
+
+
+def _id_fault(text: str) -> str | None:
+    return None if is_event_id(text) else f"{shown(text)} is no id of an event"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterEvent:
     """An event on this node.
@@ -51,7 +60,7 @@ class ClusterEvent:
     :param data: more of it, of the kind's own.
     """
 
-    id: str
+    id: str = key(check=_id_fault)
     time: float = key(minimum=0, maximum=_LATEST_S)
     kind: str
     instance: str
@@ -133,7 +142,7 @@ def _stored(folder: Path) -> Iterator[ClusterEvent]:
     is_damaged = False
     for name in names:
         file, event_id = folder / name, name.removesuffix(".json")
-        if event_id == name or not _ID.fullmatch(event_id):
+        if event_id == name or not is_event_id(event_id):
             continue
         try:
             event = parse(ClusterEvent, json.loads(file.read_bytes()))
@@ -175,7 +184,7 @@ def _keep_aside(file: Path, error: Exception) -> None:
 def acknowledge(event_id: str) -> bool:
     """Remove an event that the master has; returns whether it was there."""
     folder = paths.OUTBOX_DIR
-    if not _ID.fullmatch(event_id):
+    if not is_event_id(event_id):
         raise OutboxError(f"{event_id!r}: no event has such an id", hint="brine outbox list")
     try:
         _file(folder, event_id).unlink()

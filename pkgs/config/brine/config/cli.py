@@ -46,6 +46,15 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     export.add_argument("folder", type=Path, metavar="DIR", help=f"such as {paths.SSCONF_DIR}")
     _add_dry_run(export)
 
+    text = "print all that a node has to have of the configuration, as JSON"
+    export = _add(verbs, "export-node", "export_node", text, json="there is no other format")
+    export.add_argument("node", metavar="NODE", help="its name")
+
+    record = _add(verbs, "record", "record_events", "record events of a node's outbox")
+    record.add_argument("--node", required=True, metavar="NODE", help="whose outbox that is")
+    text = "what brine outbox list --json printed there; - for stdin"
+    record.add_argument("file", metavar="FILE", help=text)
+
     json, text = "print JSON, with the users of each file", "list other files that every node needs"
     _add(verbs, "extra-files", "list_extra_files", text, json=json)
 

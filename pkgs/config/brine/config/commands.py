@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths, uids
-from brine.common.errors import BrineError, UsageError
-from brine.config import ssconf
+from brine.common.errors import BrineError, UsageError, warn
+from brine.config import excerpt, ssconf
 from brine.config.apply import apply
 from brine.config.diff import Change, changes
 from brine.config.model import Configuration, resolve
+from brine.config.node_events import record
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
 from brine.config.ssconf import Ssconf, SsconfError
@@ -25,6 +26,13 @@ from brine.config.store import ConfigStore, CorruptError, NoConfigError, Writer
 from brine.config.verify import find
 
 Pool = list[list[int]]
+
+_INPUT_HINT = (
+    "FILE is JSON, as in brine-config.data(5); "
+    "what Salt's pillar declares is applied by the state brine.config"
+)
+_EVENTS_HINT = "events are what brine outbox list --json prints"
+_LONGEST_EVENTS = 8 * 1024 * 1024  # bytes; more than an outbox has
 
 
 def apply_file(arguments: argparse.Namespace) -> int:
@@ -39,19 +47,23 @@ def apply_file(arguments: argparse.Namespace) -> int:
     return _tell_change(arguments, writer, applied.notes)
 
 
-def _read_input(name: str) -> Any:
+def _read_input(name: str, hint: str = _INPUT_HINT, *, most: int = -1) -> Any:
+    """The JSON of a file, or of standard input.
+
+    :param hint: what it should be.
+    :param most: the bytes that it may have.
+    """
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
+            data = file.read(most + 1 if most >= 0 else -1)
     except OSError as error:
         raise ConfigError(f"{name}: can't be read: {error.strerror}") from error
+    if 0 <= most < len(data):
+        raise ConfigError(f"{name}: is larger than {most} bytes")
     try:
         return parse_json(data, unique_keys=True)
     except ConfigError as error:
-        hint = error.hint or (
-            "FILE is JSON, as in brine-config.data(5); "
-            "what Salt's pillar declares is applied by the state brine.config"
-        )
-        raise ConfigError(f"{name}: {error}", hint=hint) from error
+        raise ConfigError(f"{name}: {error}", hint=error.hint or hint) from error
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -158,6 +170,31 @@ def export_ssconf(arguments: argparse.Namespace) -> int:
     done = f"{'would write' if arguments.dry_run else 'wrote'} {len(changed)} of {len(values)}"
     lines = [f"{'+' if key in values else '-'} ssconf_{key}" for key in changed]
     return _tell(arguments, result, [*lines, f"{done} values" if changed else "no changes"])
+
+
+def export_node(arguments: argparse.Namespace) -> int:
+    """``brine config export-node``"""
+    configuration, data = _store(arguments).read_with_data()
+    exported = excerpt.export(configuration, data, excerpt.find_node(configuration, arguments.node))
+    print(json.dumps(dataclasses.asdict(exported), indent=2))
+    return 0
+
+
+def record_events(arguments: argparse.Namespace) -> int:
+    """``brine config record``"""
+    store = _store(arguments)
+    events = _read_input(arguments.file, _EVENTS_HINT, most=_LONGEST_EVENTS)
+    with store.writing(arguments.lock_timeout) as writer:
+        if writer.current is None:
+            raise store.none_here()
+        node = excerpt.find_node(writer.current, arguments.node)
+        new, results = record(writer.current, node, events)
+        writer.write(new)
+    if not arguments.json:
+        for index, one in enumerate(results):
+            if one.reason:
+                warn(f"event {one.id or index}: {one.reason}")
+    return _tell_change(arguments, writer, events=[dataclasses.asdict(one) for one in results])
 
 
 def list_extra_files(arguments: argparse.Namespace) -> int:
@@ -288,7 +325,7 @@ def _tell_change(
     notes: Sequence[str] = (),
     *,
     restored: int | None = None,
-    **more: str,
+    **more: Any,
 ) -> int:
     """Print what a writer changed, or would change, with *notes* for people, and *more* for
     programs; *restored* is the serial number of the restored version."""

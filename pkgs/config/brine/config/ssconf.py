@@ -92,6 +92,11 @@ def export(configuration: Configuration) -> dict[str, str]:
     return {key: "\n".join(_one_line(key, item) for item in items) for key, items in lists.items()}
 
 
+def file_name(key: str) -> str:
+    """The name of the file of a value."""
+    return f"{_PREFIX}{key}"
+
+
 def _one_line(key: str, text: str) -> str:
     if "\n" in text or "\0" in text:
         raise SsconfError(key, f"{shown(text)} is more than one line")
@@ -127,7 +132,7 @@ def write(folder: Path, values: Mapping[str, str]) -> list[str]:
     try:
         folder.mkdir(mode=0o755, exist_ok=True)
         for key in changed:
-            file = folder / f"{_PREFIX}{key}"
+            file = folder / file_name(key)
             if key in values:
                 data = _content(values[key])
                 write_whole(file, data, mode=0o644, prefix=_TEMPORARY, folder_later=True)
@@ -153,7 +158,7 @@ def pending(folder: Path, values: Mapping[str, str]) -> list[str]:
     changed = []
     for key, value in values.items():
         try:
-            if (folder / f"{_PREFIX}{key}").read_bytes() != _content(value):
+            if (folder / file_name(key)).read_bytes() != _content(value):
                 changed.append(key)
         except FileNotFoundError:
             changed.append(key)
@@ -177,7 +182,7 @@ class Ssconf:
         """The value of any key, without its final line end."""
         if not _KEY.fullmatch(key):
             raise SsconfError(shown(key), "is no key")
-        file = self._folder / f"{_PREFIX}{key}"
+        file = self._folder / file_name(key)
         try:
             return file.read_bytes().decode().removesuffix("\n")
         except FileNotFoundError:

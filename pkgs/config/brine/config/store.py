@@ -73,12 +73,16 @@ class ConfigStore:
 
     def read(self) -> Configuration:
         """The current configuration; raises NoConfigError, CorruptError."""
+        return self.read_with_data()[0]
+
+    def read_with_data(self) -> tuple[Configuration, bytes]:
+        """The current configuration, and the file's content; raises NoConfigError, CorruptError."""
         with _reading(self.path):
             try:
                 data = self.path.read_bytes()
             except FileNotFoundError:
                 raise self.none_here() from None
-        return _parse(self.path, data)
+        return _parse(self.path, data), data
 
     def none_here(self) -> NoConfigError:
         """The error to raise where there is no configuration."""
