@@ -1,0 +1,161 @@
+"""
+What each node of the cluster gets of its configuration
+=======================================================
+
+An external pillar. On the Salt master, whose host has the cluster's configuration
+(``brine:config:apply`` in its pillar)::
+
+    ext_pillar:
+      - brine:
+          files:
+            - /etc/brine/users
+
+A minion whose id is the name of a node gets, under ``brine:distributed``, what the state
+``brine.config`` puts in place there: the configuration if it is a master candidate, else an
+excerpt; ssconf's values; and files: VNC passwords and the like that the cluster or an instance of
+that node names, and all of ``files``, each with its owner, its group and its mode. A folder counts
+as all files below it. If ``brine.rotate_key`` keeps the cluster's key, it gets that, too. Other
+minions get nothing.
+
+The master must be able to read these files. If it does not run as root (Salt's packages have it run
+as ``salt``), set ``user: root`` in its configuration.
+"""
+
+from __future__ import annotations
+
+import base64
+import grp
+import json
+import logging
+import os
+import pwd
+import stat
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+_KEYS = "/etc/brine/salt/keys.json"
+_LARGEST_FILE = 1024 * 1024
+_MOST_FILES = 1000
+_TIMEOUT_S = 60
+
+log = logging.getLogger(__name__)
+
+
+def ext_pillar(
+    minion_id: str, pillar: Mapping[str, Any], files: Iterable[str] | None = None
+) -> dict[str, Any]:
+    """What a minion gets: nothing if it is no node of the configuration, or that can't be read.
+
+    :param files: paths of further files that each node gets.
+    """
+    try:
+        exported = _exported(minion_id)
+        if exported is None:
+            return {}
+        inside = pillar.get("brine")
+        inside = inside if isinstance(inside, dict) else {}
+        paths = [*exported.pop("files"), *_password_files(inside), *(files or ())]
+        found: dict[str, Any] = {"distributed": {**exported, "files": dict(_read_all(paths))}}
+        if keys := _keys(inside):
+            found["confd"] = keys
+    except Exception as error:  # any that rises would leave the minion without its pillar
+        log.error("brine: no pillar for %s: %s", minion_id, _one_line(error))
+        return {}
+    return {"brine": found}
+
+
+def _exported(minion_id: str) -> dict[str, Any] | None:
+    """What ``brine`` says that the node has to have; None if the minion is no node."""
+    command = ["brine", "config", "export-node", minion_id, "--json"]
+    run = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
+    )
+    if run.returncode != 0:
+        said = run.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
+        if "there is no node" not in said[0]:
+            raise RuntimeError(said[0])
+        log.debug("brine: %s is no node: %s", minion_id, said[0])
+        return None
+    exported: dict[str, Any] = json.loads(run.stdout)
+    return exported
+
+
+def _password_files(inside: Mapping[str, Any]) -> Iterator[str]:
+    """VNC password files that specs in the node's own pillar name, and the master has."""
+    instance = inside.get("instance")
+    specs = instance.get("instances") if isinstance(instance, dict) else None
+    for spec in specs.values() if isinstance(specs, dict) else ():
+        path = spec.get("vnc_password_file") if isinstance(spec, dict) else None
+        if isinstance(path, str) and os.path.isfile(path):
+            yield path
+
+
+def _read_all(paths: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each file, and each file below a folder, with what the state needs to write it. One that
+    can't be read is left out, and logged."""
+    count = 0
+    for path in sorted({os.path.normpath(path) for path in paths if os.path.isabs(path)}):
+        for file in _below(path):
+            count += 1
+            try:
+                if count > _MOST_FILES:
+                    raise ValueError(f"there are more than {_MOST_FILES} files")
+                yield file, _read(file)
+            except (OSError, ValueError) as error:
+                log.error("brine: %s is given to no node: %s", file, _one_line(error))
+
+
+def _below(path: str) -> Iterator[str]:
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, _, names in os.walk(path):
+        for name in sorted(names):
+            yield os.path.join(folder, name)
+
+
+def _read(path: str) -> dict[str, Any]:
+    # A pipe would have us wait.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is no regular file")
+        data = file.read(_LARGEST_FILE + 1)
+    if len(data) > _LARGEST_FILE:
+        raise ValueError(f"it is larger than {_LARGEST_FILE} bytes")
+    return {
+        "contents": base64.b64encode(data).decode(),
+        "user": _name(pwd.getpwuid, status.st_uid),
+        "group": _name(grp.getgrgid, status.st_gid),
+        "mode": f"{stat.S_IMODE(status.st_mode):04o}",
+    }
+
+
+def _name(lookup: Any, number: int) -> str:
+    """The name of a user or a group, by which other nodes know it; else its number."""
+    try:
+        return str(lookup(number)[0])
+    except KeyError:
+        return str(number)
+
+
+def _keys(inside: Mapping[str, Any]) -> dict[str, str]:
+    """The cluster's keys, if the runner keeps them; a key that pillar declares counts more."""
+    try:
+        with open(_KEYS, encoding="ascii") as file:
+            keys = json.load(file)
+    except FileNotFoundError:
+        return {}
+    confd = inside.get("confd")
+    if isinstance(confd, dict) and confd.get("key"):
+        log.warning("brine: pillar brine:confd:key is used, and not %s", _KEYS)
+        return {}
+    return {"key": keys["key"], "previous_key": keys.get("previous_key", "")}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

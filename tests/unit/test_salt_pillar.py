@@ -1,0 +1,177 @@
+"""The external pillar of Salt's side: what each node gets, and that nothing stops a minion."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+PILLAR = Path(__file__).parents[2] / "salt/states/_pillar/brine.py"
+NODE = "node1.example.com"
+
+Say = Callable[..., None]
+
+
+@pytest.fixture
+def pillar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The external pillar, as Salt loads it, on a master without keys."""
+    spec = importlib.util.spec_from_file_location("brine_pillar", PILLAR)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "_KEYS", str(tmp_path / "keys.json"))
+    return module
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
+    """Has the command ``brine`` print something."""
+    command = tmp_path / "bin/brine"
+    command.parent.mkdir()
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
+
+    def said(stdout: str, stderr: str = "", status: int = 0) -> None:
+        (tmp_path / "stdout").write_text(stdout)
+        (tmp_path / "stderr").write_text(stderr)
+        wanted = f'[ "$*" = "config export-node {NODE} --json" ] || exit 9'
+        text = f"cat {tmp_path}/stdout; cat {tmp_path}/stderr >&2; exit {status}"
+        command.write_text(f"#!/bin/sh\n{wanted}\n{text}\n")
+        command.chmod(0o755)
+
+    return said
+
+
+def exported(*files: Path) -> str:
+    """What ``brine config export-node`` prints."""
+    return json.dumps(
+        {
+            "serial": 7,
+            "node": NODE,
+            "candidate": True,
+            "instances": ["web1"],
+            "configuration": '{"serial_no":7}\n',
+            "ssconf": {"ssconf_cluster_name": "prod"},
+            "files": [str(file) for file in files],
+        }
+    )
+
+
+def written(file: Path, data: bytes, mode: int = 0o600) -> Path:
+    """A file of the master's."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    file.chmod(mode)
+    return file
+
+
+def test_a_node_gets_its_own_and_the_files_with_their_owners(
+    pillar: ModuleType, say: Say, tmp_path: Path
+) -> None:
+    password = written(tmp_path / "vnc/web1", b"\xff secret\n", 0o640)
+    certificate = written(tmp_path / "x509/sub/server.pem", b"PEM")
+    users = written(tmp_path / "users", b"")
+    say(exported(password, certificate.parents[1]))
+    got = pillar.ext_pillar(NODE, {}, files=[str(users)])["brine"]
+    files = got["distributed"].pop("files")
+    assert got == {
+        "distributed": {
+            key: value for key, value in json.loads(exported()).items() if key != "files"
+        }
+    }
+    assert files.keys() == {str(password), str(certificate), str(users)}
+    assert base64.b64decode(files[str(password)]["contents"]) == b"\xff secret\n"
+    assert [files[str(one)]["mode"] for one in (password, users)] == ["0640", "0600"]
+    assert files[str(password)]["user"] == password.owner()
+    assert files[str(password)]["group"] == password.group()
+
+
+def test_what_can_not_be_read_is_left_out_and_logged(
+    pillar: ModuleType, say: Say, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    large = written(tmp_path / "large", b"x" * (1024 * 1024 + 1))
+    sound = written(tmp_path / "sound", b"x")
+    say(exported(tmp_path / "missing", tmp_path / "pipe", large, sound))
+    with caplog.at_level(logging.ERROR):
+        got = pillar.ext_pillar(NODE, {})
+    assert list(got["brine"]["distributed"]["files"]) == [str(sound)]
+    assert len(caplog.messages) == 3
+
+
+def test_specs_of_the_nodes_own_pillar_count_too(
+    pillar: ModuleType, say: Say, tmp_path: Path
+) -> None:
+    password = written(tmp_path / "db1", b"secret")
+    specs: dict[str, Any] = {
+        "db1": {"vnc_password_file": str(password)},
+        "db2": {"vnc_password_file": str(tmp_path / "managed-by-hand")},
+        "db3": None,
+        "db4": {"vnc_password_file": 7},
+    }
+    say(exported())
+    got = pillar.ext_pillar(NODE, {"brine": {"instance": {"instances": specs}}})
+    assert list(got["brine"]["distributed"]["files"]) == [str(password)]
+
+
+@pytest.mark.parametrize("brine", [None, "text", {"instance": "text"}, {"confd": 5}])
+def test_a_pillar_that_is_wrong_stops_nothing(pillar: ModuleType, say: Say, brine: Any) -> None:
+    say(exported())
+    assert pillar.ext_pillar(NODE, {"brine": brine})["brine"]["distributed"]["serial"] == 7
+
+
+def test_keys_that_the_runner_keeps_are_given(
+    pillar: ModuleType, say: Say, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    say(exported())
+    written(tmp_path / "keys.json", json.dumps({"key": "new", "previous_key": "old"}).encode())
+    got = pillar.ext_pillar(NODE, {})["brine"]
+    assert got["confd"] == {"key": "new", "previous_key": "old"}
+    got = pillar.ext_pillar(NODE, {"brine": {"confd": {"key": "declared"}}})["brine"]
+    assert "confd" not in got
+    assert "declared" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("said", "logged"),
+    [
+        (("", "brine: error: there is no node 'x'\nbrine: hint: known are: y\n", 1), []),
+        (
+            ("", "brine: error: config.data: is damaged\n", 1),
+            ["brine: error: config.data: is damaged"],
+        ),
+        (("secret", "", 0), ["Expecting value: line 1 column 1 (char 0)"]),
+        (("[]", "", 0), [None]),
+        (("", "", 1), ["it failed"]),
+    ],
+)
+def test_other_minions_and_failures_get_nothing(
+    pillar: ModuleType,
+    say: Say,
+    caplog: pytest.LogCaptureFixture,
+    said: tuple[str, str, int],
+    logged: list[str | None],
+) -> None:
+    say(*said)
+    with caplog.at_level(logging.INFO):
+        assert pillar.ext_pillar(NODE, {}) == {}
+    assert len(caplog.messages) == len(logged)
+    for message, reason in zip(caplog.messages, logged, strict=True):
+        assert message.startswith(f"brine: no pillar for {NODE}: {reason or ''}")
+        assert "secret" not in message
+        assert "\n" not in message
+
+
+def test_a_master_without_brine_gives_nothing(
+    pillar: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pillar.ext_pillar(NODE, {}) == {}
