@@ -1,4 +1,4 @@
-"""Salt on a node that is its own master, as `salt-call --local` has it."""
+"""Salt on a node that is its own master, as `salt-call --local` has it. See also `lab.fleet`."""
 
 from __future__ import annotations
 
@@ -54,16 +54,22 @@ def apply_state(machine: Machine, state: str = "brine", *, test: bool = False) -
         local = json.loads(done.stdout)["local"]
     except (ValueError, KeyError):
         local = [done.stdout, done.stderr]
-    if not isinstance(local, dict):
-        said = "\n".join(f"  | {line}" for line in local)
-        raise LabError(f"salt on {machine.name} did not apply {state}\n{said}")
+    return state_results(local, machine.name, state)
+
+
+def state_results(answer: Any, minion: str, state: str) -> list[StateResult]:
+    """What a minion answered to state.apply, in order; raises LabError when a state failed."""
+    if not isinstance(answer, dict):
+        lines = answer if isinstance(answer, list) else [answer]
+        said = "\n".join(f"  | {line}" for line in lines)
+        raise LabError(f"salt on {minion} did not apply {state}\n{said}")
     results = [
         StateResult(one["name"], one["result"], one["comment"], one["changes"])
-        for one in sorted(local.values(), key=lambda one: int(one["__run_num__"]))
+        for one in sorted(answer.values(), key=lambda one: int(one["__run_num__"]))
     ]
     if failed := [result for result in results if result.result is False]:
         said = "\n".join(f"  | {result.name}: {result.comment}" for result in failed)
-        raise LabError(f"salt on {machine.name}: states of {state} failed\n{said}")
+        raise LabError(f"salt on {minion}: states of {state} failed\n{said}")
     return results
 
 

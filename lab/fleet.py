@@ -1,0 +1,188 @@
+"""Nodes under one Salt master, as an operator's fleet is: the first node is the master's host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab.errors import LabError
+from lab.network import bridge, give_addresses
+from lab.node import Node, boot_node
+from lab.repository import publish
+from lab.salt import PILLAR, STATES, StateResult, state_results
+from lab.tree import TREE
+from lab.waiting import wait_for
+
+DOMAIN = "example.com"
+
+_START_TIMEOUT_S = 300.0
+_RUN_TIMEOUT_S = 900.0
+# After this long the master asks the minions whether they are still at it.
+_ASK_AGAIN_S = 30
+
+_UNIT = """\
+[Unit]
+Description=salt-{0}
+
+[Service]
+Type=notify
+NotifyAccess=all
+# As Salt's own packages have it: a job outlives a restart of its minion.
+KillMode={1}
+LimitNOFILE=100000
+TimeoutStartSec=300
+ExecStart=/usr/local/bin/salt-{0}
+"""
+
+
+class Fleet:
+    """A Salt master and its minions.
+
+    A minion's id is its node's whole name, such as ``node1.example.com``.
+    """
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self.nodes = list(nodes)
+        self.master = self.nodes[0]
+
+    def id_of(self, node: Node) -> str:
+        """The minion id of a node."""
+        return f"{node.name}.{DOMAIN}"
+
+    def pillar(self, pillar: Mapping[str, Any] | None = None, /, **of: Mapping[str, Any]) -> None:
+        """Replace the pillar: what all minions have, and besides that what single nodes have, by
+        their short names. Where two have the same key, they are merged."""
+        parts = {"*": pillar or {}, **{f"{name}.{DOMAIN}": each for name, each in of.items()}}
+        top: dict[str, list[str]] = {}
+        for number, (target, part) in enumerate(parts.items()):
+            # JSON is YAML.
+            self.master.write(f"{PILLAR}/part{number}.sls", json.dumps(part, indent=2), mode=0o600)
+            top[target] = [f"part{number}"]
+        self.master.write(f"{PILLAR}/top.sls", json.dumps({"base": top}, indent=2))
+        self.call("saltutil.refresh_pillar", "wait=True", "timeout=120")
+
+    def apply(
+        self, state: str = "brine", *, nodes: Sequence[Node] | None = None, test: bool = False
+    ) -> dict[str, list[StateResult]]:
+        """Apply a state on some nodes, else on all, by the master; the results in order, by minion
+        id.
+
+        Raises LabError when a state fails, or a minion does not answer.
+        """
+        said = self.call("state.apply", state, f"test={test}", nodes=nodes)
+        return {minion: state_results(answer, minion, state) for minion, answer in said.items()}
+
+    def call(
+        self, function: str, *arguments: str, nodes: Sequence[Node] | None = None
+    ) -> dict[str, Any]:
+        """What a function of Salt's returned on some nodes, else on all, by minion id.
+
+        Raises LabError when a minion does not answer.
+        """
+        ids = [self.id_of(node) for node in (self.nodes if nodes is None else nodes)]
+        command = ["salt", "--out=json", "--static", "--log-level=warning"]
+        command += [f"--timeout={_ASK_AGAIN_S}", "--list", ",".join(ids), function, *arguments]
+        # Salt's exit status is not 0 where a state failed, and then its output says more.
+        done = self.master.run(command, check=False, timeout_s=_RUN_TIMEOUT_S)
+        try:
+            said = json.loads(done.stdout)
+        except ValueError:
+            said = {}
+        if silent := [minion for minion in ids if minion not in said]:
+            output = f"{done.stdout}{done.stderr}"
+            raise LabError(f"salt {function}: no answer from {', '.join(silent)}\n{output}")
+        return {minion: said[minion] for minion in ids}
+
+    def run(self, function: str, *arguments: str, check: bool = True) -> Any:
+        """`salt-run FUNCTION ...` on the master: what it returned."""
+        command = ["salt-run", "--out=json", "--log-level=warning", function, *arguments]
+        done = self.master.run(command, check=check, timeout_s=_RUN_TIMEOUT_S)
+        try:
+            return json.loads(done.stdout)
+        except ValueError:
+            raise LabError(
+                f"salt-run {function} printed no JSON\n{done.stdout}{done.stderr}"
+            ) from None
+
+    def wait_answering(self, nodes: Iterable[Node] | None = None) -> None:
+        """Wait until the minions of nodes, else of all, answer their master."""
+        ids = {self.id_of(node) for node in (self.nodes if nodes is None else nodes)}
+
+        def all_answer() -> bool:
+            command = ["salt", "--out=json", "--static", "--timeout=5", "*", "test.ping"]
+            done = self.master.run(command, check=False, timeout_s=_START_TIMEOUT_S)
+            said: dict[str, Any] = json.loads(done.stdout or "{}")
+            return ids <= said.keys()
+
+        wait_for("the minions to answer", all_answer, timeout_s=_START_TIMEOUT_S, interval_s=0.5)
+
+
+@contextmanager
+def boot_fleet(
+    release: str,
+    packages: Iterable[Path],
+    *,
+    count: int = 3,
+    pillar: Mapping[str, Any] | None = None,
+) -> Iterator[Fleet]:
+    """Nodes node1, node2, ... in one network, each with a package repository of its own; Salt's
+    master on the first, and a minion on each, all of which answer. Gone with the context.
+
+    The master serves the tree's Salt states as they are now, and has its runner, external pillar
+    and reactor.
+    """
+    packages = list(packages)
+    with ExitStack() as stack:
+        network = stack.enter_context(bridge())
+        addresses = {f"node{number}": f"192.0.2.{number}" for number in range(1, count + 1)}
+        nodes = []
+        for name, address in addresses.items():
+            node = stack.enter_context(boot_node(release, name=name, network_bridge=network))
+            give_addresses(node, f"{address}/24")
+            known = "".join(f"{ip} {host}.{DOMAIN} {host}\n" for host, ip in addresses.items())
+            node.write("/etc/hosts", f"127.0.0.1 localhost\n{known}")
+            nodes.append(node)
+        fleet = Fleet(nodes)
+        _set_up_master(fleet.master, addresses[fleet.master.name])
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            list(pool.map(lambda node: publish(node, packages), nodes))
+        for node in nodes:
+            minion = {"id": fleet.id_of(node), "master": addresses[fleet.master.name]}
+            node.write("/etc/salt/minion.d/lab.conf", json.dumps(minion, indent=2))
+            _start(node, "minion", kill_mode="process")
+        fleet.wait_answering()
+        fleet.pillar(pillar)
+        yield fleet
+
+
+def _set_up_master(node: Node, address: str) -> None:
+    """Start a master that serves the tree's states and accepts whoever comes."""
+    states = TREE / "salt/states"
+    node.put(states, STATES)
+    master: dict[str, Any] = {
+        "interface": address,
+        "auto_accept": True,
+        "worker_threads": 3,
+        "file_roots": {"base": [STATES]},
+        "pillar_roots": {"base": [PILLAR]},
+        # Runners and external pillars of the tree, without a copy that could be an older one.
+        "module_dirs": [STATES],
+    }
+    if (states / "_pillar/brine.py").exists():
+        master["ext_pillar"] = [{"brine": {}}]
+    if (states / "brine/reactor").exists():
+        reactor = "salt://brine/reactor/recorded.sls"
+        master["reactor"] = [{"salt/beacon/*/brine/": [reactor]}]
+    node.write("/etc/salt/master.d/lab.conf", json.dumps(master, indent=2))
+    node.write(f"{PILLAR}/top.sls", json.dumps({"base": {}}))
+    _start(node, "master", kill_mode="mixed")
+
+
+def _start(node: Node, daemon: str, *, kill_mode: str) -> None:
+    node.write(f"/run/systemd/system/salt-{daemon}.service", _UNIT.format(daemon, kill_mode))
+    node.run(["systemctl", "daemon-reload"])
+    node.run(["systemctl", "start", f"salt-{daemon}"], timeout_s=_START_TIMEOUT_S)
