@@ -694,6 +694,126 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
     assert len(json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)) == 1
 
 
+def defined_live(node: Node, given: object, *options: str, status: int = 0) -> dict[str, Any]:
+    """What `brine instance define --live` answers to a spec, or to several."""
+    command = ["brine", "instance", "define", "-", "--live", "--json", *options]
+    done = node.run(command, stdin=json.dumps(given), check=False)
+    assert done.returncode == status, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def plugged(node: Node, name: str) -> tuple[list[str], list[str]]:
+    """The paths of the disks, and the MAC addresses of the NICs, that an instance has."""
+    disks = json.loads(node.run(["brine", "disk", "list", name, "--json"]).stdout)
+    nics = json.loads(node.run(["brine", "nic", "list", name, "--json"]).stdout)
+    return sorted(one["path"] for one in disks), sorted(one["mac"] for one in nics)
+
+
+def changes(told: dict[str, Any]) -> dict[str, list[str]]:
+    """What was changed live, in short."""
+    short = {
+        key: [one.get("mac") or one["path"] for one in told[key]]
+        for key in ("attached", "detached")
+    }
+    return {**short, "restart_pending": told["restart_pending"]}
+
+
+@pytest.mark.both_releases
+def test_what_is_defined_live_is_there_at_once_and_after_a_restart(node: Node) -> None:
+    for name in ("a", "b", "i"):
+        node.run(["truncate", "--size=2M", DISKS / f"{name}.img"])
+    node.shell("ip link add br1 type bridge; ip link set br1 up")
+    first, second, third = ("52:54:00:00:00:01", "52:54:00:00:00:02", "52:54:00:00:00:03")
+    by_hand = "52:54:00:00:00:09"
+    a, b, i = (f"{DISKS}/{name}.img" for name in ("a", "b", "i"))
+    ide = {"path": i, "interface": "ide"}
+    nics = [{"link": "br0", "mac": first}, {"link": "br0", "mac": second}]
+    boot(node, "web1", disks=[{"path": a}, ide], nics=nics)
+    node.run(["brine", "nic", "add", "web1", "--link", "br0", "--mac", by_hand])
+
+    nics = [{"link": "br1", "mac": first}, {"link": "br0", "mac": third}]
+    disks = [{"path": b}, {**ide, "cache": "writeback"}]
+    spec = {"name": "web1", **SMALLEST, "memory_mib": 160, "disks": disks, "nics": nics}
+    expected = {
+        "attached": [first, b, third],
+        "detached": [a, second, first],
+        "restart_pending": ["memory_mib", "disks"],
+    }
+    before = node.read("/var/lib/brine/instances/web1.json")
+    assert changes(defined_live(node, spec, "--dry-run")) == expected
+    assert plugged(node, "web1") == ([a], [first, second, by_hand])
+    assert node.read("/var/lib/brine/instances/web1.json") == before
+    told = defined_live(node, spec)
+    assert (changes(told), told["live_errors"]) == (expected, [])
+    assert told["spec"] == info(node, "web1")["spec"]
+    assert plugged(node, "web1") == ([b], [first, third, by_hand])
+    assert info(node, "web1")["restart_pending"] == ["memory_mib", "disks"]
+    assert run_in_guest(node, "web1", "cat /sys/class/net/*/address | grep -c 52:54") == "3\n"
+
+    spec["disks"] = disks = [{"path": b}, ide]
+    told = defined_live(node, spec)
+    assert changes(told) == {"attached": [], "detached": [], "restart_pending": ["memory_mib"]}
+    told = defined_live(node, [spec])
+    assert told["instances"][0]["changed"] is False
+    said = node.run(["brine", "instance", "define", "-", "--live"], stdin=json.dumps(spec)).stdout
+    assert said == "unchanged: web1; restart pending: memory_mib\n"
+    slots = [one["slot"] for one in info(node, "web1")["spec"]["nics"]]
+    node.run(["brine", "instance", "reboot", "web1"])
+    found = info(node, "web1")
+    assert found["restart_pending"] == []
+    assert [one["mac"] for one in found["spec"]["nics"]] == [first, third, by_hand]
+    assert [one["slot"] for one in found["spec"]["nics"]][:2] == slots
+    assert plugged(node, "web1") == ([b], [first, third, by_hand])
+
+
+def test_what_can_not_be_changed_live_is_told_and_tried_again(node: Node) -> None:
+    node.run(["truncate", "--size=2M", DISKS / "c.img"])
+    first, second, c = "52:54:00:00:00:01", "52:54:00:00:00:02", f"{DISKS}/c.img"
+    boot(node, "web1", nics=[{"link": "br0", "mac": first}])
+    nics = [{"link": "br0", "mac": first}, {"link": "br7", "mac": second}]
+    spec = {"name": "web1", **SMALLEST, "disks": [{"path": c}], "nics": nics}
+    told = defined_live(node, spec, status=1)
+    assert changes(told) == {"attached": [c], "detached": [], "restart_pending": ["nics"]}
+    (error,) = told["live_errors"]
+    assert error.startswith(f"web1: NIC {second} is not plugged in: ")
+    assert "br7" in error
+    assert info(node, "web1")["restart_pending"] == ["nics"]
+    node.shell("ip link add br7 type bridge; ip link set br7 up")
+    told = defined_live(node, spec)
+    assert changes(told) == {"attached": [second], "detached": [], "restart_pending": []}
+
+    # A guest that stands still gives nothing up until it goes on.
+    node.run(["brine", "instance", "pause", "web1"])
+    told = defined_live(node, {**spec, "nics": []}, status=1)
+    assert changes(told) == {"attached": [], "detached": [], "restart_pending": ["nics"]}
+    assert [error.partition(" is not taken out: ")[0] for error in told["live_errors"]] == [
+        f"web1: NIC {first}",
+        f"web1: NIC {second}",
+    ]
+    node.run(["brine", "instance", "resume", "web1"])
+    told = defined_live(node, {**spec, "nics": []})
+    assert (told["restart_pending"], told["changed"]) == ([], False)
+    assert plugged(node, "web1") == ([c], [])
+
+
+def test_a_disk_moves_between_instances_that_run(node: Node) -> None:
+    node.run(["truncate", "--size=2M", DISKS / "d.img"])
+    disk = {"path": f"{DISKS}/d.img"}
+    define(node, "web1", disks=[disk])
+    define(node, "web2")
+    for name in ("web1", "web2"):
+        node.run(["brine", "instance", "start", name])
+    for name in ("web1", "web2"):
+        wait_ready(node, name)
+    specs = [{"name": "web2", **SMALLEST, "disks": [disk]}, {"name": "web1", **SMALLEST}]
+    for options in (["--dry-run"], []):
+        got, gave = defined_live(node, specs, *options)["instances"]
+        assert [one["path"] for one in got["attached"]] == [disk["path"]]
+        assert [one["path"] for one in gave["detached"]] == [disk["path"]]
+    assert plugged(node, "web2") == ([disk["path"]], [])
+
+
 @pytest.mark.both_releases
 def test_the_collectors_service_looks_after_what_was_begun(node: Node) -> None:
     node.run(["truncate", "--size=2M", DISKS / "begun.img"])

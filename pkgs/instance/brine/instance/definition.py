@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from brine.common.errors import BrineError, tell_error, warn
-from brine.instance.kvm.live_changes import dropped
+from brine.common.errors import BrineError, printable, tell_error, warn
+from brine.instance.kvm.live_changes import KEYS, dropped
+from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.observe import Observed, Oper, look, look_at_all
 from brine.instance.operations import Defined, define_instance
 from brine.instance.report import AS_ROOT
 from brine.instance.running_spec import running_spec
-from brine.instance.spec import SpecError, to_json
+from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
 
@@ -37,11 +38,18 @@ class SpecInput:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionResult:
-    """The result of one definition among several: what was defined, or the error."""
+    """The result of a definition: what was defined, and changed live; or the error."""
 
     given: SpecInput
     defined: Defined | None = None
     error: BrineError | None = None
+    live: LiveResult | None = None
+
+    def errors(self) -> Sequence[BrineError]:
+        """All errors, with the instance's name."""
+        if self.error and not isinstance(self.error, InstanceError):
+            return [BrineError(f"{self.given.label}: {self.error}", hint=self.error.hint)]
+        return [self.error] if self.error else self.live.errors if self.live else []
 
     def to_json(self) -> dict[str, Any]:
         """It as ``--json`` shows it."""
@@ -49,19 +57,25 @@ class DefinitionResult:
         if self.given.ignored is not None:
             row["ignored"] = list(self.given.ignored)
         if self.defined is None:
-            assert self.error
-            text = str(self.error)
-            if not isinstance(self.error, InstanceError):
-                text = f"{self.given.label}: {text}"
-            return {**row, "error": text, "hint": self.error.hint}
+            (error,) = self.errors()
+            return {**row, "error": str(error), "hint": error.hint}
         before = self.defined.before
-        return {
-            **row,
-            "changed": self.defined.changed,
-            "drops": _drops(self.defined),
-            "before": to_json(before) if before else None,
-            "spec": to_json(self.defined.spec),
-        }
+        row |= {"changed": self.defined.changed, "drops": self.drops()}
+        row |= self.live.to_json() if self.live else {}
+        return {**row, "before": to_json(before) if before else None, "spec": to_json(self.spec())}
+
+    def spec(self) -> Spec:
+        """The spec that was defined."""
+        assert self.defined
+        return self.live.spec if self.live else self.defined.spec
+
+    def drops(self) -> list[str]:
+        """The plugged devices that the next start does not have, in words."""
+        if not self.defined or not self.defined.changed:
+            return []
+        if self.live and not set(KEYS).intersection(self.live.pending):
+            return []  # the next start keeps what is plugged, see with_hot_changes()
+        return dropped(self.spec())
 
 
 def inputs_of(data: Sequence[Any]) -> Iterator[SpecInput]:
@@ -78,11 +92,16 @@ def inputs_of(data: Sequence[Any]) -> Iterator[SpecInput]:
             yield SpecInput(name, name, one)
 
 
-def define_several(given: Sequence[SpecInput], *, dry_run: bool) -> list[DefinitionResult]:
+def define_several(
+    given: Sequence[SpecInput], *, dry_run: bool, live: bool = False
+) -> list[DefinitionResult]:
     """Define several instances, in their order. One that can't be defined stops no other.
 
     An instance may get a disk or a MAC address that another of them gives up. So those that were
     refused are tried again when others have changed.
+
+    :param live: also change the disks and NICs of those that run. It begins with instances that
+        get no disk.
     """
     results = [DefinitionResult(one, error=one.fault) for one in given]
     planned: dict[str, Any] = {}
@@ -103,7 +122,39 @@ def define_several(given: Sequence[SpecInput], *, dry_run: bool) -> list[Definit
             if dry_run:
                 planned[defined.spec.name] = to_json(defined.spec)
         waiting = refused if has_changed else []
+    if live:
+        results = _changed_live(results, dry_run=dry_run)
     return results
+
+
+def _changed_live(results: list[DefinitionResult], *, dry_run: bool) -> list[DefinitionResult]:
+    seen = _observed([one.defined.spec.name for one in results if one.defined])
+
+    def gets_disk(index: int) -> bool:
+        defined = results[index].defined
+        if defined is None:
+            return False
+        disks = {one.uuid for one in defined.before.disks} if defined.before else ()
+        return any(one.uuid not in disks for one in defined.spec.disks)
+
+    for index in sorted(range(len(results)), key=gets_disk):
+        if defined := results[index].defined:
+            found = seen.get(defined.spec.name)
+            live = change_live(defined.spec, defined.before, found, dry_run=dry_run)
+            results[index] = replace(results[index], live=live)
+    return results
+
+
+def _observed(names: Sequence[str]) -> dict[str, Observed]:
+    """The instances of these names, and perhaps others. None where systemd can't be asked, as where
+    an image is being built."""
+    if not names:
+        return {}
+    try:
+        found: Iterable[Any] = [look(names[0])] if len(names) == 1 else look_at_all()
+        return {one.name: one for one in found if isinstance(one, Observed)}
+    except (UnitError, InstanceError):  # a dry run has not stored a first spec
+        return {}
 
 
 def tell_results(
@@ -113,71 +164,73 @@ def tell_results(
 
     :param more: keys of the JSON.
     """
-    for one in results:
-        if one.error:
-            tell_error(one.error, "" if isinstance(one.error, InstanceError) else one.given.label)
     if as_json:
+        status = tell_errors(results)
         rows = [one.to_json() for one in results]
         print(json.dumps({"instances": rows, **more, "dry_run": dry_run}, indent=2))
-    else:
-        done = [one.defined for one in results if one.defined]
-        for defined in done:
-            warn_of(defined)
-        tell_definitions(done, dry_run=dry_run)
-        for one in results:
-            for name in one.given.ignored or ():
-                warn(f"{one.given.label}: its parameter {name} has no effect here")
-    return 1 if any(one.error for one in results) else 0
+        return status
+    return tell_lines(results, dry_run=dry_run)
 
 
-def tell_definitions(several: Sequence[Defined], *, dry_run: bool = False) -> None:
-    """Print the results of definitions."""
-    changed = [one.spec for one in several if one.changed]
-    for spec in changed:
-        if not spec.is_xen() and spec.security_model == "none":
-            warn(f"{spec.name}: {AS_ROOT}")
-    waiting = set() if dry_run else _waiting([spec.name for spec in changed])
-    for defined in several:
-        name = defined.spec.name
-        if not defined.changed:
-            print(f"unchanged: {name}")
-        elif dry_run:
-            print(f"would be defined: {name}")
-        else:
-            later = "; it runs, and has this from its next start on" if name in waiting else ""
-            print(f"defined: {name}{later}")
+def tell_errors(results: Iterable[DefinitionResult]) -> int:
+    """Print the errors, and return the exit status."""
+    errors = [error for one in results for error in one.errors()]
+    for error in errors:
+        tell_error(error)
+    return 1 if errors else 0
 
 
-def _waiting(names: Sequence[str]) -> set[str]:
-    """The instances that run with other settings than their specs, as far as that is known: where
-    an image is being built, there is no systemd."""
-    if not names:
-        return set()
-    try:
-        several: Iterable[Any] = [look(names[0])] if len(names) == 1 else look_at_all()
-        return {one.name for one in several if isinstance(one, Observed) and _waits(one)}
-    except UnitError:
-        return set()
-
-
-def _waits(seen: Observed) -> bool:
-    running = running_spec(seen)
-    return bool(running.pending) if running else seen.state.oper is Oper.RUNNING
-
-
-def warn_of(defined: Defined) -> list[str]:
-    """Warn of files that a definition keeps aside, and of devices that it drops; returns the
-    devices."""
-    name, drops = defined.spec.name, _drops(defined)
-    if defined.aside:
-        warn(f"the damaged spec of {name} is kept as {defined.aside}")
-    if drops:
+def warn_of(result: DefinitionResult) -> None:
+    """Warn of a file that a definition keeps aside, and of devices that it drops."""
+    if result.defined is None:
+        return
+    name = result.defined.spec.name
+    if result.defined.aside:
+        warn(f"the damaged spec of {name} is kept as {result.defined.aside}")
+    if drops := result.drops():
         warn(
             f"{name}: its next start does not have what was plugged: {', '.join(drops)}",
             hint='to keep them, give the spec the "disks" and "nics" that are to be there',
         )
-    return drops
 
 
-def _drops(defined: Defined) -> list[str]:
-    return dropped(defined.spec) if defined.changed else []
+def tell_lines(results: Sequence[DefinitionResult], *, dry_run: bool = False) -> int:
+    """Print results for people, and return the exit status."""
+    status = tell_errors(results)
+    changed = []
+    for one in results:
+        warn_of(one)
+        if one.defined and one.defined.changed:
+            spec = one.spec()
+            changed += [] if one.live else [spec.name]
+            if not spec.is_xen() and spec.security_model == "none":
+                warn(f"{spec.name}: {AS_ROOT}")
+    seen = {} if dry_run else _observed(changed)
+    for one in results:
+        if one.defined:
+            name = one.defined.spec.name
+            waits = name in changed and name in seen and _waits(seen[name])
+            print(_line(one, dry_run=dry_run, waits=waits))
+        for parameter in one.given.ignored or ():
+            warn(f"{one.given.label}: its parameter {parameter} has no effect here")
+    return status
+
+
+def _line(result: DefinitionResult, *, dry_run: bool, waits: bool) -> str:
+    assert result.defined
+    live = result.live or LiveResult(result.spec())
+    would = "would be " if dry_run else ""
+    is_done = result.defined.changed or live.attached or live.detached
+    line = f"{f'{would}defined' if is_done else 'unchanged'}: {result.defined.spec.name}"
+    for word, devices in (("attached", live.attached), ("detached", live.detached)):
+        if devices:
+            line += f"; {would}{word}: {', '.join(map(in_words, devices))}"
+    if live.pending:
+        line += f"; restart pending: {', '.join(live.pending)}"
+    return printable(line + ("; it runs, and has this from its next start on" if waits else ""))
+
+
+def _waits(seen: Observed) -> bool:
+    """Whether an instance runs with other settings than its spec, as far as that is known."""
+    running = running_spec(seen)
+    return bool(running.pending) if running else seen.state.oper is Oper.RUNNING

@@ -24,9 +24,12 @@ from brine.hotplug.disk import format_of
 from brine.instance import store
 from brine.instance.clone import DiskCopy, clone_instance
 from brine.instance.definition import (
+    DefinitionResult,
+    SpecInput,
     define_several,
     inputs_of,
-    tell_definitions,
+    tell_errors,
+    tell_lines,
     tell_results,
     warn_of,
 )
@@ -53,19 +56,25 @@ def define(arguments: argparse.Namespace) -> int:
             hint = "a spec that is given is this node's"
             raise UsageError(f"--{option} goes with --from-config", hint=hint)
     log_to_journal("brine")
-    dry_run = arguments.dry_run
-    data = _input(arguments.file)
+    data, dry_run = _input(arguments.file), arguments.dry_run
+    if arguments.live:
+        undo_when_told_to_end()
     if isinstance(data, list):
-        results = define_several(list(inputs_of(data)), dry_run=dry_run)
+        results = define_several(list(inputs_of(data)), dry_run=dry_run, live=arguments.live)
         return tell_results(results, dry_run=dry_run, as_json=arguments.json)
-    with _naming(arguments.file, SpecError):
-        defined = define_instance(data, dry_run=dry_run)
-    drops = warn_of(defined)
-    if arguments.json:
-        _print_json(defined.spec, dry_run=dry_run, changed=defined.changed, drops=drops)
-    else:
-        tell_definitions([defined], dry_run=dry_run)
-    return 0
+    given = SpecInput(None, "the spec", data)
+    (result,) = define_several([given], dry_run=dry_run, live=arguments.live)
+    if result.error:
+        with _naming(arguments.file, SpecError):
+            raise result.error
+    assert result.defined
+    if not arguments.json:
+        return tell_lines([result], dry_run=dry_run)
+    status, live = tell_errors([result]), result.live.to_json() if result.live else {}
+    warn_of(result)
+    changed, drops = result.defined.changed, result.drops()
+    _print_json(result.spec(), dry_run=dry_run, changed=changed, drops=drops, **live)
+    return status
 
 
 def edit(arguments: argparse.Namespace) -> int:
@@ -96,8 +105,7 @@ def edit(arguments: argparse.Namespace) -> int:
             warn(f"what you wrote is kept as {kept}")
         raise
     kept.unlink()
-    warn_of(defined)
-    tell_definitions([defined])
+    tell_lines([DefinitionResult(SpecInput(name, name), defined)])
     return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, warn
 from brine.config import params
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
@@ -78,7 +79,9 @@ def define_all(arguments: argparse.Namespace) -> int:
     node = configuration.names("nodes").get(arguments.node or os.uname().nodename)
     ours = [one for one in configuration.instances.values() if one.primary_node == node]
     given = [_input_of(configuration, one) for one in sorted(ours, key=lambda one: one.name)]
-    results = define_several(given, dry_run=arguments.dry_run)
+    if arguments.live:
+        undo_when_told_to_end()
+    results = define_several(given, dry_run=arguments.dry_run, live=arguments.live)
     others = elsewhere(configuration, node)
     rows = [{"name": name, "node": owner} for name, owner in others.items()]
     as_json = arguments.json

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from brine.instance.store import InstanceError, keep_runtime_aside
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
-_KEYS = ("disks", "nics")
+KEYS = ("disks", "nics")
 _COMPLETED_BY_START = ("slot", "format_source")
 
 
@@ -62,10 +62,7 @@ def with_hot_changes(spec: Spec, file: Path | None = None) -> Spec:
     if not os.path.lexists(file):
         return spec
     with _faults_of(spec.name, file):
-        runtime = Runtime.load(file)
-        if not isinstance(runtime.rest, dict) or "spec" not in runtime.rest:
-            raise UnusableError(spec.name, f"{file}: does not say what it was started as")
-        changed = _changed(spec, runtime)
+        changed = _changed(spec, _load(spec.name, file))
         if changed != spec:
             from brine.instance.validate import check  # most have none
 
@@ -160,20 +157,46 @@ def dropped(spec: Spec) -> list[str]:
 def plugged_already(spec: Spec) -> list[str]:
     """The keys of devices (``disks``, ``nics``) that are the same now and at the next start: an
     admin has both redefined and plugged them."""
-    file = InstanceFiles(spec.name).runtime
     try:
-        with _faults_of(spec.name, file):
-            runtime = Runtime.load(file)
-            now = _changed(_started_with(spec.name, runtime), runtime)
+        now = devices_now(spec.name).now
         later = with_hot_changes(spec)
     except BrineError:
         return []  # the next start says what is wrong with it
 
     def compared(of: Spec, key: str) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = to_json(of)[key]
-        return [{**row, **dict.fromkeys(_COMPLETED_BY_START)} for row in rows]
+        return [as_asked(one) for one in getattr(of, key)]
 
-    return [key for key in _KEYS if compared(now, key) == compared(later, key)]
+    return [key for key in KEYS if compared(now, key) == compared(later, key)]
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesNow:
+    """The disks and NICs of a running instance.
+
+    :param declared: those of the definitions that it runs with.
+    :param now: those that it has.
+    """
+
+    declared: Spec
+    now: Spec
+    runtime: Runtime
+
+
+def devices_now(name: str) -> DevicesNow:
+    """The disks and NICs of a running instance, by its runtime file.
+
+    :raises InstanceError: if that can't be used.
+    """
+    file = InstanceFiles(name).runtime
+    with _faults_of(name, file):
+        runtime = _load(name, file)
+        declared = _started_with(name, runtime)
+        return DevicesNow(declared, _changed(declared, runtime), runtime)
+
+
+def as_asked(device: DiskSpec | NicSpec) -> dict[str, Any]:
+    """A device as JSON, without what a start completes."""
+    return {**to_json(device), **dict.fromkeys(_COMPLETED_BY_START)}
 
 
 @contextlib.contextmanager
@@ -191,6 +214,13 @@ def _faults_of(name: str, file: Path) -> Iterator[None]:
         raise UnusableError(name, f"{file}: {error}") from error
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UnusableError(name, f"{file}: is damaged: {error}") from error
+
+
+def _load(name: str, file: Path) -> Runtime:
+    runtime = Runtime.load(file)
+    if not isinstance(runtime.rest, dict) or "spec" not in runtime.rest:
+        raise UnusableError(name, f"{file}: does not say what it was started as")
+    return runtime
 
 
 def _changed(spec: Spec, runtime: Runtime) -> Spec:
@@ -211,7 +241,7 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
 
 
 def _started_with(name: str, runtime: Runtime) -> Spec:
-    return parse(Spec, {"name": name, **{key: runtime.rest["spec"][key] for key in _KEYS}})
+    return parse(Spec, {"name": name, **{key: runtime.rest["spec"][key] for key in KEYS}})
 
 
 def _merged(before: tuple[Device, ...], now: Mapping[str, Device]) -> tuple[Device, ...]:

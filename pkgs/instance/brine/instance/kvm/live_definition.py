@@ -1,0 +1,295 @@
+"""What ``brine instance define --live`` changes of a running instance: its disks and NICs.
+
+The spec in the runtime file has the declared devices that the instance has by now. A device that
+could not be changed is not as the spec has it there, so it waits for a restart, and the next such
+command tries again. A device that is in no spec is somebody's who has plugged it in by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from brine.common.errors import BrineError
+from brine.common.paths import InstanceFiles
+from brine.common.process import spoken_wait
+from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
+from brine.hotplug import plug_disk, plug_nic
+from brine.hotplug.address import Bus, DeviceKind
+from brine.hotplug.choices import UNPLUG_TIMEOUT_S
+from brine.hotplug.disk import refuse_disk_of_others
+from brine.hotplug.runtime_file import Runtime, change
+from brine.hotplug.session import Vm, remove_device, working_on
+from brine.instance import store
+from brine.instance.devices import disk_of, nic_of
+from brine.instance.kvm.layout import SCSI_CONTROLLER
+from brine.instance.kvm.live_changes import KEYS, DevicesNow, as_asked, devices_now
+from brine.instance.observe import Observed, Oper
+from brine.instance.running_spec import running_spec
+from brine.instance.spec import DiskSpec, FormatSource, Interface, NicSpec, Spec, to_json
+
+_WORDS = {"attach": "plugged in", "detach": "taken out", "modify": "changed"}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveResult:
+    """What was changed of a running instance.
+
+    :param spec: with the slots of what was plugged in.
+    :param attached: the devices that were plugged in. A NIC that was changed is also *detached*.
+    :param pending: the keys of the spec that the instance gets at its next start.
+    :param errors: of each device that could not be changed.
+    """
+
+    spec: Spec
+    attached: tuple[DiskSpec | NicSpec, ...] = ()
+    detached: tuple[DiskSpec | NicSpec, ...] = ()
+    pending: tuple[str, ...] = ()
+    errors: tuple[BrineError, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """It as ``--json`` shows it."""
+        return {
+            "attached": [_named(one) for one in self.attached],
+            "detached": [_named(one) for one in self.detached],
+            "restart_pending": list(self.pending),
+            "live_errors": [f"{one}; {one.hint}" if one.hint else str(one) for one in self.errors],
+        }
+
+
+def _named(device: DiskSpec | NicSpec) -> dict[str, str]:
+    if isinstance(device, NicSpec):
+        return {"kind": "nic", "uuid": device.uuid, "mac": device.mac, "link": device.link}
+    return {"kind": "disk", "uuid": device.uuid, "path": device.path}
+
+
+def in_words(device: DiskSpec | NicSpec) -> str:
+    """A device, in words."""
+    return f"NIC {device.mac}" if isinstance(device, NicSpec) else f"disk {device.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStep:
+    """The way of a device from what the instance has to what its spec has.
+
+    :param old: what it has; None if it has no such device. So is *new*.
+    :param is_live: whether it can be done while the instance runs.
+    """
+
+    key: str
+    old: DiskSpec | NicSpec | None
+    new: DiskSpec | NicSpec | None
+    is_live: bool
+
+    @property
+    def verb(self) -> str:
+        """What is to be done."""
+        if self.old and self.new:
+            return "modify"
+        return "attach" if self.new else "detach"
+
+
+def steps_of(spec: Spec, before: Spec | None, devices: DevicesNow) -> list[DeviceStep]:
+    """All steps, those first that free a slot, a disk or an address.
+
+    :param before: the former spec: what it has too is declared.
+    """
+    command = devices.runtime.rest.get("command") or ()
+    has_scsi = any(
+        str(word).startswith(f"virtio-scsi-pci,id={SCSI_CONTROLLER}") for word in command
+    )
+
+    def step(key: str, old: Any, new: Any) -> DeviceStep:
+        ends = [one for one in (old, new) if isinstance(one, DiskSpec)]
+        is_fixed = any(one.interface == Interface.IDE for one in ends) or len(ends) > 1
+        lacks_bus = new in ends and new.interface == Interface.SCSI and not has_scsi
+        return DeviceStep(key, old, new, is_live=not (is_fixed or lacks_bus))
+
+    steps = []
+    for key in KEYS:
+        now = {one.uuid: one for one in getattr(devices.now, key)}
+        wanted = {one.uuid: one for one in getattr(spec, key)}
+        declared = [*getattr(devices.declared, key), *(getattr(before, key) if before else ())]
+        for uuid in {one.uuid: None for one in declared if one.uuid not in wanted}:
+            if uuid in now:
+                steps.append(step(key, now[uuid], None))
+        for uuid, new in wanted.items():
+            old = now.get(uuid)
+            if old is None or as_asked(old) != as_asked(new):
+                steps.append(step(key, old, new))
+    return sorted(steps, key=lambda one: ("detach", "modify", "attach").index(one.verb))
+
+
+def change_live(
+    spec: Spec, before: Spec | None, seen: Observed | None, *, dry_run: bool
+) -> LiveResult:
+    """Make the disks and NICs of a running instance as its spec has them, as far as possible.
+
+    :param spec: which is stored by now, unless it is a dry run.
+    :param before: the former spec.
+    :param seen: the instance as it was observed; None if it does not run.
+    """
+    running = running_spec(replace(seen, spec=spec)) if seen else None
+    pending = running.pending if running else ()
+    if seen is None or spec.is_xen() or seen.state.oper is not Oper.RUNNING:
+        return LiveResult(spec, pending=pending)
+    try:
+        devices = devices_now(spec.name)
+        steps = steps_of(spec, before, devices)
+    except BrineError as error:
+        is_same = before and (before.disks, before.nics) == (spec.disks, spec.nics)
+        return LiveResult(spec, pending=pending, errors=() if is_same else (error,))
+    work = _LiveWork(spec, before, steps, dry_run=dry_run)
+    if any(step.is_live for step in steps):
+        work.do_all()
+    if not dry_run and (steps or _rows(devices.declared) != _rows(spec)):
+        work.record()
+    waits = {*(set(pending) - set(KEYS)), *work.undone_keys()}
+    return LiveResult(
+        work.spec,
+        tuple(step.new for step in work.done if step.new),
+        tuple(step.old for step in work.done if step.old),
+        tuple(key for key in to_json(spec) if key in waits),
+        tuple(work.errors),
+    )
+
+
+def _rows(spec: Spec) -> dict[str, list[dict[str, Any]]]:
+    return {key: [to_json(one) for one in getattr(spec, key)] for key in KEYS}
+
+
+class _LiveWork:
+    """The work on one instance: *done* are the steps that have changed something."""
+
+    def __init__(
+        self, spec: Spec, before: Spec | None, steps: list[DeviceStep], *, dry_run: bool
+    ) -> None:
+        self.spec = spec
+        self.done: list[DeviceStep] = []
+        self.errors: list[BrineError] = []
+        self._before = before
+        self._undone = steps
+        self._dry_run = dry_run
+
+    def undone_keys(self) -> set[str]:
+        """The keys of devices that are not as the spec has them."""
+        return {step.key for step in self._undone}
+
+    def do_all(self) -> None:
+        """Do all steps that can be done. One that fails stops no other, unless QEMU is silent."""
+        name = self.spec.name
+        files = InstanceFiles(name)
+        session = working_on(files.qmp, runtime=files.runtime, dry_run=self._dry_run)
+        wait = f"{name}: waiting for its guest, at most {UNPLUG_TIMEOUT_S:g} s a device"
+        try:
+            with spoken_wait(wait), session as vm:
+                if not self._dry_run:
+                    self.spec = store.load(name)  # somebody may have defined it once more
+                # What was interrupted is completed or undone by now.
+                steps = steps_of(self.spec, self._before, devices_now(name))
+                self._undone = list(steps)
+                for step in steps:
+                    if step.is_live and not self._try(vm, step):
+                        break
+        except BrineError as error:
+            self.errors.append(BrineError(f"{name}: {error}", hint=error.hint))
+
+    def _try(self, vm: Vm, step: DeviceStep) -> bool:
+        """Do a step; False if QEMU does not answer."""
+        device = step.new or step.old
+        assert device
+        try:
+            has_changed = self._do(vm, step)
+        except BrineError as error:
+            text = f"{vm.name}: {in_words(device)} is not {_WORDS[step.verb]}: {error}"
+            self.errors.append(BrineError(text, hint=error.hint))
+            return not isinstance(error, QmpTimeoutError | QmpClosedError)
+        self._undone.remove(step)
+        if has_changed:
+            self.done.append(step)
+        return True
+
+    def _do(self, vm: Vm, step: DeviceStep) -> bool:
+        if step.new is None:
+            assert step.old
+            return _take_out(vm, _kind(step), step.old.uuid)
+        if isinstance(step.new, DiskSpec):
+            return self._plug_disk(vm, step.new)
+        nic = nic_of(self.spec, step.new)
+        if step.old and (found := vm.find(DeviceKind.NIC, nic.uuid)):
+            nic = replace(nic, network=plug_nic.nic_of(found).network)
+            return plug_nic.modify_nic(vm, found, nic).changed
+        return plug_nic.add_nic(vm, nic).changed
+
+    def _plug_disk(self, vm: Vm, spec: DiskSpec) -> bool:
+        disk, is_scsi = disk_of(spec), spec.interface == Interface.SCSI
+        if not self._dry_run:  # the one that has it now may be about to give it up
+            refuse_disk_of_others(disk, vm.name)
+        return plug_disk.add_disk(
+            vm,
+            disk,
+            is_format_said=spec.format_source != FormatSource.DEFAULT,
+            bus=Bus.SCSI if is_scsi else Bus.PCI,
+            controller=SCSI_CONTROLLER if is_scsi else None,
+        ).changed
+
+    def record(self) -> None:
+        """Record which declared devices the instance has, and the slots that they have got."""
+        name = self.spec.name
+        try:
+            placed = self._placed(devices_now(name).now)
+            if placed != self.spec:
+                with store.alone(name):
+                    stored = store.load(name)
+                    if _rows(stored) == _rows(self.spec):
+                        store.save(replace(stored, disks=placed.disks, nics=placed.nics))
+                self.spec = placed
+            rows = {key: list(self._had(key)) for key in KEYS}
+
+            def how(runtime: Runtime) -> Runtime:
+                spec = {**runtime.rest["spec"], **rows}
+                return replace(runtime, rest={**runtime.rest, "spec": spec})
+
+            change(InstanceFiles(name).runtime, how)
+        except BrineError as error:
+            self.errors.append(BrineError(f"{name}: {error}", hint=error.hint))
+
+    def _undone_of(self, key: str) -> tuple[set[str], list[DiskSpec | NicSpec]]:
+        """The UUIDs of devices that are not as the spec has them, and what the instance has of
+        them."""
+        undone = [step for step in self._undone if step.key == key]
+        uuids = {step.new.uuid for step in undone if step.new}
+        return uuids, [step.old for step in undone if step.old]
+
+    def _placed(self, now: Spec) -> Spec:
+        """The spec with the slots of plugged devices whose slots nobody has named."""
+        placed: dict[str, Any] = {}
+        for key in KEYS:
+            slots = {one.uuid: one.slot for one in getattr(now, key)}
+            undone, _ = self._undone_of(key)
+            placed[key] = tuple(
+                replace(one, slot=slots.get(one.uuid, -1))
+                if one.slot < 0 and one.uuid not in undone
+                else one
+                for one in getattr(self.spec, key)
+            )
+        return replace(self.spec, **placed)
+
+    def _had(self, key: str) -> Iterator[dict[str, Any]]:
+        """The declared devices that the instance has, as JSON."""
+        undone, old = self._undone_of(key)
+        yield from (to_json(one) for one in getattr(self.spec, key) if one.uuid not in undone)
+        yield from map(to_json, old)
+
+
+def _kind(step: DeviceStep) -> DeviceKind:
+    return DeviceKind.DISK if step.key == "disks" else DeviceKind.NIC
+
+
+def _take_out(vm: Vm, kind: DeviceKind, uuid: str) -> bool:
+    found = vm.find(kind, uuid)
+    if found is None:
+        vm.refuse_boot_device(kind, uuid)
+        return False
+    return remove_device(vm, found).changed
