@@ -76,7 +76,8 @@ def test_a_row_has_a_cell_for_each_column() -> None:
 
 
 def test_a_program_is_told_the_same_in_json() -> None:
-    told = json.loads(json.dumps(summary(seen(running(), memory_mib=512))))
+    one = seen(running(), memory_mib=512)
+    told = json.loads(json.dumps(summary(one, "given up")))
     assert told == {
         "name": "web1",
         "uuid": A,
@@ -95,6 +96,8 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "vnc": None,
         "domain": None,
         "node": os.uname().nodename,
+        "held_back": "given up",
+        "spec": to_json(one.spec),
     }
 
 

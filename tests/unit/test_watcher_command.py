@@ -68,7 +68,6 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     """A node of the test's own, whose log is the test's."""
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(commands, "PAUSE_FILE", own_node / "pause")
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     caplog.set_level(logging.INFO, logger="brine")
     paths.SPECS_DIR.mkdir()
@@ -242,14 +241,30 @@ NOW = 1_800_000_000.0
 
 
 def test_a_pause_ends_by_itself_or_by_a_word(own_node: Path) -> None:
-    assert commands.paused_until(NOW) is None
+    assert restart_counter.paused_until(NOW) is None
     commands.resume()
     assert commands.pause(7200, NOW) == NOW + 7200
     assert (own_node / "pause").read_text() == "1800007200\n"  # as Ganeti's watcher has it
-    assert commands.paused_until(NOW + 7199) == NOW + 7200
-    assert commands.paused_until(NOW + 7200) is None
+    assert restart_counter.paused_until(NOW + 7199) == NOW + 7200
+    assert restart_counter.paused_until(NOW + 7200) is None
     commands.resume()
-    assert commands.paused_until(NOW) is None
+    assert restart_counter.paused_until(NOW) is None
+
+
+def test_others_are_told_what_the_watcher_does_not_start(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note("web1", 5, 1.0, given_up=True)
+    assert restart_counter.reasons_to_wait()("web1") is None  # there is no watcher
+    entry = brine.EntryPoint("watcher", "brine.watcher.cli:COMMAND")
+    monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [entry])
+    reason = restart_counter.reasons_to_wait()
+    assert reason("web2") is None
+    assert "given it up after 5 tries; brine instance start web1" in (reason("web1") or "")
+    commands.pause(3600, time.time())
+    assert "the watcher is paused until " in (restart_counter.reasons_to_wait()("web2") or "")
+    (own_node / "pause").write_text("tomorrow")
+    assert "is unknown" in (restart_counter.reasons_to_wait()("web2") or "")
 
 
 def test_while_it_is_paused_nothing_is_done(
@@ -277,13 +292,13 @@ def test_a_pause_that_says_nothing_or_takes_years_is_an_error(
 ) -> None:
     (own_node / "pause").write_bytes(content)
     with pytest.raises(BrineError) as caught:
-        commands.paused_until(NOW)
+        restart_counter.paused_until(NOW)
     assert caught.value.hint == "brine watcher resume removes it"
 
 
 def test_the_longest_pause_stands_also_after_a_clock_was_set_back_a_little() -> None:
     commands.pause(commands.parse_duration("365d"), NOW)
-    assert commands.paused_until(NOW - 3600) == NOW + 365 * 86400
+    assert restart_counter.paused_until(NOW - 3600) == NOW + 365 * 86400
 
 
 @pytest.mark.parametrize(

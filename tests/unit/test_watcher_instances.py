@@ -465,7 +465,6 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(commands, "PAUSE_FILE", own_node / "pause")
     killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
     for name in ("web1", "web2", "web3"):
         ran(name)

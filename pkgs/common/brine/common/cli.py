@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import re
 import signal
@@ -294,6 +295,12 @@ def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def print_done(text: str, *, as_json: bool = False, **facts: Any) -> None:
+    """Print what a command did, such as ``started: web1``; or, for programs, an object of *facts*
+    and the **result**, which is the text's first word."""
+    print(json.dumps({**facts, "result": text.partition(":")[0]}) if as_json else text)
 
 
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: str) -> None:

@@ -225,7 +225,10 @@ def _row(event: ClusterEvent) -> tuple[str, ...]:
 
 def acknowledge_events(arguments: argparse.Namespace) -> int:
     """``brine outbox acknowledge``."""
-    for event_id in arguments.id:
-        known = acknowledge(event_id)
-        print(f"acknowledged: {event_id}" if known else f"unchanged: {event_id} is not there")
+    known = {event_id: acknowledge(event_id) for event_id in arguments.id}
+    if arguments.json:
+        print(json.dumps({"acknowledged": [event_id for event_id in known if known[event_id]]}))
+        return 0
+    for event_id, was_there in known.items():
+        print(f"acknowledged: {event_id}" if was_there else f"unchanged: {event_id} is not there")
     return 0

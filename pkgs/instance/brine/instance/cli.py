@@ -59,7 +59,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--memory-mib", type=int, metavar="MIB", help="the guest's memory")
     importing.add_argument("--vcpus", type=int, metavar="N", help="the guest's processors")
     importing.add_argument("--accel", choices=("kvm", "tcg"), help="tcg emulates the processor")
-    verb("undefine", f"{_DEFINITION}:undefine", "forget an instance that does not run")
+    text = "forget an instance that does not run"
+    undefine = verb("undefine", f"{_DEFINITION}:undefine", text)
     rename = verb("rename", f"{_DEFINITION}:rename", "rename an instance that does not run")
     rename.add_argument("new_name", metavar="NAME")
     clone = verb("clone", f"{_DEFINITION}:clone", "copy an instance that does not run")
@@ -84,8 +85,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         text = "end it if the guest does not shut down in time"
         ending.add_argument("--force", action="store_true", help=text)
     reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
-    verb("pause", f"{_OPERATIONS}:pause", "stop an instance's processors")
-    verb("resume", f"{_OPERATIONS}:resume", "resume a paused instance")
+    pause = verb("pause", f"{_OPERATIONS}:pause", "stop an instance's processors")
+    resume = verb("resume", f"{_OPERATIONS}:resume", "resume a paused instance")
     verb("edit", f"{_DEFINITION}:edit", "edit an instance's spec with your editor")
     cdrom = verb("cdrom", "brine.instance.kvm.cdrom:cdrom", "change the medium in a CD-ROM drive")
     cdrom.add_argument("medium", metavar="MEDIUM", nargs="?", help="an image, or a block device")
@@ -103,7 +104,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     log.add_argument("--raw", action="store_true", help="the bytes as the guest sent them")
     text = "attach to an instance's serial line; Ctrl-] leaves"
     verb("console", "brine.instance.console:console", text)
-    for each in (listing, info, define, importing, clone, cdrom, log):
+    changing = [define, importing, undefine, rename, clone, start, stop, reboot, pause, resume]
+    for each in (listing, info, log, cdrom, *changing):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")
     for each in (define, clone, cdrom):
         each.add_argument("--dry-run", action="store_true", help="only say what would be done")

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from brine.common.cli import undo_when_told_to_end
+from brine.common.cli import print_done, undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, printable, warn
 from brine.config.schema import parse_json
 from brine.hotplug.choices import FORMATS
@@ -166,16 +166,18 @@ def _of_image(image: Path, link: str | None) -> dict[str, Any]:
 def undefine(arguments: argparse.Namespace) -> int:
     """``brine instance undefine``"""
     log_to_journal("brine")
-    undefine_instance(arguments.name)
-    print(f"undefined: {arguments.name}")
+    name = arguments.name
+    undefine_instance(name)
+    print_done(f"undefined: {name}", as_json=arguments.json, name=name)
     return 0
 
 
 def rename(arguments: argparse.Namespace) -> int:
     """``brine instance rename``"""
     log_to_journal("brine")
-    rename_instance(arguments.name, arguments.new_name)
-    print(f"renamed: {arguments.name} to {arguments.new_name}")
+    name, new_name = arguments.name, arguments.new_name
+    rename_instance(name, new_name)
+    print_done(f"renamed: {name} to {new_name}", as_json=arguments.json, name=new_name, source=name)
     return 0
 
 

@@ -17,7 +17,9 @@ from brine.common.errors import tell_error
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.observe import Observed, Oper, look_at_all
+from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec
+from brine.instance.spec import to_json
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
 
@@ -34,7 +36,8 @@ def list_all(arguments: argparse.Namespace) -> int:
     seen = with_reasons([one for one in found if not isinstance(one, InstanceError)])
     faults = [one for one in found if isinstance(one, InstanceError)]
     if arguments.json:
-        print(json.dumps([summary(one) for one in seen], indent=2))
+        reason = reasons_to_wait()
+        print(json.dumps([summary(one, reason(one.name)) for one in seen], indent=2))
     else:
         heading = WIDE_HEADING if arguments.wide else HEADING
         rows = [row(one, wide=arguments.wide) for one in seen]
@@ -64,9 +67,13 @@ def row(seen: Observed, *, wide: bool = False) -> tuple[str, ...]:
     )
 
 
-def summary(seen: Observed) -> dict[str, Any]:
-    """An instance in the JSON of a list."""
-    return summary_of(seen, running_spec(seen))
+def summary(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
+    """An instance in the JSON of a list.
+
+    :param held_back: why the watcher would not start it now.
+    """
+    found = summary_of(seen, running_spec(seen))
+    return {**found, "held_back": held_back, "spec": to_json(seen.spec)}
 
 
 def summary_of(

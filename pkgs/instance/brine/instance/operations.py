@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import markers
-from brine.common.cli import undo_when_told_to_end
+from brine.common.cli import print_done, undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
@@ -543,7 +543,7 @@ def stop(arguments: argparse.Namespace) -> int:
         done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
         return done.format(name=name)
 
-    return _told(name, work, runs="runs on, and may still do what it was asked")
+    return _told(arguments, work, runs="runs on, and may still do what it was asked")
 
 
 def reboot(arguments: argparse.Namespace) -> int:
@@ -560,29 +560,29 @@ def reboot(arguments: argparse.Namespace) -> int:
         reboot_instance(name, force=arguments.force, timeout_s=arguments.timeout)
         return f"rebooted: {name}"
 
-    return _told(name, work, runs="runs, and may still reboot")
+    return _told(arguments, work, runs="runs, and may still reboot")
 
 
 def pause(arguments: argparse.Namespace) -> int:
     """``brine instance pause``"""
     name = arguments.name
     words = {True: f"paused: {name}", False: f"unchanged: {name} is paused"}
-    return _told(name, lambda: words[set_paused(name, paused=True)])
+    return _told(arguments, lambda: words[set_paused(name, paused=True)])
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """``brine instance resume``"""
     name = arguments.name
     words = {True: f"resumed: {name}", False: f"unchanged: {name} is not paused"}
-    return _told(name, lambda: words[set_paused(name, paused=False)])
+    return _told(arguments, lambda: words[set_paused(name, paused=False)])
 
 
-def _told(name: str, work: Callable[[], str], *, runs: str = "runs") -> int:
+def _told(arguments: argparse.Namespace, work: Callable[[], str], *, runs: str = "runs") -> int:
     """Do the work of a command, and print its result; *runs* is said if it is interrupted."""
     undo_when_told_to_end()
     messages.log_to_journal("brine")
     try:
-        print(work())
+        print_done(work(), as_json=arguments.json, name=arguments.name)
     except KeyboardInterrupt:
-        return interrupted(name, runs=runs)
+        return interrupted(arguments.name, runs=runs)
     return 0

@@ -20,6 +20,7 @@ from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
 from brine.instance.listing import summary_of
 from brine.instance.observe import Observed, Oper, look
+from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
 from brine.instance.spec import to_json
@@ -41,8 +42,11 @@ _ODD_ANSWERS = (QmpError, TypeError, KeyError, ValueError, AttributeError, OSErr
 _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
 
 
-def details(seen: Observed) -> dict[str, Any]:
-    """All details of an instance."""
+def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
+    """All details of an instance.
+
+    :param held_back: why the watcher would not start it now.
+    """
     name = seen.name
     control = InstanceFiles(name)
     is_qemu = not seen.spec.is_xen()
@@ -52,6 +56,7 @@ def details(seen: Observed) -> dict[str, Any]:
     has_line = is_qemu and started.get("serial_console", seen.spec.serial_console)
     return {
         **summary_of(seen, running),
+        "held_back": held_back,
         "running": {key: started[key] for key in running.pending} if running else None,
         "xen": seen.domain.state if seen.domain else None,
         **(_of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU),
@@ -203,6 +208,6 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
 def info(arguments: argparse.Namespace) -> int:
     """``brine instance info``"""
     (seen,) = with_reasons([look(arguments.name)])
-    found = details(seen)
+    found = details(seen, reasons_to_wait()(seen.name))
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(text(found)))
     return 0

@@ -1,14 +1,16 @@
-"""The restart counter: how often the watcher has started each instance that did not stay up."""
+"""What holds the watcher back: its pause, and how often it has started each instance in vain."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from brine.common import paths
+from brine.common.cli import entry_points
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, read_regular, write_whole
 from brine.common.locks import LockedError, locked
@@ -132,3 +134,62 @@ def _write(record: dict[str, Tries]) -> None:
     FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     text = json.dumps(data, indent=1, sort_keys=True)
     write_whole(FILE, text.encode() + b"\n", mode=_MODE, group=group(), alone=True)
+
+
+# The pause. Its file has one number, the epoch second at which it ends, as Ganeti's watcher reads
+# it.
+
+PAUSE_FILE = paths.STATE_DIR / "watcher.pause"
+
+LONGEST_PAUSE_S = 365 * 86400
+"""How long the watcher can be paused."""
+_CLOCK_S = 86400  # by which the node's clock may have been set back since
+_HINT = "brine watcher resume removes it"
+
+
+def paused_until(now: float) -> float | None:
+    """The end of the pause, in seconds since 1970; None if the watcher is not paused.
+
+    An end more than a year ahead (milliseconds, say) is an error, as a file without a number.
+    """
+    try:
+        text = PAUSE_FILE.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BrineError(f"{PAUSE_FILE}: can't be read: {error}", hint=_HINT) from error
+    try:
+        until = float(text)
+        time.gmtime(until)
+    except (ValueError, OverflowError, OSError):
+        fault = f"has no number of seconds: {text[:40]!r}"
+        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT) from None
+    if until > now + LONGEST_PAUSE_S + _CLOCK_S:
+        fault = f"ends more than a year ahead, which no pause does: {text[:40]!r}"
+        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT)
+    return until if until > now else None
+
+
+def reasons_to_wait() -> Callable[[str], str | None]:
+    """What tells by its name why the watcher would not start an instance now; None if it would, and
+    where there is no watcher."""
+    if all(entry.name != "watcher" for entry in entry_points("brine.commands")):
+        return lambda name: None
+    try:
+        until = paused_until(time.time())
+    except BrineError as error:
+        fault = f"whether the watcher is paused is unknown: {error}; {error.hint}"
+        return lambda name: fault
+    if until:
+        end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until))
+        text = f"the watcher is paused until {end}; brine watcher resume ends the pause"
+        return lambda name: text
+    counts = given_up()
+
+    def reason(name: str) -> str | None:
+        if name not in counts:
+            return None
+        hint = f"brine instance start {name} starts it, and has the watcher begin anew"
+        return f"the watcher has given it up after {counts[name]} tries; {hint}"
+
+    return reason

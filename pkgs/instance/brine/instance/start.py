@@ -14,6 +14,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from brine.common import markers
+from brine.common.cli import print_done
 from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.process import spoken_wait, unit_of
@@ -353,13 +354,16 @@ def start(arguments: argparse.Namespace) -> int:
         raise UsageError("which instance?", hint="give its name, or --all")
     if name is not None and arguments.all:
         raise UsageError("--all, or that one?", hint="give a name, or --all")
+    if arguments.all and arguments.json:
+        raise UsageError("--all prints no JSON", hint="brine instance list --json has the states")
     if arguments.all and arguments.keep_tries:
         raise UsageError("--all keeps the tries by itself", hint="leave --keep-tries out")
     messages.log_to_journal("brine")
     if arguments.all:
         return _start_all()
     try:
-        print(start_instance(name, keeps_tries=arguments.keep_tries).format(name=name))
+        done = start_instance(name, keeps_tries=arguments.keep_tries).format(name=name)
+        print_done(done, as_json=arguments.json, name=name)
     except KeyboardInterrupt:
         return interrupted(name, runs="runs")
     return 0

@@ -30,11 +30,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     pause = verb("pause", "pause_passes", "pause the watcher")
     pause.add_argument("time", metavar="TIME", help="how long: 90s, 30m, 2h, 3d, 1w")
-    verb("resume", "resume_passes", "end a pause")
+    resume = verb("resume", "resume_passes", "end a pause")
     status = verb("status", "print_status", "show the pause, and the tries of each instance")
-    status.add_argument("--json", action="store_true", help="print JSON, for programs")
     forget = verb("forget", "forget_instance", "forget the tries of an instance")
     forget.add_argument("name", metavar="INSTANCE")
+    for each in (pause, resume, status, forget):
+        each.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 COMMAND = Command(

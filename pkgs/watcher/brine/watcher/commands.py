@@ -14,12 +14,13 @@ from datetime import datetime
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import length_of_time, print_table
+from brine.common.cli import length_of_time, print_done, print_table
 from brine.common.errors import BrineError, UsageError
 from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
 from brine.instance import restart_counter, store
 from brine.instance.intent import any_events, correct_events
+from brine.instance.restart_counter import LONGEST_PAUSE_S, paused_until
 from brine.watcher.decide import STARTS, Action, end_of, life_of
 from brine.watcher.messages import log_to_journal, tell_odd
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
@@ -214,7 +215,9 @@ def forget_instance(arguments: argparse.Namespace) -> int:
     known = restart_counter.forget(arguments.name)
     if not known and not store.spec_file_of(arguments.name).exists():
         raise BrineError(f"there is no instance {arguments.name!r}", hint="brine instance list")
-    print(f"forgotten: {arguments.name}" if known else f"unchanged: {arguments.name} had no tries")
+    name = arguments.name
+    done = f"forgotten: {name}" if known else f"unchanged: {name} had no tries"
+    print_done(done, as_json=arguments.json, name=name)
     return 0
 
 
@@ -222,45 +225,15 @@ def _clock(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-# The pause. Its file has one number, the epoch second at which it ends, as Ganeti's watcher reads
-# it.
-
-PAUSE_FILE = paths.STATE_DIR / "watcher.pause"
-
-_LONGEST_S = 365 * 86400
-_CLOCK_S = 86400  # by which the node's clock may have been set back since
-_HINT = "brine watcher resume removes it"
-
-
-def paused_until(now: float) -> float | None:
-    """The end of the pause, in seconds since 1970; None if the watcher is not paused.
-
-    An end more than a year ahead (milliseconds, say) is an error, as a file without a number.
-    """
-    try:
-        text = PAUSE_FILE.read_text()
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BrineError(f"{PAUSE_FILE}: can't be read: {error}", hint=_HINT) from error
-    try:
-        until = float(text)
-        datetime.fromtimestamp(until)
-    except (ValueError, OverflowError, OSError):
-        fault = f"has no number of seconds: {text[:40]!r}"
-        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT) from None
-    if until > now + _LONGEST_S + _CLOCK_S:
-        fault = f"ends more than a year ahead, which no pause does: {text[:40]!r}"
-        raise BrineError(f"{PAUSE_FILE}: {fault}", hint=_HINT)
-    return until if until > now else None
+# The pause.
 
 
 def pause(for_s: float, now: float) -> float:
     """Pause the watcher; returns the end of the pause, in seconds since 1970."""
     until = math.ceil(now + for_s)
     try:
-        PAUSE_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(PAUSE_FILE, f"{until}\n".encode(), alone=True)
+        restart_counter.PAUSE_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(restart_counter.PAUSE_FILE, f"{until}\n".encode(), alone=True)
     except OSError as error:
         raise _unchangeable("written", error) from error
     return until
@@ -269,20 +242,20 @@ def pause(for_s: float, now: float) -> float:
 def resume() -> None:
     """End a pause, if there is one."""
     try:
-        PAUSE_FILE.unlink(missing_ok=True)
+        restart_counter.PAUSE_FILE.unlink(missing_ok=True)
     except OSError as error:
         raise _unchangeable("removed", error) from error
 
 
 def _unchangeable(what: str, error: OSError) -> BrineError:
     hint = "be root" if isinstance(error, PermissionError) else None
-    return BrineError(f"{PAUSE_FILE}: can't be {what}: {error.strerror}", hint=hint)
+    return BrineError(f"{restart_counter.PAUSE_FILE}: can't be {what}: {error.strerror}", hint=hint)
 
 
 def parse_duration(text: str) -> float:
     """Seconds of ``90s``, ``30m``, ``2h``, ``3d`` or ``1w``; a year at most."""
     seconds = length_of_time(text.strip())
-    if seconds is not None and 0 < seconds <= _LONGEST_S:
+    if seconds is not None and 0 < seconds <= LONGEST_PAUSE_S:
         return float(seconds)
     raise UsageError(f"not a length of time: {text!r}", hint="try 90s, 30m, 2h, 3d or 1w")
 
@@ -290,7 +263,10 @@ def parse_duration(text: str) -> float:
 def pause_passes(arguments: argparse.Namespace) -> int:
     """``brine watcher pause``."""
     until = pause(parse_duration(arguments.time), time.time())
-    print(f"paused until {_clock(until)}; brine watcher resume ends it")
+    if arguments.json:
+        print(json.dumps({"paused_until": until}))
+    else:
+        print(f"paused until {_clock(until)}; brine watcher resume ends it")
     return 0
 
 
@@ -301,5 +277,5 @@ def resume_passes(arguments: argparse.Namespace) -> int:
     except BrineError:
         paused = True  # it can't be read, and goes
     resume()
-    print("resumed" if paused else "unchanged: it was not paused")
+    print_done("resumed" if paused else "unchanged: it was not paused", as_json=arguments.json)
     return 0
