@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-STATE = Path(__file__).parents[2] / "salt/states/_states/brine_instance.py"
+from unit.salt_loader import execution_module, load
+
 SPEC = {"name": "web1", "memory_mib": 1024, "admin_state": "down", "admin_state_source": "admin"}
 SPEC |= {"user_shutdown": "stop"}
 
@@ -24,9 +24,9 @@ class Brine:
     refusal: str = ""
     silence: str = ""
     units: str = ""
-    watcher: dict[str, Any] | None = None
     installed: bool = True
     done: list[list[str]] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
     defined: dict[str, Any] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
 
@@ -34,32 +34,40 @@ class Brine:
         """What Salt's cmd.run_all returns."""
         if command[0] == "systemctl":
             return _output(self.units)
-        if command[1:] == ["watcher", "status", "--json"]:
-            return _output(json.dumps(self.watcher))
         assert command[:2] == ["brine", "instance"]
-        verb = command[2]
+        assert command[-1] == "--json"
+        verb, command = command[2], command[2:-1]
+        self.asked.append(verb)
         if verb == "info" and self.silence:
             return {"retcode": 1, "stdout": "", "stderr": self.silence}
         if verb == "info":
             return _output(json.dumps(self.seen))
+        if verb == "list":
+            return _output(json.dumps([self.seen] if self.seen else []))
         if self.refusal:
             return {"retcode": 1, "stdout": "", "stderr": self.refusal}
-        self.done.append(command[2:])
+        declared = json.loads(stdin) if verb == "define" else None
+        if isinstance(declared, list):
+            results = [self._definition(one) for one in declared]
+            return _output(json.dumps({"instances": results, "dry_run": True}))
+        self.done.append(command)
         if verb != "define":
-            return _output("")
-        self.defined = json.loads(stdin)
-        before = self.seen["spec"] if self.seen else {}
-        after = {**SPEC, **before, **self.defined}
-        return _output(json.dumps({"changed": after != before, "spec": after}))
+            return _output(json.dumps({"name": "web1", "result": "done"}))
+        self.defined = declared or {}
+        return _output(json.dumps(self._definition(self.defined)))
+
+    def _definition(self, declared: Mapping[str, Any]) -> dict[str, Any]:
+        if "memory_mb" in declared:
+            return {"name": declared["name"], "error": "/memory_mb: there is no such key"}
+        before = self.seen["spec"] if self.seen and self.seen["name"] == declared["name"] else {}
+        after = {**SPEC, **before, **declared}
+        return {"name": declared["name"], "changed": after != before, "spec": after}
 
     def file_exists(self, path: str) -> bool:
         """What Salt's file.file_exists returns."""
-        if path == "/usr/lib/systemd/system/brine-watcher.service":
-            return self.watcher is not None
         if path.startswith("/usr/lib/systemd/"):
             return self.installed
-        assert path == "/var/lib/brine/instances/web1.json"
-        return self.seen is not None
+        return path == "/var/lib/brine/instances/web1.json" and self.seen is not None
 
 
 def _output(text: str) -> dict[str, Any]:
@@ -67,12 +75,13 @@ def _output(text: str) -> dict[str, Any]:
 
 
 def seen(
-    status: str, oper_state: str, *, why: str = "", pid: int | None = None, **spec: Any
+    status: str, oper_state: str, *, why: str = "", held_back: str | None = None, **spec: Any
 ) -> dict[str, Any]:
-    """What ``brine instance info`` says of an instance."""
+    """What ``brine instance list`` and ``info`` say of an instance."""
     whole = {**SPEC, **spec}
-    will = {key: whole[key] for key in ("admin_state", "admin_state_source")}
-    return {"status": status, "oper_state": oper_state, "why": why, "spec": whole, **will}
+    said = {key: whole[key] for key in ("name", "admin_state", "admin_state_source")}
+    said |= {"status": status, "oper_state": oper_state, "why": why, "held_back": held_back}
+    return {**said, "spec": whole}
 
 
 RUNNING = seen("running", "running", admin_state="up")
@@ -82,20 +91,21 @@ SHUT_DOWN = seen("USER_down", "S", admin_state="up", why="its user shut it down"
 SHUT_DOWN_FOR_GOOD = seen("USER_down", "down", admin_state_source="user")
 
 
-def state(brine: Brine, *, test: bool = False) -> ModuleType:
-    """The state module, as Salt loads it, with this command."""
-    spec = importlib.util.spec_from_file_location("brine_instance", STATE)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def state(
+    brine: Brine, *, test: bool = False, lowstate: Sequence[Mapping[str, Any]] = ()
+) -> ModuleType:
+    """The state module, as Salt loads it, with this command.
+
+    :param lowstate: the states of a run; none is a state that runs alone.
+    """
     functions = {
+        "brine.ask": execution_module(brine.run_all).ask,
         "cmd.run_all": brine.run_all,
         "file.file_exists": brine.file_exists,
         "file.directory_exists": brine.folders.__contains__,
     }
-    vars(module).update(__opts__={"test": test}, __salt__=functions)
-    return module
+    given = {"__opts__": {"test": test}, "__context__": {}, "__lowstate__": lowstate}
+    return load("states", "brine_instance", __salt__=functions, **given)
 
 
 @pytest.mark.parametrize("test", [False, True])
@@ -210,24 +220,15 @@ def test_what_is_down_is_started_but_not_against_its_users_will(
 
 
 @pytest.mark.parametrize("test", [False, True])
-@pytest.mark.parametrize(
-    ("paused_until", "given_up", "comment"),
-    [
-        (None, False, ""),
-        (None, True, "web1 left alone: the watcher has given it up after 5 tries; brine instance"),
-        (1.8e9, False, "web1 left alone: the watcher is paused until 2027-01-15 08:00:00 UTC;"),
-    ],
-)
-def test_what_the_watcher_holds_back_is_not_started(
-    paused_until: float | None, given_up: bool, comment: str, test: bool
-) -> None:
-    tries = {"count": 5, "last": 1.0, "given_up": given_up}
-    brine = Brine(CRASHED, watcher={"paused_until": paused_until, "tries": {"web1": tries}})
+@pytest.mark.parametrize("held_back", [None, "the watcher is paused until tomorrow"])
+def test_what_the_watcher_holds_back_is_not_started(held_back: str | None, test: bool) -> None:
+    brine = Brine({**CRASHED, "held_back": held_back})
     result = state(brine, test=test).running("web1")
-    assert result["comment"].startswith(comment)
-    assert bool(result["changes"]) is not bool(comment)
-    assert result["result"] is (None if test and not comment else True)
-    assert brine.done == ([] if comment or test else [["start", "--keep-tries", "web1"]])
+    assert bool(result["changes"]) is not bool(held_back)
+    assert result["result"] is (None if test and not held_back else True)
+    assert not held_back or result["comment"] == f"web1 left alone: {held_back}"
+    starts = [["start", "--keep-tries", "web1"]]
+    assert brine.done == ([] if held_back or test else starts)
 
 
 @pytest.mark.parametrize("test", [False, True])
@@ -256,6 +257,46 @@ def test_of_an_instance_that_is_not_there(function: str, result: bool | None) ->
     brine = Brine()
     assert getattr(state(brine, test=True), function)("web1")["result"] is result
     assert brine.done == []
+
+
+def low(function: str, name: str, **given: Any) -> dict[str, Any]:
+    """A state of a run."""
+    return {"state": "brine_instance", "fun": function, "name": name, **given}
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_two_processes_ask_about_all_instances(test: bool) -> None:
+    spec = {"memory_mib": 1024}
+    others = [low("defined", f"web{number}", spec=spec) for number in range(2, 50)]
+    wrong = [low("defined", "bad1", spec="512"), low("defined", "bad2", spec={"memory_mb": 1})]
+    run = [*wrong, low("defined", "web1", spec=spec), low("running", "web1"), *others]
+    brine = Brine(RUNNING)
+    module = state(brine, test=test, lowstate=run)
+    for function, arguments in (("defined", [spec]), ("running", []), ("defined", [spec])):
+        result = getattr(module, function)("web1", *arguments)
+        assert (result["result"], result["changes"]) == (True, {})
+    assert brine.asked == ["list", "define"]
+    # Only what is to be changed takes one more.
+    assert module.defined("web2", spec)["result"] is (None if test else True)
+    assert brine.asked == ["list", "define", *([] if test else ["define"])]
+    assert "/memory_mb" not in str(module.defined("web1", spec))
+
+
+def test_each_run_looks_anew_and_at_what_it_has_changed_too() -> None:
+    brine = Brine(RUNNING)
+    module = state(brine, lowstate=[low("running", "web1"), low("stopped", "web1")])
+    assert module.running("web1")["comment"] == "web1 runs"
+    brine.seen = CRASHED
+    # What was seen would have it stopped; by now it is down, and should be up.
+    assert module.stopped("web1")["changes"]["web1"]["old"] == "ERROR_down"
+    assert brine.asked == ["list", "info", "stop"]
+    brine.seen = STOPPED
+    assert module.stopped("web1")["changes"] == {}
+    assert brine.asked[3:] == ["info"]
+    module.mod_init(low("stopped", "web1"))
+    brine.seen = RUNNING
+    assert module.running("web1")["comment"] == "web1 runs"
+    assert brine.asked[4:] == ["list"]
 
 
 @pytest.mark.parametrize("function", ["defined", "running", "stopped", "absent"])

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-SALT = Path(__file__).parents[2] / "salt"
+from unit.salt_loader import SALT, execution_module, load
 
 
 @pytest.fixture
 def state() -> ModuleType:
     """The state module, as Salt loads it."""
-    return loaded("brine_config")
-
-
-def loaded(name: str) -> ModuleType:
-    """A state module, as Salt loads it."""
-    spec = importlib.util.spec_from_file_location(name, SALT / f"states/_states/{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("states", "brine_config")
 
 
 def applied(state: ModuleType, *changes: dict[str, Any], test: bool) -> dict[str, Any]:
@@ -42,7 +30,7 @@ def applied(state: ModuleType, *changes: dict[str, Any], test: bool) -> dict[str
     vars(state).update(
         __opts__={"test": test},
         __pillar__={"brine": {"cluster": {}}},
-        __salt__={"cmd.run_all": run_all, "cmd.which": lambda name: name},
+        __salt__={"brine.ask": execution_module(run_all).ask, "cmd.which": lambda name: name},
     )
     result: dict[str, Any] = state.applied("cluster")
     return result
@@ -83,7 +71,7 @@ def test_what_the_formula_does_not_know_is_for_the_command(state: ModuleType, te
     vars(state).update(
         __opts__={"test": test},
         __pillar__={"brine": pillar},
-        __salt__={"cmd.run_all": run_all, "cmd.which": lambda name: name},
+        __salt__={"brine.ask": execution_module(run_all).ask, "cmd.which": lambda name: name},
     )
     result = state.applied("cluster", prune=True)
     assert given == [{"instancs": {}, "networks": None}]
@@ -118,12 +106,14 @@ def test_what_can_not_be_run_or_read_is_one_line_without_secrets(run_all: Any, s
         ("brine_instance", "defined", [{"append": "secret"}]),
         ("brine_instance", "running", []),
     ):
-        module = loaded(name)
+        module = load("states", name)
         vars(module).update(
+            __context__={},
+            __lowstate__=(),
             __opts__={"test": False},
             __pillar__={"brine": {"cluster": {"name": "secret"}}},
             __salt__={
-                "cmd.run_all": run_all,
+                "brine.ask": execution_module(run_all).ask,
                 "file.file_exists": lambda _: True,
                 "file.read": lambda _: "{}",
             },

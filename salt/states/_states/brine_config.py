@@ -11,8 +11,7 @@ On the node where the configuration is made, usually the master::
     /var/lib/brine/ssconf:
       brine_config.ssconf_exported: []
 
-Both talk to the ``brine`` command only: Salt's own packages have a Python that does not see the
-distribution's modules.
+Both talk to the ``brine`` command only, by the execution module ``brine``.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
     if not isinstance(inside, dict):
         return _failure(name, f"pillar {pillar} must be a mapping")
     declared = {key: inside[key] for key in inside if key not in _OTHERS}
-    command = ["brine", "config", "apply", "-", "--json", *(["--prune"] if prune else [])]
-    done = _run(name, command, stdin=json.dumps(declared))
+    options = ["--prune"] if prune else []
+    done = _run(name, "config", "apply", "-", *options, stdin=json.dumps(declared))
     if "result" in done:
         return done
     changes = {one["pointer"]: _change(one) for one in done["said"]["changes"]}
@@ -72,8 +71,7 @@ def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Re
     """
     if not __salt__["file.file_exists"](config):
         return _result(name, {}, f"there is no {config} to export from")
-    command = ["brine", "config", "--config", config, "export-ssconf", name, "--json"]
-    done = _run(name, command)
+    done = _run(name, "config", "--config", config, "export-ssconf", name)
     if "result" in done:
         return done
     changes = {f"ssconf_{key}": "written" for key in done["said"]["written"]}
@@ -94,34 +92,14 @@ def _change(one: dict[str, Any]) -> dict[str, Any]:
     return {"old": old, "new": new}
 
 
-def _run(name: str, command: list[str], *, stdin: str = "") -> Result:
+def _run(name: str, *command: str, stdin: str = "") -> Result:
     """What a command printed, as ``said``; or what the state is to return, if that is an error."""
     if __opts__["test"]:
-        command = [*command, "--dry-run"]
+        command = (*command, "--dry-run")
         if not __salt__["cmd.which"]("brine"):
             return {**_result(name, {}, "brine would be installed first"), "result": None}
-    # Quiet: what is declared may hold secrets.
-    try:
-        run = __salt__["cmd.run_all"](
-            command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
-        )
-    except Exception as error:
-        return _failure(name, _why_not_run(error))
-    if run["retcode"] != 0:
-        return _failure(name, run["stderr"] or run["stdout"])
-    try:
-        said = json.loads(run["stdout"])
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        return _failure(name, f"{' '.join(command)} succeeded, but did not print JSON")
-    return {"said": said}
-
-
-def _why_not_run(error: Exception) -> str:
-    """Salt's error without what it adds: the input, which may hold secrets, and the environment."""
-    _, is_given, reason = str(error).rpartition(", reason: ")
-    return f"brine can't be run: {reason if is_given else type(error).__name__}"
+    answer = __salt__["brine.ask"](*command, stdin=stdin)
+    return _failure(name, answer["refused"]) if "refused" in answer else answer
 
 
 def _failure(name: str, comment: str) -> Result:

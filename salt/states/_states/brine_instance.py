@@ -29,30 +29,43 @@ The state ``brine.instance`` makes these of pillar. An instance that its user ha
 down: ``running`` leaves it alone, and says so. It also leaves the watcher its work: it starts
 nothing while the watcher is paused, and no instance that the watcher has given up.
 
-All of them talk to the ``brine`` command only: Salt's own packages have a Python that does not see
-the distribution's modules.
+A run of Salt looks at all instances once, and tries all declared specs at once. So it needs two
+processes to find that nothing is to be done, for however many instances. An instance that is to be
+changed is looked at anew.
+
+All of them talk to the ``brine`` command only, by the execution module ``brine``.
 """
 
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
+    __context__: dict[str, Any] = {}
+    __lowstate__: Sequence[Mapping[str, Any]] = ()
     __opts__: dict[str, Any] = {}
     __salt__: dict[str, Callable[..., Any]] = {}
 
 Result = dict[str, Any]
 
 _OWNERS = "/run/brine/lifecycle"
-_WATCHER = "/usr/lib/systemd/system/brine-watcher.service"
 _UNIT_FILE = "/usr/lib/systemd/system/brine-instance@.service"
 _SPEC_FILE = "/var/lib/brine/instances/{}.json"
 _GOING = ("running", "starting", "stopping")
 _WILL = ("admin_state", "admin_state_source")
+_SEEN, _TRIED = "brine_instance.seen", "brine_instance.tried"
+
+
+def mod_init(low: Mapping[str, Any]) -> bool:
+    """Begin anew: Salt calls this before the first of these states in a run, and ``__context__``
+    may still have what another run found."""
+    __context__.pop(_SEEN, None)
+    __context__.pop(_TRIED, None)
+    return True
 
 
 def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
@@ -72,18 +85,23 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         return _failure(name, f"{name}: its spec is that of {spec['name']}")
     if (early := _not_installed(name)) is not None:
         return early
-    wanted, notes = {**spec, "name": name}, []
     before, refused = _look(name)
     if refused:
         return _failure(name, refused)
-    if before and before["admin_state_source"] == "user" and spec.get("admin_state") != "offline":
-        wanted = {key: value for key, value in wanted.items() if key not in _WILL}
-        notes = ["its user has shut it down, and that stays"] if "admin_state" in spec else []
-    dry_run = ["--dry-run"] if __opts__["test"] else []
-    stdin = json.dumps(wanted, default=str)
-    after, refused = _brine_json("instance", "define", "-", "--json", *dry_run, stdin=stdin)
-    if refused:
-        return _failure(name, refused)
+    after = _tried(_wanted(name, spec, before))
+    if after is None or (after["changed"] and not __opts__["test"]):
+        before, refused = _look(name, anew=True)
+        if refused:
+            return _failure(name, refused)
+        dry_run = ["--dry-run"] if __opts__["test"] else []
+        wanted = _wanted(name, spec, before)
+        answer = __salt__["brine.ask"]("instance", "define", "-", *dry_run, stdin=wanted)
+        if "refused" in answer:
+            return _failure(name, answer["refused"])
+        after = answer["said"]
+        _forget(name)
+    is_users = before is not None and _is_users(spec, before) and "admin_state" in spec
+    notes = ["its user has shut it down, and that stays"] if is_users else []
     if not after["changed"]:
         return _success(name, {}, "is as declared", *notes, *_pending(before))
     if before is None:
@@ -92,7 +110,7 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         changes = _difference(before["spec"], after["spec"])
         if before["oper_state"] in _GOING and not changes.keys() <= set(_WILL):
             notes += _what_waits(name)
-    return _success(name, changes, "would be defined" if dry_run else "defined", *notes)
+    return _success(name, changes, "would be defined" if __opts__["test"] else "defined", *notes)
 
 
 def running(name: str) -> Result:
@@ -107,27 +125,18 @@ def running(name: str) -> Result:
     """
     if (early := _not_there_yet(name, "would be started once it is defined")) is not None:
         return early
-    seen, refused = _info(name)
+    seen, refused = _info(name, lambda seen: bool(_why_left(seen)))
     if refused:
         return _failure(name, refused)
-    if seen["status"] in ("running", "starting"):
-        return _success(name, {}, "runs", *_pending(seen))
-    if seen["oper_state"] == "stopping":
-        return _success(name, {}, "is just being stopped, and left alone")
-    if _is_off_by_its_user(seen):
-        return _success(name, {}, f"left alone: {seen['why'] or 'it was shut down by its user'}")
-    why, refused = _held_back(name)
-    if refused:
-        return _failure(name, refused)
-    if why:
-        return _success(name, {}, f"left alone: {why}")
+    if why := _why_left(seen):
+        return _success(name, {}, why, *_pending(seen))
     return _act(name, ["start", "--keep-tries", name], seen["status"], "running", "started")
 
 
 def stopped(name: str, force: bool = False, timeout: float | None = None) -> Result:
     """Have an instance not run, as ``brine instance stop`` does: its guest is asked.
 
-    One that is not defined is none that runs.
+    One that is not defined is none that runs. With ``parallel: true`` several stop side by side.
 
     :param name: of the instance.
     :param force: whether to end it if its guest does not shut down in time. If not, it runs on, and
@@ -136,10 +145,10 @@ def stopped(name: str, force: bool = False, timeout: float | None = None) -> Res
     """
     if (early := _not_there_yet(name, "is not defined", result=True)) is not None:
         return early
-    seen, refused = _info(name)
+    seen, refused = _info(name, _is_stopped)
     if refused:
         return _failure(name, refused)
-    if seen["oper_state"] not in _GOING and seen["admin_state"] != "up":
+    if _is_stopped(seen):
         return _success(name, {}, "does not run")
     options = ["--force"] if force else []
     options += [] if timeout is None else ["--timeout", str(timeout)]
@@ -156,7 +165,8 @@ def absent(name: str) -> Result:
     if (early := _not_there_yet(name, "is not defined", result=True)) is not None:
         return early
     if __opts__["test"]:
-        seen, _ = _info(name)  # which a damaged spec has not; it can be forgotten as well
+        # A damaged spec can be forgotten as well.
+        seen, _ = _info(name, lambda seen: seen["oper_state"] not in _GOING)
         if seen.get("oper_state") in _GOING:
             return _failure(name, f"{name} is {seen['oper_state']}, and would not be undefined")
     return _act(name, ["undefine", name], "defined", None, "undefined")
@@ -172,21 +182,23 @@ def elsewhere(name: str, node: str) -> Result:
     """
     if (early := _not_there_yet(name, f"is {node}'s", result=True)) is not None:
         return early
-    seen, refused = _info(name)
+    comment = f"is {node}'s, and offline here"
+    seen, refused = _info(name, _is_offline)
     if refused:
         return _failure(name, refused)
     if seen["oper_state"] in _GOING:
         hint = f"brine instance stop {name}, before {node} starts it"
         return _failure(name, f"{name} is {node}'s, but is {seen['oper_state']} here; {hint}")
-    if seen["admin_state"] == "offline":
-        return _success(name, {}, f"is {node}'s, and offline here")
-    spec = {**seen["spec"], "admin_state": "offline"}
+    if _is_offline(seen):
+        return _success(name, {}, comment)
     changes = {"admin_state": {"old": seen["admin_state"], "new": "offline"}}
     if not __opts__["test"]:
-        _, refused = _brine("instance", "define", "-", stdin=json.dumps(spec))
-        if refused:
-            return _failure(name, refused)
-    return _success(name, changes, f"is {node}'s, and offline here")
+        stdin = json.dumps({**seen["spec"], "admin_state": "offline"})
+        answer = __salt__["brine.ask"]("instance", "define", "-", stdin=stdin)
+        if "refused" in answer:
+            return _failure(name, answer["refused"])
+        _forget(name)
+    return _success(name, changes, comment)
 
 
 def none_running(name: str, owned: bool = False) -> Result:
@@ -212,29 +224,44 @@ def none_running(name: str, owned: bool = False) -> Result:
     return _failure(name, f"nothing is removed, as {what} run: {', '.join(names)}; {hint}")
 
 
-def _is_off_by_its_user(seen: Result) -> bool:
-    """Whether an instance is down by its user's will, and that is to be followed."""
-    if seen["admin_state_source"] == "user":
-        return True
-    return bool(seen["oper_state"] == "S" and seen["spec"]["user_shutdown"] != "restart")
+def _wanted(name: str, spec: Mapping[str, Any], before: Result | None) -> str:
+    """The JSON of a spec, without the admin_state if its user's will stands."""
+    wanted = {**spec, "name": name}
+    if before and _is_users(spec, before):
+        wanted = {key: value for key, value in wanted.items() if key not in _WILL}
+    return json.dumps(wanted, default=_plain, sort_keys=True)
 
 
-def _held_back(name: str) -> tuple[str, str]:
-    """Why the watcher would not have an instance started now, and why that can't be found out;
-    both are empty if nothing is against it."""
-    if not __salt__["file.file_exists"](_WATCHER):
-        return "", ""
-    status, refused = _brine_json("watcher", "status", "--json")
-    if refused:
-        return "", refused
-    if until := status["paused_until"]:
-        text = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until))
-        return f"the watcher is paused until {text}; brine watcher resume ends the pause", ""
-    tries = status["tries"].get(name, {})
-    if tries.get("given_up"):
-        hint = f"brine instance start {name} starts it, and has the watcher begin anew"
-        return f"the watcher has given it up after {tries['count']} tries; {hint}", ""
-    return "", ""
+def _plain(value: Any) -> Any:
+    """What JSON lacks: Salt's immutable dictionaries and lists, and dates."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, Sequence) else str(value)
+
+
+def _is_users(spec: Mapping[str, Any], before: Result) -> bool:
+    """Whether the admin_state is its user's, and stays so."""
+    return before["admin_state_source"] == "user" and spec.get("admin_state") != "offline"
+
+
+def _is_stopped(seen: Result) -> bool:
+    return seen["oper_state"] not in _GOING and seen["admin_state"] != "up"
+
+
+def _is_offline(seen: Result) -> bool:
+    return seen["oper_state"] not in _GOING and seen["admin_state"] == "offline"
+
+
+def _why_left(seen: Result) -> str:
+    """Why an instance is not to be started now; empty if it is."""
+    if seen["status"] in ("running", "starting"):
+        return "runs"
+    if seen["oper_state"] == "stopping":
+        return "is just being stopped, and left alone"
+    is_off = seen["oper_state"] == "S" and seen["spec"]["user_shutdown"] != "restart"
+    if is_off or seen["admin_state_source"] == "user":
+        return f"left alone: {seen['why'] or 'it was shut down by its user'}"
+    return f"left alone: {seen['held_back']}" if seen["held_back"] else ""
 
 
 def _what_waits(name: str) -> list[str]:
@@ -243,7 +270,6 @@ def _what_waits(name: str) -> list[str]:
     if __opts__["test"]:
         return [later]
     seen, _ = _info(name)
-    # A Brine that does not say what waits has all wait.
     return [later, *_pending(seen)] if seen.get("restart_pending") != [] else []
 
 
@@ -267,8 +293,11 @@ def _act(name: str, command: list[str], old: str, new: str | None, done: str) ->
     changes = {name: {"old": old, "new": new}}
     if __opts__["test"]:
         return _success(name, changes, f"would be {done}")
-    _, refused = _brine("instance", *command)
-    return _failure(name, refused) if refused else _success(name, changes, done)
+    answer = __salt__["brine.ask"]("instance", *command)
+    _forget(name)
+    if "refused" in answer:
+        return _failure(name, answer["refused"])
+    return _success(name, changes, done)
 
 
 def _not_installed(name: str) -> Result | None:
@@ -294,13 +323,16 @@ def _not_there_yet(name: str, comment: str, *, result: bool | None = None) -> Re
     return {"name": name, "result": result, "changes": {}, "comment": f"{name} {comment}"}
 
 
-def _look(name: str) -> tuple[Result | None, str]:
+# What is known of the instances.
+
+
+def _look(name: str, *, anew: bool = False) -> tuple[Result | None, str]:
     """What there is of an instance, and why that can't be found out; None if there is none, or its
     spec is no JSON any more. What its user wants is not known then."""
     file = _SPEC_FILE.format(name)
     if not __salt__["file.file_exists"](file):
         return None, ""
-    seen, refused = _info(name)
+    seen, refused = _info(name, lambda _: not anew)
     if refused:
         try:
             json.loads(__salt__["file.read"](file))
@@ -309,40 +341,54 @@ def _look(name: str) -> tuple[Result | None, str]:
     return seen, refused
 
 
-def _info(name: str) -> tuple[Result, str]:
-    """What is said of an instance, and what was said against it; one of them is empty."""
-    return _brine_json("instance", "info", name, "--json")
+def _info(name: str, suffices: Callable[[Result], bool] = lambda _: False) -> tuple[Result, str]:
+    """What is said of an instance, and what was said against it; one of them is empty.
+
+    :param suffices: whether what the look at all has found will do. Where something is to be done
+        it does not: the instance may have changed since.
+    """
+    seen = _all_seen().get(name)
+    if seen and suffices(seen):
+        return seen, ""
+    answer = __salt__["brine.ask"]("instance", "info", name)
+    return ({}, answer["refused"]) if "refused" in answer else (answer["said"], "")
 
 
-def _brine_json(*arguments: str, stdin: str = "") -> tuple[Result, str]:
-    """The object that ``brine`` printed, and what it said if it failed; one of them is empty."""
-    text, refused = _brine(*arguments, stdin=stdin)
-    if refused:
-        return {}, refused
-    try:
-        said = json.loads(text)
-    except ValueError:
-        said = None
-    if not isinstance(said, dict):
-        return {}, f"brine {' '.join(arguments)} succeeded, but did not print JSON"
-    return said, ""
+def _all_seen() -> dict[str, Result]:
+    """What the look at all instances has found in this run; nothing where a state runs alone."""
+    if _SEEN not in __context__ and __lowstate__:
+        # One with a fault is not in the list. It is asked for by its name.
+        found = __salt__["brine.ask"]("instance", "list").get("said", [])
+        __context__[_SEEN] = {one["name"]: one for one in found}
+    seen: dict[str, Result] = __context__.get(_SEEN, {}) if __lowstate__ else {}
+    return seen
 
 
-def _brine(*arguments: str, stdin: str = "") -> tuple[str, str]:
-    """What ``brine`` printed, and what it said if it failed; one of them is empty."""
-    command = ["brine", *arguments]
-    # Quiet: a failure is told by the state, once.
-    try:
-        run = __salt__["cmd.run_all"](
-            command, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
-        )
-    except Exception as error:
-        # Salt's error also has the input and the environment.
-        _, is_given, reason = str(error).rpartition(", reason: ")
-        return "", f"brine can't be run: {reason if is_given else type(error).__name__}"
-    if run["retcode"] != 0:
-        return "", run["stderr"] or run["stdout"] or f"failed with status {run['retcode']}"
-    return str(run["stdout"]), ""
+def _tried(wanted: str) -> Result | None:
+    """What a definition would change, by the trial of all that are declared; None if that does not
+    tell, or only that it would fail."""
+    if _TRIED not in __context__ and __lowstate__:
+        specs = list(_declared())
+        stdin = f"[{','.join(specs)}]"
+        answer = __salt__["brine.ask"]("instance", "define", "-", "--dry-run", stdin=stdin)
+        results = answer.get("said", {}).get("instances", [])
+        __context__[_TRIED] = dict(zip(specs, results, strict=False))
+    found: Result = __context__.get(_TRIED, {}).get(wanted, {}) if __lowstate__ else {}
+    return found if "changed" in found else None
+
+
+def _declared() -> Iterator[str]:
+    """The specs of all such states in this run."""
+    for low in __lowstate__:
+        if (low["state"], low["fun"]) == ("brine_instance", "defined"):
+            name, spec = low["name"], low.get("spec") or {}
+            if isinstance(spec, Mapping) and spec.get("name", name) == name:
+                yield _wanted(name, spec, _all_seen().get(name))
+
+
+def _forget(name: str) -> None:
+    """Have an instance be looked at anew that has changed."""
+    __context__.get(_SEEN, {}).pop(name, None)
 
 
 def _failure(name: str, comment: str) -> Result:

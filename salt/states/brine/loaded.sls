@@ -2,9 +2,9 @@
     file, or else from base. Salt's own sync would remove the modules of other environments. A minion that is there need not be told: each run looks
     anew what it has. #}
 {%- set synced = [] %}
-{%- for name in ["brine_config.py", "brine_instance.py"] %}
-{%- set source = "salt://_states/" ~ name %}
-{%- set copy = opts["extension_modules"] ~ "/states/" ~ name %}
+{%- for file in ["modules/brine.py", "states/brine_config.py", "states/brine_instance.py", "grains/brine.py"] %}
+{%- set source = "salt://_" ~ file %}
+{%- set copy = opts["extension_modules"] ~ "/" ~ file %}
 {%- set own = salt["cp.cache_file"](source, saltenv) %}
 {%- set newest = own or salt["cp.cache_file"](source, "base") %}
 {%- if newest and not (salt["file.file_exists"](copy) and salt["file.get_hash"](copy) == salt["file.get_hash"](newest)) %}

@@ -1,0 +1,413 @@
+"""
+Brine: the virtual machines of a node, and what its cluster knows
+=================================================================
+
+::
+
+    salt kvm1 brine.list
+    salt kvm1 brine.start web1
+    salt kvm1 brine.nic_add web1 link=br0
+    salt '*' brine.verdicts since=1h
+
+Each function runs one ``brine ... --json`` on the minion, and returns what that prints; its manual,
+such as brine-instance(1), has the meaning. Options of a command are arguments by name: ``--mtu
+9000`` is ``mtu=9000``, ``--no-hotplug`` is ``no_hotplug=True``, and an option that may be repeated
+takes a list. Where the command fails, so does the function, in one line.
+
+The module talks to the ``brine`` command only: Salt's own packages have a Python that does not see
+the distribution's modules.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from salt.exceptions import CommandExecutionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    __context__: dict[str, Any] = {}
+    __salt__: dict[str, Callable[..., Any]] = {}
+
+__func_alias__ = {"list_": "list"}
+
+log = logging.getLogger(__name__)
+
+
+def ask(*command: str, stdin: str = "") -> dict[str, Any]:
+    """Run ``brine`` with ``--json``. For states, which must not end in a traceback.
+
+    Returns ``said``, what it printed, and ``refused``, one line, if it failed; some commands print
+    JSON and fail, too. Neither the input nor the environment is logged, or told.
+
+    CLI Example::
+
+        salt kvm1 brine.ask instance list
+    """
+    line = ["brine", *map(str, command), "--json"]
+    try:
+        # Quiet: what is declared may hold secrets.
+        run = __salt__["cmd.run_all"](
+            line, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
+        )
+    except Exception as error:
+        # Salt's error also has the input and the environment.
+        _, is_given, reason = str(error).rpartition(", reason: ")
+        return {"refused": f"brine can't be run: {reason if is_given else type(error).__name__}"}
+    try:
+        answer = {"said": json.loads(run["stdout"])}
+    except ValueError:
+        answer = {}
+    if run["retcode"] != 0:
+        said = "; ".join(filter(None, map(str.strip, run["stderr"].splitlines())))
+        answer["refused"] = said or f"{' '.join(line)} failed with status {run['retcode']}"
+    elif not answer:
+        answer["refused"] = f"{' '.join(line)} succeeded, but did not print JSON"
+    return answer
+
+
+def list_() -> Any:
+    """
+    List the instances with their states, specs, and what the watcher holds back.
+
+    CLI Example::
+
+        salt kvm1 brine.list
+    """
+    return _said("instance", "list")
+
+
+def info(name: str) -> Any:
+    """
+    Show what is known of an instance.
+
+    CLI Example::
+
+        salt kvm1 brine.info web1
+    """
+    return _said("instance", "info", name)
+
+
+def start(name: str, keep_tries: bool = False) -> Any:
+    """
+    Start an instance, and set its admin_state to up.
+
+    CLI Example::
+
+        salt kvm1 brine.start web1
+    """
+    return _said("instance", "start", name, *_options({"keep_tries": keep_tries}))
+
+
+def stop(name: str, force: bool = False, timeout: float | None = None) -> Any:
+    """
+    Shut down the guest of an instance, and set its admin_state to down.
+
+    CLI Example::
+
+        salt kvm1 brine.stop web1
+        salt kvm1 brine.stop web1 force=True timeout=30
+    """
+    return _said("instance", "stop", name, *_options({"force": force, "timeout": timeout}))
+
+
+def reboot(
+    name: str, force: bool = False, timeout: float | None = None, reset: bool = False
+) -> Any:
+    """
+    Shut down the guest of an instance, and start it with its present spec.
+
+    CLI Example::
+
+        salt kvm1 brine.reboot web1
+        salt kvm1 brine.reboot web1 reset=True
+    """
+    options = _options({"force": force, "timeout": timeout, "reset": reset})
+    return _said("instance", "reboot", name, *options)
+
+
+def define(spec: Any, live: bool = False, test: bool = False) -> Any:
+    """
+    Define an instance, or several: a spec, brine-spec(5), or a list of specs.
+
+    CLI Example::
+
+        salt kvm1 brine.define '{name: web1, memory_mib: 2048, nics: [{link: br0}]}' live=True
+    """
+    options = _options({"live": live, "dry_run": test})
+    return _said("instance", "define", "-", *options, stdin=json.dumps(spec))
+
+
+def undefine(name: str) -> Any:
+    """
+    Forget an instance that does not run. Its disks stay.
+
+    CLI Example::
+
+        salt kvm1 brine.undefine web1
+    """
+    return _said("instance", "undefine", name)
+
+
+def nic_list(name: str) -> Any:
+    """
+    List the NICs of a running instance.
+
+    CLI Example::
+
+        salt kvm1 brine.nic_list web1
+    """
+    return _said("nic", "list", name)
+
+
+def nic_add(name: str, test: bool = False, **options: Any) -> Any:
+    """
+    Plug a NIC into a running instance, with the options of brine-nic(1).
+
+    CLI Example::
+
+        salt kvm1 brine.nic_add web1 link=br0 vlan=100 ip='[192.0.2.7, "2001:db8::7"]'
+    """
+    return _said("nic", "add", name, *_options({"dry_run": test, **options}))
+
+
+def nic_modify(name: str, nic: str, test: bool = False, **options: Any) -> Any:
+    """
+    Change a NIC of a running instance: its device id, UUID or MAC, and the options of brine-nic(1).
+
+    CLI Example::
+
+        salt kvm1 brine.nic_modify web1 aa:00:00:4b:1c:2d link=br1
+    """
+    return _said("nic", "modify", name, nic, *_options({"dry_run": test, **options}))
+
+
+def nic_remove(name: str, nic: str, test: bool = False, **options: Any) -> Any:
+    """
+    Unplug a NIC of a running instance: its device id, UUID or MAC.
+
+    CLI Example::
+
+        salt kvm1 brine.nic_remove web1 aa:00:00:4b:1c:2d
+    """
+    return _said("nic", "remove", name, nic, *_options({"dry_run": test, **options}))
+
+
+def disk_list(name: str) -> Any:
+    """
+    List the disks of a running instance.
+
+    CLI Example::
+
+        salt kvm1 brine.disk_list web1
+    """
+    return _said("disk", "list", name)
+
+
+def disk_add(name: str, path: str, test: bool = False, **options: Any) -> Any:
+    """
+    Plug a disk into a running instance, with the options of brine-disk(1).
+
+    CLI Example::
+
+        salt kvm1 brine.disk_add web1 /dev/vg0/data read_only=True
+    """
+    return _said("disk", "add", name, *_options({"path": path, "dry_run": test, **options}))
+
+
+def disk_remove(name: str, disk: str, test: bool = False, **options: Any) -> Any:
+    """
+    Unplug a disk of a running instance: its path, device id, UUID or serial.
+
+    CLI Example::
+
+        salt kvm1 brine.disk_remove web1 /dev/vg0/data
+    """
+    return _said("disk", "remove", name, disk, *_options({"dry_run": test, **options}))
+
+
+def verdicts(*names: str, since: str | None = None) -> Any:
+    """
+    List who ended which instance.
+
+    CLI Example::
+
+        salt '*' brine.verdicts since=1h
+        salt kvm1 brine.verdicts web1 db1
+    """
+    return _said("kvmd", "verdicts", *names, *_options({"since": since}))
+
+
+def confd_ping(**options: Any) -> Any:
+    """
+    Ask every master candidate whether its configuration daemon answers.
+
+    CLI Example::
+
+        salt kvm1 brine.confd_ping timeout=5
+    """
+    return _said("confd", "ping", *_options(options))
+
+
+def confd_query(kind: str, *arguments: str, **options: Any) -> Any:
+    """
+    Ask the configuration daemons, as brine-confd(1) describes.
+
+    CLI Example::
+
+        salt kvm1 brine.confd_query node-role kvm2.example.com
+    """
+    return _said("confd", "query", kind, *arguments, *_options(options))
+
+
+def config_show(pointer: str = "") -> Any:
+    """
+    Show the cluster's configuration, or a part of it.
+
+    CLI Example::
+
+        salt kvm1 brine.config_show /instances/web1/admin_state
+    """
+    return _said("config", "show", pointer)
+
+
+def config_apply(data: Any, prune: bool = False, test: bool = False) -> Any:
+    """
+    Merge declarations, as in brine-config.data(5), into the cluster's configuration.
+
+    CLI Example::
+
+        salt kvm1 brine.config_apply '{cluster: {uid_pool: 4000-4099}}' test=True
+    """
+    options = _options({"prune": prune, "dry_run": test})
+    return _said("config", "apply", "-", *options, stdin=json.dumps(data))
+
+
+def config_verify() -> Any:
+    """
+    Look for faults in the cluster's configuration.
+
+    CLI Example::
+
+        salt kvm1 brine.config_verify
+    """
+    return _said("config", "verify")
+
+
+def config_versions() -> Any:
+    """
+    List the kept versions of the cluster's configuration.
+
+    CLI Example::
+
+        salt kvm1 brine.config_versions
+    """
+    return _said("config", "versions")
+
+
+def watcher_status() -> Any:
+    """
+    Show whether the watcher is paused, and its tries to start each instance.
+
+    CLI Example::
+
+        salt '*' brine.watcher_status
+    """
+    return _said("watcher", "status")
+
+
+def watcher_run(test: bool = False) -> Any:
+    """
+    Bring each instance to its desired state.
+
+    CLI Example::
+
+        salt kvm1 brine.watcher_run test=True
+    """
+    return _said("watcher", "run", *_options({"dry_run": test}))
+
+
+def watcher_pause(time: str) -> Any:
+    """
+    Pause the watcher: for 90s, 30m, 2h, 3d or 1w.
+
+    CLI Example::
+
+        salt '*' brine.watcher_pause 1h
+    """
+    return _said("watcher", "pause", time)
+
+
+def watcher_resume() -> Any:
+    """
+    End a pause of the watcher.
+
+    CLI Example::
+
+        salt '*' brine.watcher_resume
+    """
+    return _said("watcher", "resume")
+
+
+def watcher_forget(name: str) -> Any:
+    """
+    Forget the watcher's tries to start an instance.
+
+    CLI Example::
+
+        salt kvm1 brine.watcher_forget web1
+    """
+    return _said("watcher", "forget", name)
+
+
+def outbox_list() -> Any:
+    """
+    List the events that the cluster does not know yet.
+
+    CLI Example::
+
+        salt '*' brine.outbox_list
+    """
+    return _said("outbox", "list")
+
+
+def outbox_acknowledge(*ids: str) -> Any:
+    """
+    Remove events that the cluster's configuration has.
+
+    CLI Example::
+
+        salt kvm1 brine.outbox_acknowledge 01764000000000000000-0123abcd
+    """
+    return _said("outbox", "acknowledge", *ids)
+
+
+def _said(*command: str, stdin: str = "") -> Any:
+    """What ``brine`` printed. Where it failed, too, Salt's exit status is 1; without any of it, an
+    error of Salt's is raised."""
+    answer = ask(*command, stdin=stdin)
+    if "said" not in answer:
+        raise CommandExecutionError(answer["refused"])
+    if "refused" in answer:
+        log.error("%s", answer["refused"])
+        __context__["retcode"] = 1
+    return answer["said"]
+
+
+def _options(given: Mapping[str, Any]) -> list[str]:
+    """Arguments by name as options of a command line."""
+    line = []
+    for key, value in given.items():
+        # Those that begin with __ are Salt's own.
+        if key.startswith("__") or value is None or value is False:
+            continue
+        option = f"--{key.replace('_', '-')}"
+        if value is True:
+            line.append(option)
+        else:
+            several = value if isinstance(value, (list, tuple)) else [value]
+            line += [f"{option}={one}" for one in several]
+    return line

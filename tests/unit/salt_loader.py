@@ -1,0 +1,38 @@
+"""Salt's modules, states and grains, with what Salt's loader puts into each."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+SALT = Path(__file__).parents[2] / "salt"
+
+
+class CommandExecutionError(Exception):
+    """Salt's, which is not installed here."""
+
+
+def load(kind: str, name: str, **given: Any) -> ModuleType:
+    """Load a module.
+
+    :param kind: modules, states or grains.
+    :param given: what Salt would put into it: ``__opts__``, ``__salt__``, ...
+    """
+    spec = importlib.util.spec_from_file_location(name, SALT / f"states/_{kind}/{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    exceptions = mock.Mock(CommandExecutionError=CommandExecutionError)
+    with mock.patch.dict(sys.modules, {"salt.exceptions": exceptions}):
+        spec.loader.exec_module(module)
+    vars(module).update(given)
+    return module
+
+
+def execution_module(run_all: Any) -> ModuleType:
+    """The execution module ``brine``, for which this function is Salt's cmd.run_all."""
+    return load("modules", "brine", __salt__={"cmd.run_all": run_all}, __context__={})
