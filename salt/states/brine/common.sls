@@ -1,13 +1,14 @@
-{%- from "brine/map.jinja" import brine, parts, parts_fit with context %}
+{%- set tplroot = tpldir %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, sls_root with context %}
 
 include:
 {%- if parts_fit %}
-  - brine.repository
+  - .repository
 {%- for part, enabled in parts.items() if not enabled %}
-  - brine.{{ part }}.clean
+  - .{{ part }}.clean
 {%- endfor %}
 {%- else %}
-  - brine.parts_do_not_fit
+  - .parts_do_not_fit
 {%- endif %}
 
 {#- All packages of Brine are of one version, so they are installed in one step, and unwanted ones go before. #}
@@ -36,8 +37,8 @@ brine-packages:
       - file: brine-repository
       - module: brine-repository-read
 {%- for part, enabled in parts.items() if not enabled %}
-      - sls: brine.{{ part }}.clean
+      - sls: {{ sls_root }}.{{ part }}.clean
 {%- endfor %}
 {%- else %}
-      - sls: brine.parts_do_not_fit
+      - sls: {{ sls_root }}.parts_do_not_fit
 {%- endif %}

@@ -1,17 +1,18 @@
-{%- from "brine/map.jinja" import family_known, parts_fit with context %}
+{%- set tplroot = tpldir %}
+{%- from tplroot ~ "/map.jinja" import family_known, parts_fit with context %}
 
 include:
 {%- if family_known and not parts_fit %}
-  - brine.parts_do_not_fit
+  - .parts_do_not_fit
 {%- elif family_known %}
-  - brine.common
-  - brine.kvmd
-  - brine.hotplug
-  - brine.config
-  - brine.confd
-  - brine.instance
-  - brine.lifecycle
-  - brine.watcher
+  - .common
+  - .kvmd
+  - .hotplug
+  - .config
+  - .confd
+  - .instance
+  - .lifecycle
+  - .watcher
 {%- else %}
-  - brine.unknown_family
+  - .unknown_family
 {%- endif %}

@@ -1,4 +1,5 @@
-{%- from "brine/map.jinja" import parts with context %}
+{%- set tplroot = tpldir %}
+{%- from tplroot ~ "/map.jinja" import parts with context %}
 {#- Else what is unwanted would be removed, and with it what needs it. The name says it all: in test mode Salt replaces the comment. #}
 brine-parts-do-not-fit:
   test.fail_without_changes:

@@ -1,4 +1,5 @@
-{%- from "brine/map.jinja" import brine with context %}
+{%- set tplroot = tpldir %}
+{%- from tplroot ~ "/map.jinja" import brine with context %}
 
 brine-repository-key:
 {%- if brine.repository.key %}

@@ -1,4 +1,5 @@
-{%- import_yaml "brine/osfamilymap.yaml" as families %}
+{%- set tplroot = tpldir %}
+{%- import_yaml tplroot ~ "/osfamilymap.yaml" as families %}
 
 {#- The name says it all: in test mode Salt replaces the comment. #}
 brine-unknown-family:

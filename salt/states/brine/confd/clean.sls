@@ -1,6 +1,7 @@
 {#- Undoes brine.confd, also where pillar says that a node has no configuration daemon. Keys that pillar does not have may be the only copies: they
     stay. #}
-{%- from "brine/map.jinja" import brine, confd_drop_in, key_file, previous_key_file with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, confd_drop_in, key_file, previous_key_file with context %}
 {%- set keys = [key_file, previous_key_file] if brine.confd.key else [] %}
 {%- if salt["service.available"]("brine-confd.service") %}
 
@@ -45,5 +46,5 @@ brine-clean-confd-units-read:
     - onchanges:
       - pkg: brine-clean-confd-package
 
-{%- from "brine/emptied.jinja" import rmdir_if_ours with context %}
+{%- from tplroot ~ "/emptied.jinja" import rmdir_if_ours with context %}
 {{ rmdir_if_ours(confd_drop_in, "brine-clean-confd-units-read") }}

@@ -1,8 +1,9 @@
-{%- from "brine/map.jinja" import brine, parts, confd_said, confd_drop_in, key_file, previous_key_file with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, confd_said, confd_drop_in, key_file, previous_key_file with context %}
 
 include:
-  - brine.common
-  - brine.config
+  - ..common
+  - ..config
 
 {%- if parts.confd and confd_said %}
 
@@ -48,8 +49,12 @@ brine-confd-settings:
 {%- if brine.confd.settings %}
   file.managed:
     - name: /etc/brine/confd.toml
-    - source: salt://brine/files/confd.toml.jinja
+    - source: salt://{{ tplroot }}/files/settings.toml.jinja
     - template: jinja
+    - context:
+        part: confd
+        manual: brine-confd.toml(5)
+        settings: {{ brine.confd.settings | json }}
     - user: root
     - group: root
     - mode: '0644'
@@ -67,8 +72,13 @@ brine-confd-drop-in:
 {%- if brine.confd.root_only or key_file != "/etc/brine/hmac.key" or previous_key_file != "/etc/brine/hmac.key.previous" %}
   file.managed:
     - name: {{ confd_drop_in }}
-    - source: salt://brine/files/confd-service.conf.jinja
+    - source: salt://{{ tplroot }}/files/confd-service.conf.jinja
     - template: jinja
+    - context:
+        config_file: {{ brine.confd.settings.get("config_file", "/var/lib/brine/config.data") | json }}
+        key_file: {{ key_file | json }}
+        previous_key_file: {{ previous_key_file | json }}
+        root_only: {{ brine.confd.root_only | json }}
     - makedirs: true
     - user: root
     - group: root
@@ -88,7 +98,7 @@ brine-confd-units-read:
 
 {#- Where the daemon runs, a new drop-in is a restart, and new keys and settings are a reload, which no request waits for. A reload runs in the
     sandbox of the new drop-in, so it comes second. #}
-{%- from "brine/reload.jinja" import taken_over with context %}
+{%- from tplroot ~ "/reload.jinja" import taken_over with context %}
 {%- set keys = ["brine-confd-key", "brine-confd-previous-key"] if brine.confd.key else [] %}
 {{ taken_over("brine-confd-restarted", "try-restart", "brine-confd.service", ["brine-confd-drop-in"], [{"cmd": "brine-confd-units-read"}]) }}
 {{ taken_over("brine-confd-reloaded", "try-reload-or-restart", "brine-confd.service", keys + ["brine-confd-settings"],

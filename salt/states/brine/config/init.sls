@@ -1,8 +1,9 @@
-{%- from "brine/map.jinja" import brine, parts with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, parts with context %}
 
 include:
-  - brine.common
-  - brine.loaded
+  - ..common
+  - ..loaded
 
 {%- if brine.config.source and brine.config.apply %}
 
@@ -39,7 +40,7 @@ brine-config-applied:
     - prune: {{ brine.config.prune | json }}
     - require:
       - pkg: brine-packages
-      - sls: brine.loaded
+      - test: brine-states-loaded
     - require_in:
       - brine_config: brine-ssconf
 {%- endif %}
@@ -50,7 +51,7 @@ brine-ssconf:
     - name: /var/lib/brine/ssconf
     - require:
       - pkg: brine-packages
-      - sls: brine.loaded
+      - test: brine-states-loaded
 
 {%- if brine.config.ssconf_source and not (brine.config.source or brine.config.apply) %}
 

@@ -1,9 +1,10 @@
 {#- Undoes brine.hotplug, also where pillar says that a node has no hotplug. What was plugged into running VMs stays there, and so do their taps. #}
-{%- from "brine/map.jinja" import brine, scripts_dir with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, scripts_dir with context %}
 
 {#- Its package would take that one with it. #}
 include:
-  - brine.instance.clean
+  - ..instance.clean
 
 {%- if salt["service.available"]("brine-tap-gc.timer") %}
 

@@ -1,7 +1,8 @@
-{%- from "brine/map.jinja" import brine, parts, scripts_dir with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, scripts_dir with context %}
 
 include:
-  - brine.common
+  - ..common
 
 {%- if parts.hotplug %}
 {%- for name, script in brine.hotplug.scripts | dictsort %}

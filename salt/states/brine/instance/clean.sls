@@ -1,18 +1,19 @@
 {#- Undoes brine.instance, also where pillar says that a node runs no instances. While one runs nothing is undone. What instances should be stays: their
     UUIDs and MAC addresses may be nowhere else. #}
-{%- from "brine/map.jinja" import brine with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, sls_root with context %}
 
 {#- Its package would take that one with it. #}
 include:
-  - brine.loaded
-  - brine.watcher.clean
+  - ..loaded
+  - ..watcher.clean
 
 brine-clean-no-instance-runs:
   brine_instance.none_running:
     - require:
-      - sls: brine.loaded
+      - test: brine-states-loaded
     - require_in:
-      - sls: brine.watcher.clean
+      - sls: {{ sls_root }}.watcher.clean
 
 {#- Of a unit that is not there test mode would say that it might be by then. #}
 {%- if salt["service.available"]("brine-instances.target") %}

@@ -1,11 +1,12 @@
-{%- from "brine/map.jinja" import brine, parts, parts_fit, declared, specs, elsewhere with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, declared, specs, elsewhere, sls_root with context %}
 
 include:
-  - brine.common
-  - brine.loaded
-  - brine.kvmd
-  - brine.hotplug
-  - brine.config
+  - ..common
+  - ..loaded
+  - ..kvmd
+  - ..hotplug
+  - ..config
 
 {%- if parts.instance and parts_fit %}
 
@@ -14,8 +15,12 @@ brine-instance-settings:
 {%- if brine.instance.settings %}
   file.managed:
     - name: /etc/brine/instance.toml
-    - source: salt://brine/files/instance.toml.jinja
+    - source: salt://{{ tplroot }}/files/settings.toml.jinja
     - template: jinja
+    - context:
+        part: instance
+        manual: brine-instance(1)
+        settings: {{ brine.instance.settings | json }}
     - user: root
     - group: root
     - mode: '0644'
@@ -55,7 +60,7 @@ brine-instances-are-no-mapping:
     - name: {{ name | json }}
     - node: {{ node | json }}
     - require:
-      - sls: brine.loaded
+      - test: brine-states-loaded
 {%- endfor %}
 
 {#- Those that are to go come first, as others may get their disks; then by the order in which they start with the node. #}
@@ -81,11 +86,11 @@ brine-instances-are-no-mapping:
 {%- endif %}
     - require:
       - file: brine-instance-settings
-      - sls: brine.loaded
+      - test: brine-states-loaded
 {%- if parts.kvmd %}
-      - sls: brine.kvmd
+      - sls: {{ sls_root }}.kvmd
 {%- endif %}
-      - sls: brine.hotplug
+      - sls: {{ sls_root }}.hotplug
 
 {%- set admin_state = spec.get("admin_state") if spec is mapping and not goes else none %}
 {%- if admin_state in ["up", "down", "offline"] %}

@@ -1,5 +1,6 @@
 {#- Undoes brine.kvmd, also where pillar says that a node has no KVM daemon. Verdicts that others still read stay in the control directory. #}
-{%- from "brine/map.jinja" import brine, path_drop_in, service_drop_in with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, path_drop_in, service_drop_in with context %}
 
 {#- The timer and the path unit first: either could start the service again. #}
 {%- for unit in ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"] if salt["service.available"](unit) %}
@@ -36,7 +37,7 @@ brine-clean-units-read:
     - onchanges:
       - pkg: brine-clean-kvmd-package
 
-{%- from "brine/emptied.jinja" import rmdir_if_ours with context %}
+{%- from tplroot ~ "/emptied.jinja" import rmdir_if_ours with context %}
 {%- for drop_in in [path_drop_in, service_drop_in] %}
 {{ rmdir_if_ours(drop_in, "brine-clean-units-read") }}
 {%- endfor %}

@@ -1,7 +1,8 @@
-{%- from "brine/map.jinja" import brine, control_dir, suffix, path_drop_in, service_drop_in with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, control_dir, suffix, path_drop_in, service_drop_in with context %}
 
 include:
-  - brine.common
+  - ..common
 
 {%- if brine.kvmd.enabled %}
 
@@ -10,8 +11,12 @@ brine-kvmd-settings:
 {%- if brine.kvmd.settings %}
   file.managed:
     - name: /etc/brine/kvmd.toml
-    - source: salt://brine/files/kvmd.toml.jinja
+    - source: salt://{{ tplroot }}/files/settings.toml.jinja
     - template: jinja
+    - context:
+        part: kvmd
+        manual: brine-kvmd.toml(5)
+        settings: {{ brine.kvmd.settings | json }}
     - user: root
     - group: root
     - mode: '0644'
@@ -29,8 +34,11 @@ brine-kvmd-path-drop-in:
 {%- if control_dir != "/run/brine/ctrl" or suffix != ".kvmd" %}
   file.managed:
     - name: {{ path_drop_in }}
-    - source: salt://brine/files/path.conf.jinja
+    - source: salt://{{ tplroot }}/files/path.conf.jinja
     - template: jinja
+    - context:
+        control_dir: {{ control_dir | json }}
+        suffix: {{ suffix | json }}
     - makedirs: true
     - user: root
     - group: root
@@ -46,8 +54,11 @@ brine-kvmd-service-drop-in:
 {%- if brine.kvmd.root_only or not control_dir.startswith("/run/") %}
   file.managed:
     - name: {{ service_drop_in }}
-    - source: salt://brine/files/service.conf.jinja
+    - source: salt://{{ tplroot }}/files/service.conf.jinja
     - template: jinja
+    - context:
+        control_dir: {{ control_dir | json }}
+        root_only: {{ brine.kvmd.root_only | json }}
     - makedirs: true
     - user: root
     - group: root
@@ -68,7 +79,7 @@ brine-kvmd-units-read:
 
 {#- Where the daemon runs, new drop-ins are a restart and new settings a reload; neither loses what it has seen. A reload
     runs in the sandbox of the new drop-ins, so it comes second. #}
-{%- from "brine/reload.jinja" import taken_over with context %}
+{%- from tplroot ~ "/reload.jinja" import taken_over with context %}
 {{ taken_over("brine-kvmd-restarted", "try-restart", "brine-kvmd.service", ["brine-kvmd-service-drop-in"], [{"cmd": "brine-kvmd-units-read"}]) }}
 {{ taken_over("brine-kvmd-path-restarted", "try-restart", "brine-kvmd.path", ["brine-kvmd-path-drop-in"], [{"cmd": "brine-kvmd-units-read"}]) }}
 {{ taken_over("brine-kvmd-reloaded", "try-reload-or-restart", "brine-kvmd.service", ["brine-kvmd-settings"],

@@ -1,15 +1,16 @@
 {#- Undoes brine.lifecycle, also where pillar says that a node has no handler. While an instance with an owner runs nothing is undone. Such
     instances do not start any more without the package. #}
-{%- from "brine/map.jinja" import brine with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine with context %}
 
 include:
-  - brine.loaded
+  - ..loaded
 
 brine-clean-no-owned-instance-runs:
   brine_instance.none_running:
     - owned: true
     - require:
-      - sls: brine.loaded
+      - test: brine-states-loaded
 
 brine-clean-lifecycle-package:
   pkg.removed:

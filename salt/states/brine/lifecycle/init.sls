@@ -1,7 +1,8 @@
-{%- from "brine/map.jinja" import brine, parts, parts_fit with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit with context %}
 
 include:
-  - brine.common
+  - ..common
 
 {%- if parts.lifecycle and parts_fit %}
 
@@ -10,8 +11,12 @@ brine-lifecycle-settings:
 {%- if brine.lifecycle.settings %}
   file.managed:
     - name: /etc/brine/lifecycle.toml
-    - source: salt://brine/files/lifecycle.toml.jinja
+    - source: salt://{{ tplroot }}/files/settings.toml.jinja
     - template: jinja
+    - context:
+        part: lifecycle
+        manual: brine-lifecycle.toml(5)
+        settings: {{ brine.lifecycle.settings | json }}
     - user: root
     - group: root
     - mode: '0644'
@@ -32,7 +37,7 @@ brine-lifecycle-path:
     - require:
       - pkg: brine-packages
 
-{%- from "brine/reload.jinja" import taken_over with context %}
+{%- from tplroot ~ "/reload.jinja" import taken_over with context %}
 {{ taken_over("brine-lifecycle-reloaded", "try-reload-or-restart", "brine-lifecycle.service", ["brine-lifecycle-settings"],
               [{"file": "brine-lifecycle-settings"}]) }}
 

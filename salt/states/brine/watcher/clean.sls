@@ -1,5 +1,6 @@
 {#- Undoes brine.watcher, also where pillar says that a node has no watcher. What users shut down stays off. #}
-{%- from "brine/map.jinja" import brine, watcher_drop_in with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, watcher_drop_in with context %}
 {%- if salt["service.available"]("brine-watcher.timer") %}
 
 brine-clean-brine-watcher.timer:
@@ -30,5 +31,5 @@ brine-clean-watcher-units-read:
     - onchanges:
       - pkg: brine-clean-watcher-package
 
-{%- from "brine/emptied.jinja" import rmdir_if_ours with context %}
+{%- from tplroot ~ "/emptied.jinja" import rmdir_if_ours with context %}
 {{ rmdir_if_ours(watcher_drop_in, "brine-clean-watcher-units-read") }}

@@ -1,7 +1,8 @@
-{%- from "brine/map.jinja" import brine, parts, parts_fit, watcher_drop_in with context %}
+{%- set tplroot = tpldir.rpartition("/")[0] %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, watcher_drop_in with context %}
 
 include:
-  - brine.common
+  - ..common
 
 {%- if parts.watcher and parts_fit %}
 
@@ -10,8 +11,12 @@ brine-watcher-settings:
 {%- if brine.watcher.settings %}
   file.managed:
     - name: /etc/brine/watcher.toml
-    - source: salt://brine/files/watcher.toml.jinja
+    - source: salt://{{ tplroot }}/files/settings.toml.jinja
     - template: jinja
+    - context:
+        part: watcher
+        manual: brine-watcher.toml(5)
+        settings: {{ brine.watcher.settings | json }}
     - user: root
     - group: root
     - mode: '0644'
@@ -30,8 +35,10 @@ brine-watcher-drop-in:
 {%- if interval is integer and interval != 300 %}
   file.managed:
     - name: {{ watcher_drop_in }}
-    - source: salt://brine/files/watcher-timer.conf.jinja
+    - source: salt://{{ tplroot }}/files/watcher-timer.conf.jinja
     - template: jinja
+    - context:
+        interval_s: {{ interval | json }}
     - makedirs: true
     - user: root
     - group: root
@@ -49,7 +56,7 @@ brine-watcher-units-read:
     - onchanges:
       - file: brine-watcher-drop-in
 
-{%- from "brine/reload.jinja" import taken_over with context %}
+{%- from tplroot ~ "/reload.jinja" import taken_over with context %}
 {{ taken_over("brine-watcher-restarted", "try-restart", "brine-watcher.timer", ["brine-watcher-drop-in"], [{"cmd": "brine-watcher-units-read"}]) }}
 
 {%- if brine.watcher.timer %}
