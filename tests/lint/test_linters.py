@@ -86,7 +86,8 @@ def test_maintainer_scripts() -> None:
 
 
 def test_yaml() -> None:
-    files = sources("salt/**/*.yaml", "salt/**/*.yml", "salt/**/pillar.example", ".*.yml")
+    files = sources("salt/**/*.yaml", "salt/**/*.yml", "salt/FORMULA", "salt/pillar.example")
+    files += sources("salt/examples/*", ".*.yml")
     assert files
     run_tool(TOOLS / "yamllint", "--strict", *files)
 

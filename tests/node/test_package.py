@@ -26,6 +26,7 @@ from node.kvmd_on_node import (
 )
 
 PACKAGES = [
+    "brine",
     "brine-common",
     "brine-confd",
     "brine-config",
@@ -33,6 +34,7 @@ PACKAGES = [
     "brine-instance",
     "brine-kvmd",
     "brine-lifecycle",
+    "brine-salt",
     "brine-watcher",
 ]
 UNITS = ["brine-kvmd.path", "brine-kvmd.service"]

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.command import run_command
 from lab.errors import LabError
 from lab.node import Node
 from lab.repository import FOLDER
 from lab.salt import PILLAR, STATES, apply_state, give_states
+from lab.tree import TREE, copy_sources, source_files
 from node.kvmd_on_node import kvmd_pid
 
 GANETI = {
@@ -25,6 +29,35 @@ GANETI = {
 OTHER_STATE: dict[str, dict[str, list[Any]]] = {"dpkg": {"pkg.latest": []}}
 PATH_DROP_IN = "/etc/systemd/system/brine-kvmd.path.d/salt.conf"
 SERVICE_DROP_IN = "/etc/systemd/system/brine-kvmd.service.d/salt.conf"
+EXTENSIONS = "/var/cache/salt/minion/extmods"
+# Where Salt remembers for a while which files there are.
+FILE_LISTS = "/var/cache/salt/minion/file_lists"
+# Which of our modules Salt's loader finds, as a minion's or a master's.
+LOADED = """
+import json, salt.config, salt.loader, sys
+role = sys.argv[1]
+opts = getattr(salt.config, f"{role}_config")(f"/etc/salt/{role}")
+loaders = {"runners": salt.loader.runner(opts), "pillar": salt.loader.pillars(opts, {})}
+if role == "minion":
+    loaders["modules"] = salt.loader.minion_mods(opts)
+    loaders["states"] = salt.loader.states(opts, {}, None, None)
+    loaders["grains"] = salt.loader.grain_funcs(opts)
+    loaders["beacons"] = salt.loader.beacons(opts, {})
+found = {kind: getattr(loader, "file_mapping", loader) for kind, loader in loaders.items()}
+print(json.dumps([(kind, name) for kind in found for name in found[kind] if "brine" in name]))
+"""
+
+
+def loaded(node: Node, role: str) -> set[tuple[str, str]]:
+    """Our modules that a minion or a master finds: kind and name."""
+    found = node.run(["/opt/salt/bin/python", "-c", LOADED, role]).stdout
+    return {(kind, name) for kind, name in json.loads(found)}
+
+
+def of_the_tree() -> set[tuple[str, str]]:
+    """All modules of ours: kind and name."""
+    files = (TREE / "salt/states").glob("_*/brine*.py")
+    return {(file.parent.name.lstrip("_"), file.stem) for file in files}
 
 
 def give_pillar(node: Node, brine: Mapping[str, Any] | None) -> None:
@@ -174,7 +207,7 @@ def test_other_modules_of_the_minion_stay_and_ours_come_from_the_states_environm
     node: Node,
 ) -> None:
     give_pillar(node, {"kvmd": {"enabled": False}})
-    folder = "/var/cache/salt/minion/extmods/states"
+    folder = f"{EXTENSIONS}/states"
     node.write(f"{folder}/theirs.py", "def there(name):\n    return {}\n")
     apply_state(node, "brine.loaded")
     assert node.path(f"{folder}/theirs.py").exists()
@@ -191,6 +224,76 @@ def test_other_modules_of_the_minion_stay_and_ours_come_from_the_states_environm
         assert node.read(f"{folder}/brine_config.py") == text
     assert node.path(f"{folder}/theirs.py").exists()
     node.path(f"{folder}/theirs.py").unlink()
+
+
+def test_the_states_may_lie_in_any_folder_of_the_file_roots(node: Node) -> None:
+    pillar: dict[str, Any] = {"kvmd": {"enabled": False, "settings": {"suffix": ".qmp"}}}
+    give_pillar(node, {**pillar, "instance": {"instances": {"web1": {}}}})
+    other = f"{STATES}/site/virtual"
+    copy = f"{EXTENSIONS}/states/brine_config.py"
+    node.shell(f"""
+        mkdir -p {other}
+        cp -r {STATES}/brine {other}/machines
+        mv {STATES}/_states {other}/
+        rm -rf {copy} {FILE_LISTS}
+    """)
+    try:
+        there = apply_state(node, "site.virtual.machines", test=True)
+        assert node.path(copy).exists()
+        there += apply_state(node, "site.virtual.machines.clean", test=True)
+    finally:
+        node.shell(f"""
+            mv {other}/_states {STATES}/
+            rm -r {STATES}/site {FILE_LISTS}
+        """)
+    here = [*apply_state(node, test=True), *apply_state(node, "brine.clean", test=True)]
+    assert [one.name for one in there] == [one.name for one in here]
+
+
+@pytest.mark.both_releases
+def test_salts_loader_finds_what_pip_installed(node: Node, tmp_path: Path) -> None:
+    copy_sources(source_files("salt"), tmp_path)
+    pip = [sys.executable, "-m", "pip", "--quiet", "wheel", "--no-index", "--no-build-isolation"]
+    run_command([*pip, "--no-deps", "--wheel-dir", tmp_path, tmp_path / "salt"])
+    (wheel,) = tmp_path.glob("*.whl")
+    node.put(wheel, f"/srv/{wheel.name}")
+    node.shell(f"""
+        rm -rf {EXTENSIONS}
+        /opt/salt/bin/pip install --quiet --no-index --no-deps /srv/{wheel.name}
+    """)
+    try:
+        assert loaded(node, "minion") == of_the_tree()
+    finally:
+        node.run(["/opt/salt/bin/pip", "uninstall", "--yes", "saltext-brine"])
+
+
+def test_the_examples_of_the_package_set_up_a_minion_and_a_master(node: Node) -> None:
+    give_pillar(node, {"instance": {"instances": {"web1": {}}}})
+    expected = apply_state(node, test=True)
+    examples = "/usr/share/doc/brine-salt/examples"
+    node.shell(f"""
+        apt-get install --yes --quiet=2 brine-salt
+        cp -r {PILLAR} /srv/pillar
+        mkdir /etc/salt/master.d
+        mv /etc/salt/minion.d /etc/salt/away
+        mkdir /etc/salt/minion.d
+        cp {examples}/masterless.conf /etc/salt/minion.d/brine.conf
+        cp {examples}/master.conf /etc/salt/master.d/brine.conf
+        rm -rf {EXTENSIONS} {FILE_LISTS}
+    """)
+    try:
+        assert [one.name for one in apply_state(node, test=True)] == [one.name for one in expected]
+        of_a_master = {
+            (kind, name) for kind, name in of_the_tree() if kind in ("runners", "pillar")
+        }
+        assert loaded(node, "master") == of_a_master
+    finally:
+        node.shell(f"""
+            apt-get purge --yes --quiet=2 brine-salt
+            rm -r /etc/salt/minion.d /etc/salt/master.d /srv/pillar
+            mv /etc/salt/away /etc/salt/minion.d
+            rm -rf {EXTENSIONS} {FILE_LISTS}
+        """)
 
 
 @pytest.mark.parametrize("state", ["brine", "brine.clean"])
