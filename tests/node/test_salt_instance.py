@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from lab.errors import LabError
 from lab.guest_image import guest_image
 from lab.node import Node
-from lab.salt import StateResult, apply_state, give_states
+from lab.salt import STATES, StateResult, apply_state, give_states
+from lab.tree import TREE
 from node.instance_on_node import (
     GUEST,
     SMALLEST,
@@ -270,3 +273,23 @@ def test_clean_undoes_all_but_what_instances_should_be(node: Node) -> None:
     assert "".join(left_files(node, "/run/brine")).startswith("/run/brine/marks/web1.")
     specs = left_files(node, "/var/lib/brine")
     assert {f"/var/lib/brine/instances/{name}.json" for name in ("web1", "plain1")} <= set(specs)
+
+
+def test_the_example_is_applied(node: Node) -> None:
+    """With a name, a guest and an image that this node has, where the example has others'."""
+    example = yaml.safe_load((TREE / "salt/pillar.example").read_text())["brine"]
+    web1 = example["instance"]["instances"]["web1"]
+    (disk,) = web1["disks"]
+    node.shell(f"mkdir -p {Path(disk['path']).parent}; truncate --size=1M {disk['path']}")
+    node.write(f"{STATES}/network/antispoof.sh", "#!/bin/sh\n")
+    node.shell("rm -rf /var/cache/salt/minion/file_lists")
+    web1 |= {**SMALLEST, "node": node.run(["uname", "-n"]).stdout.strip()}
+    example["config"]["apply"] = True
+    give_states(node, {"brine": example})
+    for state in (apply_state(node, test=True), apply_state(node)):
+        assert any(one.name == "web1" for one in state)
+    assert statuses(node, "web1") == ["running"]
+    assert "prod.example.com" in node.read("/var/lib/brine/config.data")
+    for test in (False, True):
+        again = apply_state(node, test=test)
+        assert [one for one in again if one.result is None or one.changes] == []

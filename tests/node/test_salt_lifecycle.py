@@ -50,7 +50,7 @@ def test_the_fence_and_its_settings(node: Node) -> None:
     assert states(node, FENCE) == ["active", "enabled"]
     assert tomllib.loads(node.read(SETTINGS)) == pillar["settings"]
     assert applied(node, pillar) == {}
-    with pytest.raises(LabError, match="did you mean fence_after_s"):
+    with pytest.raises(LabError, match="the nearest is fence_after_s"):
         applied(node, {"settings": {"fence_after": 30}})
     assert tomllib.loads(node.read(SETTINGS)) == pillar["settings"]
     applied(node, None)

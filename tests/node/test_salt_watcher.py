@@ -76,7 +76,7 @@ def test_the_timer_follows_the_interval(node: Node, interval: int, passes: str) 
 def test_a_mistake_in_pillar_changes_nothing(node: Node) -> None:
     before = node.read(SETTINGS), node.read(DROP_IN)
     for settings, said in (
-        ({"trys": 3}, "did you mean tries"),
+        ({"trys": 3}, "the nearest is tries"),
         ({"interval": "often"}, "interval"),
         ({"interval": 0}, "interval"),
     ):
@@ -97,7 +97,7 @@ def test_without_the_timer(node: Node) -> None:
 
 @pytest.mark.parametrize("test", [False, True])
 def test_it_needs_instances(node: Node, test: bool) -> None:
-    with pytest.raises(LabError, match="brine-watcher, which this node is to have, needs"):
+    with pytest.raises(LabError, match="brine-watcher, which this node has or is to have, needs"):
         applied(node, {"enabled": True}, test=test, instance={"enabled": False})
     assert timer_states(node) == ["active", "enabled"]
 

@@ -2,13 +2,12 @@
 {%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, sls_root with context %}
 
 include:
+  - .checked
 {%- if parts_fit %}
   - .repository
 {%- for part, enabled in parts.items() if not enabled %}
   - .{{ part }}.clean
 {%- endfor %}
-{%- else %}
-  - .parts_do_not_fit
 {%- endif %}
 
 {#- All packages of Brine are of one version, so they are installed in one step, and unwanted ones go before. #}
@@ -33,12 +32,11 @@ brine-packages:
 {%- endfor %}
 {%- endif %}
     - require:
+      - brine_pillar: brine-pillar
 {%- if parts_fit %}
       - file: brine-repository
       - module: brine-repository-read
 {%- for part, enabled in parts.items() if not enabled %}
       - sls: {{ sls_root }}.{{ part }}.clean
 {%- endfor %}
-{%- else %}
-      - sls: {{ sls_root }}.parts_do_not_fit
 {%- endif %}

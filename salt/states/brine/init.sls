@@ -3,7 +3,7 @@
 
 include:
 {%- if family_known and not parts_fit %}
-  - .parts_do_not_fit
+  - .checked
 {%- elif family_known %}
   - .common
   - .kvmd

@@ -1,6 +1,9 @@
 {%- set tplroot = tpldir %}
 {%- from tplroot ~ "/map.jinja" import brine with context %}
 
+include:
+  - .checked
+
 brine-repository-key:
 {%- if brine.repository.key %}
   file.managed:

@@ -5,13 +5,10 @@ include:
   - ..common
 
 {%- if parts.hotplug %}
-{%- for name, script in brine.hotplug.scripts | dictsort %}
+{%- for name, script in brine.hotplug.scripts | dictsort if script is string and name is match("^[A-Za-z0-9_-]+$") %}
 
 brine-hotplug-script-{{ name }}:
-{%- if not name is match("^[A-Za-z0-9_-]+$") %}
-  test.fail_without_changes:
-    - name: {{ ("a script in " ~ scripts_dir ~ " would not be run with the name " ~ name ~ ": letters, digits, - and _ only") | json }}
-{%- elif script %}
+{%- if script %}
   file.managed:
     - name: {{ scripts_dir }}/{{ name }}
 {%- if script.startswith("salt://") %}

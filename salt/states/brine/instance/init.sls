@@ -1,5 +1,5 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, declared, specs, elsewhere, sls_root with context %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, specs, elsewhere, sls_root, unit_files with context %}
 
 include:
   - ..common
@@ -44,14 +44,6 @@ brine-instance-at-boot:
     - require:
       - pkg: brine-packages
 
-{%- if declared is not mapping %}
-
-brine-instances-are-no-mapping:
-  test.fail_without_changes:
-    - name: pillar brine:instance:instances must be a mapping, of names to specs
-    - comment: no instance was changed
-{%- endif %}
-
 {#- One that has been here, and is another node's by now, must not run here too. #}
 {%- for name, node in elsewhere.items() if salt["file.file_exists"]("/var/lib/brine/instances/" ~ name ~ ".json") %}
 
@@ -60,6 +52,7 @@ brine-instances-are-no-mapping:
     - name: {{ name | json }}
     - node: {{ node | json }}
     - require:
+      - pkg: brine-packages
       - test: brine-states-loaded
 {%- endfor %}
 
@@ -70,10 +63,23 @@ brine-instances-are-no-mapping:
 {%- set goes = spec is mapping and spec.get("absent") is sameas true %}
 {%- do ordered.append([-1 if goes else order if order is integer else 100, name]) %}
 {%- endfor %}
+{#- A Brine that is there refuses what is wrong in a spec itself. #}
+{%- set is_there = salt["file.file_exists"](unit_files ~ "brine-instance@.service") %}
 {%- for _, name in ordered | sort %}
 {%- set spec = specs[name] %}
 {%- set id = "brine-instance-" ~ name %}
 {%- set goes = spec is mapping and spec.get("absent") is sameas true %}
+{%- if not is_there %}
+
+{{ (id ~ "-pillar") | json }}:
+  brine_pillar.valid:
+    - schema: salt://{{ tplroot }}/schema.json
+    - instance: {{ name | json }}
+    - require:
+      - brine_pillar: brine-pillar
+    - require_in:
+      - brine_instance: {{ id | json }}
+{%- endif %}
 
 {{ id | json }}:
 {%- if goes %}
