@@ -148,6 +148,15 @@ def test_pillar_with_a_fault_changes_nothing(
     assert node.shell(ours) == before
 
 
+def test_pillar_of_any_shape_is_rendered(node: Node) -> None:
+    shapes: list[Any] = ["text", HOSTILE, dict.fromkeys(HOSTILE, 5), {key: [] for key in HOSTILE}]
+    for brine in shapes:
+        give_states(node, {"brine": brine})
+        show = ["salt-call", "--local", "--out=json", "state.show_sls", "brine,brine.clean"]
+        shown = json.loads(node.run(show).stdout)["local"]
+        assert {"brine-pillar", "brine-clean-packages"} <= set(shown)
+
+
 def test_a_fault_in_one_instance_of_a_bare_node_is_that_instances(node: Node) -> None:
     instances = {"bad1": {"memory_mb": 512}, "good1": {"memory_mib": 512}}
     give_pillar(node, {"instance": {"instances": instances}})
