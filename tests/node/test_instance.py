@@ -216,6 +216,32 @@ def test_while_it_is_being_stopped_it_is_not_started(node: Node, way: str) -> No
     node.shell("tail --pid $(cat /srv/stop.pid) --follow /dev/null")
 
 
+def test_several_are_started_and_stopped_side_by_side(node: Node) -> None:
+    boot_idle(node, "web1", acpi=False, shutdown_timeout=600)
+    for name in ("web2", "web3"):
+        define(node, name)
+    command = ["brine", "instance", "start", "web3", "web2", "--json"]
+    started = json.loads(node.run(command).stdout)["instances"]
+    assert [(one["name"], one["status"]) for one in started] == [
+        ("web3", "running"),
+        ("web2", "running"),
+    ]
+    for name in ("web2", "web3"):
+        wait_ready(node, name)
+    # The first one holds up neither of the others.
+    stop = "brine instance stop web1 web2 web3 --json"
+    node.shell(f"{stop} >/srv/stop.json 2>/srv/stop.log & echo $! >/srv/stop.pid")
+    for name in ("web2", "web3"):
+        wait_status(node, name, "ADMIN_down")
+    assert info(node, "web1")["status"] == "stopping"
+    qmp(node, "web1", "quit")
+    node.shell("tail --pid $(cat /srv/stop.pid) --follow /dev/null")
+    found = json.loads(node.read("/srv/stop.json"))["instances"]
+    assert [(one["name"], one["changed"], one["status"]) for one in found] == [
+        (name, True, "ADMIN_down") for name in ("web1", "web2", "web3")
+    ]
+
+
 def test_who_gives_up_waiting_is_told_what_holds(node: Node) -> None:
     boot_idle(node, "web1", acpi=False, shutdown_timeout=60)
     # Without set -m, bash has what runs in the background ignore SIGINT.

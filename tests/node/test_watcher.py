@@ -109,6 +109,8 @@ def test_what_its_user_powers_off_stays_off_and_the_cluster_hears_of_it(node: No
     node.run(["brine", "outbox", "acknowledge", event["id"]])
     assert outbox(node) == []
     assert "unchanged" in node.run(["brine", "outbox", "acknowledge", event["id"]]).stdout
+    again = node.run(["brine", "outbox", "acknowledge", event["id"], "--json"]).stdout
+    assert json.loads(again) == {"acknowledged": []}
 
 
 def test_what_is_to_start_again_does_as_often_as_its_user_ends_it(node: Node) -> None:

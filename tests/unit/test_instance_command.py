@@ -6,7 +6,9 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +62,7 @@ def spec() -> dict[str, Any]:
         (["rename", "web1", "web1"], "that is its name: web1"),
         (["start"], "which instance?"),
         (["start", "web1", "--all"], "--all, or that one?"),
+        (["start", "--all", "--json"], "--json goes with names of instances"),
         (["stop", "--all"], "required: INSTANCE"),
         *(
             (["stop", "web1", "--timeout", word], f"no seconds above 0 and below 1000000: '{word}'")
@@ -365,6 +368,49 @@ def test_start_and_stop_say_what_they_did(
     assert spec()["admin_state"] == "down"
 
 
+def test_what_changes_an_instance_tells_programs_of_each(
+    web1: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(*arguments: str, status: int = 0) -> list[Any]:
+        done, out, _ = web1(*arguments, "--json")
+        assert done == status
+        found: list[Any] = json.loads(out)["instances"]
+        return found
+
+    web1("define", "-", stdin={"name": "web2"})
+    monkeypatch.setattr(process, "runs_in", lambda *_: True)
+    for name in ("web1", "web2"):
+        systemctl.becomes("start", unit_of(name), **{**RUNNING, "MainPID": str(os.getpid())})
+    assert rows("start", "--keep-tries", "web1", "web2", "web1") == [
+        {"name": name, "result": "started", "changed": True, "status": "running"}
+        for name in ("web1", "web2")
+    ]
+    for name in ("web1", "web2"):
+        systemctl.unit(unit_of(name), ActiveState="inactive")
+    down = {"changed": True, "status": "ADMIN_down"}
+    assert rows("stop", "web2") == [{"name": "web2", "result": "noted", **down}]
+    found = rows("stop", "web2", "wbe1", "web1", status=1)
+    assert found == [
+        {"name": "web2", "result": "unchanged", **down, "changed": False},
+        {
+            "name": "wbe1",
+            "error": "wbe1: there is no such instance",
+            "hint": "did you mean web1?",
+        },
+        {"name": "web1", "result": "noted", **down},
+    ]
+    status, out, err = web1("stop", "web1", "wbe1", "web2")
+    assert (status, sorted(out.splitlines())) == (
+        1,
+        ["unchanged: web1 does not run", "unchanged: web2 does not run"],
+    )
+    assert err.startswith("brine: error: wbe1: there is no such instance\nbrine: hint: ")
+    renamed = json.loads(web1("rename", "web2", "db1", "--json")[1])
+    assert renamed == {"name": "db1", "source": "web2", "result": "renamed"}
+    undefined = json.loads(web1("undefine", "db1", "--json")[1])
+    assert undefined == {"name": "db1", "result": "undefined", "changed": True, "status": None}
+
+
 def test_a_start_that_fails_says_why(web1: Run, systemctl: ScriptedSystemctl) -> None:
     systemctl.refuse("start", "Job for web1 failed because of something.\n")
     status, out, err = web1("start", "web1")
@@ -534,6 +580,33 @@ def test_an_editor_that_fails_leaves_nothing(
 
 
 # What is told to end
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_several_stops_that_are_told_to_end_undo_what_they_began(
+    web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: signal.Signals
+) -> None:
+    def stop(name: str, **_: object) -> operations.Stopped:
+        if name == "web3":
+            return operations.Stopped.STOPPED
+        try:
+            (tmp_path / f"{name}-began").touch()
+            if all((tmp_path / f"{each}-began").exists() for each in ("web1", "web2")):
+                with suppress(FileExistsError):  # the other one has told it
+                    (tmp_path / "told").touch(exist_ok=False)
+                    os.kill(os.getppid(), told)
+            while True:  # a signal may come at any point of it
+                time.sleep(0.01)
+        finally:
+            (tmp_path / f"{name}-undone").touch()
+        return operations.Stopped.STOPPED
+
+    monkeypatch.setattr(operations, "stop_instance", stop)
+    status, out, err = web1("stop", "web3", "web1", "web2")
+    assert (status, out) in ((128 + told, "stopped: web3\n"), (128 + told, ""))
+    assert sorted(one.name for one in tmp_path.glob("*-undone")) == ["web1-undone", "web2-undone"]
+    if told is signal.SIGINT:
+        assert "interrupted: web1 is down; its admin_state is down" in err
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])

@@ -70,13 +70,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     clone.add_argument("--disk", metavar="PATH=OTHER", help=text, **pairs)
     text = "use OTHER in the place of ADDRESS"
     clone.add_argument("--address", metavar="ADDRESS=OTHER", help=text, **pairs)
-    start = verb("start", "brine.instance.start:start", "start an instance", of_one=False)
-    start.add_argument("name", metavar="INSTANCE", nargs="?")
+    start = verb("start", "brine.instance.start:start", "start instances", of_one=False)
+    start.add_argument("name", metavar="INSTANCE", nargs="*")
     text = "start all instances that should be up and are down"
     start.add_argument("--all", action="store_true", help=text)
     text = "do not forget the watcher's tries, for programs that start it again and again"
     start.add_argument("--keep-tries", action="store_true", help=text)
-    stop = verb("stop", f"{_OPERATIONS}:stop", "shut an instance's guest down")
+    stop = verb("stop", f"{_OPERATIONS}:stop", "shut instances' guests down", of_one=False)
+    stop.add_argument("name", metavar="INSTANCE", nargs="+")
     text = "shut an instance's guest down, and start it with its present spec"
     reboot = verb("reboot", f"{_OPERATIONS}:reboot", text)
     for ending in (stop, reboot):

@@ -22,6 +22,7 @@ from brine.config.schema import parse_json
 from brine.hotplug.choices import FORMATS
 from brine.hotplug.disk import format_of
 from brine.instance import store
+from brine.instance.action import act_on
 from brine.instance.clone import DiskCopy, clone_instance
 from brine.instance.definition import (
     DefinitionResult,
@@ -165,11 +166,12 @@ def _of_image(image: Path, link: str | None) -> dict[str, Any]:
 
 def undefine(arguments: argparse.Namespace) -> int:
     """``brine instance undefine``"""
-    log_to_journal("brine")
-    name = arguments.name
-    undefine_instance(name)
-    print_done(f"undefined: {name}", as_json=arguments.json, name=name)
-    return 0
+
+    def act(name: str) -> tuple[str, bool]:
+        undefine_instance(name)
+        return f"undefined: {name}", True
+
+    return act_on(arguments, act)
 
 
 def rename(arguments: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import markers
-from brine.common.cli import print_done, undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
@@ -21,6 +20,7 @@ from brine.common.process import TERM_TIMEOUT_S, Process, is_listening, spoken_w
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.disk import runtime_of
 from brine.instance import messages, store, unit
+from brine.instance.action import act_on, act_on_each
 from brine.instance.conflicts import (
     NONE_PLANNED,
     Planned,
@@ -37,7 +37,7 @@ from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspend
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.shutdown import DEFAULT_TIMEOUT_S, shut_down, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
-from brine.instance.start import being_stopped, forget_tries, interrupted, start_instance
+from brine.instance.start import being_stopped, forget_tries, start_instance
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
@@ -537,52 +537,43 @@ def _is_down(found: Unit | None) -> bool:
 
 def stop(arguments: argparse.Namespace) -> int:
     """``brine instance stop``"""
-    name = arguments.name
 
-    def work() -> str:
+    def act(name: str) -> tuple[str, bool]:
         done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
-        return done.format(name=name)
+        return done.format(name=name), done is not Stopped.UNCHANGED
 
-    return _told(arguments, work, runs="runs on, and may still do what it was asked")
+    return act_on_each(arguments, act, runs="runs on, and may still do what it was asked")
 
 
 def reboot(arguments: argparse.Namespace) -> int:
     """``brine instance reboot``"""
-    name = arguments.name
     if arguments.reset and (arguments.force or arguments.timeout is not None):
         hint = "leave out --force and --timeout, or --reset"
         raise UsageError("--reset asks nobody, and waits for nobody", hint=hint)
 
-    def work() -> str:
+    def act(name: str) -> tuple[str, bool]:
         if arguments.reset:
             reset_instance(name)
-            return f"reset: {name}"
+            return f"reset: {name}", True
         reboot_instance(name, force=arguments.force, timeout_s=arguments.timeout)
-        return f"rebooted: {name}"
+        return f"rebooted: {name}", True
 
-    return _told(arguments, work, runs="runs, and may still reboot")
+    return act_on(arguments, act, runs="runs, and may still reboot")
 
 
 def pause(arguments: argparse.Namespace) -> int:
     """``brine instance pause``"""
-    name = arguments.name
-    words = {True: f"paused: {name}", False: f"unchanged: {name} is paused"}
-    return _told(arguments, lambda: words[set_paused(name, paused=True)])
+    return _set_paused(arguments, f"paused: {arguments.name}", "is paused", paused=True)
 
 
 def resume(arguments: argparse.Namespace) -> int:
     """``brine instance resume``"""
-    name = arguments.name
-    words = {True: f"resumed: {name}", False: f"unchanged: {name} is not paused"}
-    return _told(arguments, lambda: words[set_paused(name, paused=False)])
+    return _set_paused(arguments, f"resumed: {arguments.name}", "is not paused", paused=False)
 
 
-def _told(arguments: argparse.Namespace, work: Callable[[], str], *, runs: str = "runs") -> int:
-    """Do the work of a command, and print its result; *runs* is said if it is interrupted."""
-    undo_when_told_to_end()
-    messages.log_to_journal("brine")
-    try:
-        print_done(work(), as_json=arguments.json, name=arguments.name)
-    except KeyboardInterrupt:
-        return interrupted(arguments.name, runs=runs)
-    return 0
+def _set_paused(arguments: argparse.Namespace, done: str, already: str, *, paused: bool) -> int:
+    def act(name: str) -> tuple[str, bool]:
+        changed = set_paused(name, paused=paused)
+        return done if changed else f"unchanged: {name} {already}", changed
+
+    return act_on(arguments, act)

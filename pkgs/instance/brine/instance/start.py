@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,11 +12,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from brine.common import markers
-from brine.common.cli import print_done
 from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.process import spoken_wait, unit_of
 from brine.instance import messages, restart_counter, store, unit
+from brine.instance.action import act_on_each
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
@@ -349,31 +347,34 @@ def storage_of(spec: Spec) -> frozenset[str]:
 
 def start(arguments: argparse.Namespace) -> int:
     """``brine instance start``"""
-    name = arguments.name
-    if name is None and not arguments.all:
+    if not (arguments.name or arguments.all):
         raise UsageError("which instance?", hint="give its name, or --all")
-    if name is not None and arguments.all:
+    if arguments.name and arguments.all:
         raise UsageError("--all, or that one?", hint="give a name, or --all")
-    if arguments.all and arguments.json:
-        raise UsageError("--all prints no JSON", hint="brine instance list --json has the states")
-    if arguments.all and arguments.keep_tries:
-        raise UsageError("--all keeps the tries by itself", hint="leave --keep-tries out")
-    messages.log_to_journal("brine")
+    if arguments.all and (arguments.keep_tries or arguments.json):
+        option = "--keep-tries" if arguments.keep_tries else "--json"
+        raise UsageError(f"{option} goes with names of instances", hint=f"leave {option} out")
     if arguments.all:
+        messages.log_to_journal("brine")
         return _start_all()
-    try:
-        done = start_instance(name, keeps_tries=arguments.keep_tries).format(name=name)
-        print_done(done, as_json=arguments.json, name=name)
-    except KeyboardInterrupt:
-        return interrupted(name, runs="runs")
-    return 0
+
+    def act(name: str) -> tuple[str, bool]:
+        done = start_instance(name, keeps_tries=arguments.keep_tries)
+        return done.format(name=name), done is not Started.UNCHANGED
+
+    at_most = _parallel_starts() if len(arguments.name) > 1 else 1
+    return act_on_each(arguments, act, at_most=at_most)
+
+
+def _parallel_starts() -> int:
+    from brine.instance.settings import load_settings  # with it a reader of TOML
+
+    return load_settings().parallel_starts
 
 
 def _start_all() -> int:
-    from brine.instance.settings import load_settings  # with it a reader of TOML
-
     status = 0
-    for name, error in start_all(parallel=load_settings().parallel_starts):
+    for name, error in start_all(parallel=_parallel_starts()):
         if error is None:
             print(f"started: {name}", flush=True)
         elif isinstance(error, StillStartingError):
@@ -382,13 +383,3 @@ def _start_all() -> int:
             status = 1
             tell_error(error)
     return status
-
-
-def interrupted(name: str, *, runs: str) -> int:
-    """Report the state of an instance after an interrupt; *runs* is said of a running one."""
-    with suppress(BrineError):  # it has no spec, say
-        seen = look(name)
-        words = runs if seen.state.oper is Oper.RUNNING else f"is {seen.state.oper}"
-        text = f"interrupted: {name} {words}; its admin_state is {seen.spec.admin_state}"
-        print(text, file=sys.stderr)
-    return 128 + signal.SIGINT
