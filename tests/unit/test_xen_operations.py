@@ -14,6 +14,7 @@ from brine.common import outbox
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
 from brine.instance import intent, operations, store
+from brine.instance.definition import SpecInput, define_several
 from brine.instance.intent import forget_user_shutdown
 from brine.instance.observe import Observed, look, look_at_all
 from brine.instance.operations import (
@@ -68,6 +69,18 @@ def test_one_without_xl_is_stopped_and_removed(
     assert wanted() == ("down", "admin")
     assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
     assert stop_instance("web1") is Stopped.UNCHANGED
+
+
+def test_all_that_is_defined_of_a_domain_that_runs_waits_for_a_restart(xl: ScriptedXl) -> None:
+    spec = defined()
+    config.write(spec)
+    xl.domain("web1", 3, "-b----", spec.uuid)
+    given = {**to_json(spec), "memory_mib": 512, "nics": [{"link": "br0"}]}
+    (result,) = define_several([SpecInput("web1", "web1", given)], dry_run=False, live=True)
+    assert result.live
+    told = result.live.to_json()
+    assert told["restart_pending"] == ["memory_mib", "nics"]
+    assert (told["attached"], told["detached"], told["live_errors"]) == ([], [], [])
 
 
 def test_a_damaged_spec_is_written_anew_and_the_domain_stays_its_own(xl: ScriptedXl) -> None:
