@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from brine.common import paths, process
 from brine.common.process import unit_of
-from brine.instance import console, operations
+from brine.instance import console, operations, store
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -240,11 +241,20 @@ def test_a_list_of_specs_is_defined_and_a_bad_one_stops_no_other(brine: Run) -> 
     }
     assert (nameless["name"], nameless["error"]) == (None, "/2: must be an object, but is 5")
     assert (web3["changed"], web3["before"]["vcpus"], web3["spec"]["vcpus"]) == (True, 1, 2)
-    assert brine("define", "-", "--json", stdin=[]) == (
-        0,
-        '{\n  "instances": [],\n  "dry_run": false\n}\n',
-        "",
-    )
+    nothing = '{"instances": [], "dry_run": false}\n'
+    assert brine("define", "-", "--json", stdin=[]) == (0, nothing, "")
+
+
+def test_a_user_who_has_shut_an_instance_down_is_not_overruled(brine: Run) -> None:
+    brine("define", "-", stdin={"name": "web1"})
+    store.save(replace(store.load("web1"), admin_state_source="user"))
+    for given in ({"name": "web1", "admin_state": "up"}, {"name": "web1", "admin_state": "down"}):
+        status, out, _ = brine("define", "-", "--keep-user-state", "--json", stdin=given)
+        told = json.loads(out)
+        assert (status, told["changed"], told["spec"]) == (0, False, told["before"])
+    offline = {"name": "web1", "admin_state": "offline"}
+    _, out, _ = brine("define", "-", "--keep-user-state", "--json", stdin=offline)
+    assert json.loads(out)["spec"]["admin_state"] == "offline"
 
 
 @pytest.mark.parametrize("names", [("web1", "web2"), ("web2", "web1")])

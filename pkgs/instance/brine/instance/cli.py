@@ -48,6 +48,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     define.add_argument("--config", metavar="FILE", help=text)
     text = "also plug NICs and disks into a running instance, and take them out"
     define.add_argument("--live", action="store_true", help=text)
+    text = "keep the admin_state of an instance that its user has shut down"
+    define.add_argument("--keep-user-state", action="store_true", help=text)
     text = "define an instance from a disk image or a libvirt domain"
     importing = verb("import", f"{_DEFINITION}:import_machine", text, of_one=False)
     importing.add_argument("image", metavar="IMAGE", nargs="?", help="the image of its disk")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 from brine.common import paths
@@ -75,21 +76,34 @@ def _uses_of(spec: Spec) -> Iterator[tuple[str, DiskUse]]:
 # Unique identities: the UUIDs of instances, and the MAC addresses of NICs.
 
 
-def identities_of_others(name: str, planned: Planned = NONE_PLANNED) -> dict[str, str]:
-    """The UUIDs and MAC addresses of the other instances, with the name of each owner."""
-    found = {}
-    for other, data in _other_specs(name, planned):
-        nics = data.get("nics")
-        rows = [row for row in nics if isinstance(row, Mapping)] if isinstance(nics, list) else []
-        for identity in (data.get("uuid"), *(row.get("mac") for row in rows)):
-            found[str(identity).lower()] = other
-    return found
+class OtherIdentities(Container[str]):
+    """The UUIDs and MAC addresses of the other instances. They are read when one is asked for: a
+    definition that changes nothing asks for none."""
+
+    def __init__(self, name: str, planned: Planned = NONE_PLANNED) -> None:
+        self._name = name
+        self._planned = planned
+
+    def __contains__(self, identity: object) -> bool:
+        return identity in self.owners
+
+    @cached_property
+    def owners(self) -> dict[str, str]:
+        """The name of each one's owner."""
+        found = {}
+        for other, data in _other_specs(self._name, self._planned):
+            nics = data.get("nics")
+            rows = nics if isinstance(nics, list) else []
+            macs = (row.get("mac") for row in rows if isinstance(row, Mapping))
+            for identity in (data.get("uuid"), *macs):
+                found[str(identity).lower()] = other
+        return found
 
 
 def refuse_twin(spec: Spec, taken: Mapping[str, str]) -> None:
     """Refuse a spec with the UUID or a MAC address of another instance that is not offline.
 
-    :param taken: the result of :func:`identities_of_others`.
+    :param taken: the owners of :class:`OtherIdentities`.
     """
     places = [("/uuid", "UUID", spec.uuid)]
     places += [(f"/nics/{n}/mac", "MAC address", nic.mac) for n, nic in enumerate(spec.nics)]

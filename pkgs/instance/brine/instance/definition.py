@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from brine.common.errors import BrineError, printable, tell_error, warn
+from brine.common.process import begun
 from brine.instance.kvm.live_changes import KEYS, dropped
 from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.observe import Observed, Oper, look, look_at_all
 from brine.instance.operations import Defined, define_instance
 from brine.instance.report import AS_ROOT
+from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.store import InstanceError
@@ -38,12 +41,16 @@ class SpecInput:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionResult:
-    """The result of a definition: what was defined, and changed live; or the error."""
+    """The result of a definition: what was defined, and changed live; or the error.
+
+    :param state: the instance's, before the live change; None if it is new, or not known.
+    """
 
     given: SpecInput
     defined: Defined | None = None
     error: BrineError | None = None
     live: LiveResult | None = None
+    state: Mapping[str, Any] | None = None
 
     def errors(self) -> Sequence[BrineError]:
         """All errors, with the instance's name."""
@@ -53,7 +60,8 @@ class DefinitionResult:
 
     def to_json(self) -> dict[str, Any]:
         """It as ``--json`` shows it."""
-        row: dict[str, Any] = {"name": self.given.name}
+        name = self.defined.spec.name if self.defined else self.given.name
+        row: dict[str, Any] = {"name": name}
         if self.given.ignored is not None:
             row["ignored"] = list(self.given.ignored)
         if self.defined is None:
@@ -61,7 +69,7 @@ class DefinitionResult:
             return {**row, "error": str(error), "hint": error.hint}
         before = self.defined.before
         row |= {"changed": self.defined.changed, "drops": self.drops()}
-        row |= self.live.to_json() if self.live else {}
+        row |= {**self.live.to_json(), "state": self.state} if self.live else {}
         return {**row, "before": to_json(before) if before else None, "spec": to_json(self.spec())}
 
     def spec(self) -> Spec:
@@ -93,7 +101,7 @@ def inputs_of(data: Sequence[Any]) -> Iterator[SpecInput]:
 
 
 def define_several(
-    given: Sequence[SpecInput], *, dry_run: bool, live: bool = False
+    given: Sequence[SpecInput], *, dry_run: bool, live: bool = False, keeps_user_state: bool = False
 ) -> list[DefinitionResult]:
     """Define several instances, in their order. One that can't be defined stops no other.
 
@@ -102,16 +110,22 @@ def define_several(
 
     :param live: also change the disks and NICs of those that run. It begins with instances that
         get no disk.
+    :param keeps_user_state: as in :func:`define_instance`.
     """
     results = [DefinitionResult(one, error=one.fault) for one in given]
     planned: dict[str, Any] = {}
     waiting = [index for index, one in enumerate(given) if not one.fault]
+    names = [one.name for one in given if one.name]
+    # In a dry run systemd answers while the specs are checked, which takes about as long.
+    observed = begun(partial(_observed, names)) if live and dry_run and names else None
     while waiting:
         has_changed, refused = False, []
         for index in waiting:
             one = given[index]
             try:
-                defined = define_instance(one.data, dry_run=dry_run, planned=planned)
+                defined = define_instance(
+                    one.data, dry_run=dry_run, keeps_user_state=keeps_user_state, planned=planned
+                )
             except BrineError as error:
                 results[index] = DefinitionResult(one, error=error)
                 if isinstance(error, SpecError):
@@ -123,12 +137,16 @@ def define_several(
                 planned[defined.spec.name] = to_json(defined.spec)
         waiting = refused if has_changed else []
     if live:
-        results = _changed_live(results, dry_run=dry_run)
+        done = [one.defined.spec.name for one in results if one.defined]
+        seen = observed() if observed else _observed(done)
+        results = _changed_live(results, seen, dry_run=dry_run)
     return results
 
 
-def _changed_live(results: list[DefinitionResult], *, dry_run: bool) -> list[DefinitionResult]:
-    seen = _observed([one.defined.spec.name for one in results if one.defined])
+def _changed_live(
+    results: list[DefinitionResult], seen: Mapping[str, Observed], *, dry_run: bool
+) -> list[DefinitionResult]:
+    held_back = reasons_to_wait()
 
     def gets_disk(index: int) -> bool:
         defined = results[index].defined
@@ -142,6 +160,14 @@ def _changed_live(results: list[DefinitionResult], *, dry_run: bool) -> list[Def
             found = seen.get(defined.spec.name)
             live = change_live(defined.spec, defined.before, found, dry_run=dry_run)
             results[index] = replace(results[index], live=live)
+            if found:
+                state = {
+                    "status": found.state.status,
+                    "oper_state": found.state.oper,
+                    "why": found.state.why,
+                    "held_back": held_back(found.name),
+                }
+                results[index] = replace(results[index], state=state)
     return results
 
 
@@ -167,7 +193,7 @@ def tell_results(
     if as_json:
         status = tell_errors(results)
         rows = [one.to_json() for one in results]
-        print(json.dumps({"instances": rows, **more, "dry_run": dry_run}, indent=2))
+        print(json.dumps({"instances": rows, **more, "dry_run": dry_run}))
         return status
     return tell_lines(results, dry_run=dry_run)
 

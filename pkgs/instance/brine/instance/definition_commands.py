@@ -60,21 +60,24 @@ def define(arguments: argparse.Namespace) -> int:
     data, dry_run = _input(arguments.file), arguments.dry_run
     if arguments.live:
         undo_when_told_to_end()
+    given = [SpecInput(None, "the spec", data)]
     if isinstance(data, list):
-        results = define_several(list(inputs_of(data)), dry_run=dry_run, live=arguments.live)
+        given = list(inputs_of(data))
+    results = define_several(
+        given, dry_run=dry_run, live=arguments.live, keeps_user_state=arguments.keep_user_state
+    )
+    if isinstance(data, list):
         return tell_results(results, dry_run=dry_run, as_json=arguments.json)
-    given = SpecInput(None, "the spec", data)
-    (result,) = define_several([given], dry_run=dry_run, live=arguments.live)
+    (result,) = results
     if result.error:
         with _naming(arguments.file, SpecError):
             raise result.error
     assert result.defined
     if not arguments.json:
         return tell_lines([result], dry_run=dry_run)
-    status, live = tell_errors([result]), result.live.to_json() if result.live else {}
+    status = tell_errors([result])
     warn_of(result)
-    changed, drops = result.defined.changed, result.drops()
-    _print_json(result.spec(), dry_run=dry_run, changed=changed, drops=drops, **live)
+    print(json.dumps({**result.to_json(), "dry_run": dry_run}, indent=2))
     return status
 
 

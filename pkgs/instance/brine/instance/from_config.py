@@ -81,7 +81,12 @@ def define_all(arguments: argparse.Namespace) -> int:
     given = [_input_of(configuration, one) for one in sorted(ours, key=lambda one: one.name)]
     if arguments.live:
         undo_when_told_to_end()
-    results = define_several(given, dry_run=arguments.dry_run, live=arguments.live)
+    results = define_several(
+        given,
+        dry_run=arguments.dry_run,
+        live=arguments.live,
+        keeps_user_state=arguments.keep_user_state,
+    )
     others = elsewhere(configuration, node)
     rows = [{"name": name, "node": owner} for name, owner in others.items()]
     as_json = arguments.json

@@ -23,8 +23,8 @@ from brine.instance import messages, store, unit
 from brine.instance.action import act_on, act_on_each
 from brine.instance.conflicts import (
     NONE_PLANNED,
+    OtherIdentities,
     Planned,
-    identities_of_others,
     refuse_shared,
     refuse_twin,
 )
@@ -67,12 +67,14 @@ def define_instance(
     dry_run: bool = False,
     is_new: bool = False,
     over: Spec | None = None,
+    keeps_user_state: bool = False,
     planned: Planned = NONE_PLANNED,
 ) -> Defined:
     """Write the spec of an instance. A running instance uses it from its next start on.
 
     :param is_new: refuse it if an instance of that name exists.
     :param over: the spec that it was made from: refuse it if that has changed meanwhile.
+    :param keeps_user_state: one that its user has shut down stays so, unless it is to be offline.
     :param planned: the specs that other instances would have.
     :raises BrineError: what is wrong with the spec, or what failed.
     """
@@ -89,7 +91,9 @@ def define_instance(
         if over and before != over:
             raise InstanceError(name, "somebody else has defined it meanwhile")
         known = before or _known(name, data)
-        taken = identities_of_others(name, planned)
+        taken = OtherIdentities(name, planned)
+        if keeps_user_state and before and before.is_down_by_user():
+            data = _without_state(data)
         spec = define(data, before=known, cluster=cluster_name(), taken=taken)
         if not is_here(spec):
             raise SpecError(
@@ -108,7 +112,7 @@ def define_instance(
         if before is None or (before.disks, before.cdroms) != (spec.disks, spec.cdroms):
             refuse_shared(spec, planned)
         if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
-            refuse_twin(spec, taken)
+            refuse_twin(spec, taken.owners)
         refuse_other_formats(spec)
         aside = None
         if not dry_run:
@@ -120,6 +124,14 @@ def define_instance(
             if before and before.owner and not spec.owner:
                 remove_folder(name)  # whoever waits there for its end is told by that
     return Defined(spec, changed=True, before=before, aside=aside)
+
+
+def _without_state(data: dict[str, Any]) -> dict[str, Any]:
+    """A spec that leaves the admin_state as it is, unless it is offline."""
+    if data.get("admin_state") == AdminState.OFFLINE:
+        return data
+    keys = ("admin_state", "admin_state_source")
+    return {key: value for key, value in data.items() if key not in keys}
 
 
 def _known(name: str, data: dict[str, Any]) -> Spec | None:

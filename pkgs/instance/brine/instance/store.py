@@ -350,7 +350,9 @@ def refuse_elsewhere(spec: Spec) -> None:
 
 def cluster_name() -> str:
     """The name of the cluster; empty where there is none."""
-    from brine.config.ssconf import Ssconf, SsconfError  # most have nothing to ask it
+    if not (paths.SSCONF_DIR / "ssconf_cluster_name").exists():
+        return ""
+    from brine.config.ssconf import Ssconf, SsconfError  # it takes long to load
 
     try:
         return Ssconf().cluster_name()
