@@ -100,7 +100,7 @@ def test_what_is_declared_is_input_and_is_not_logged() -> None:
 @pytest.mark.parametrize(
     ("runs", "said"),
     [
-        (Runs("", "brine: error: no\n  hint: do\n", 1), "brine: error: no; hint: do"),
+        (Runs("", "brine: error: no\nbrine: hint: do\n", 1), "brine: error: no; do"),
         (Runs("secret", "", 3), "brine instance define - --json failed with status 3"),
         (Runs("secret", "", 0), "succeeded, but did not print JSON"),
     ],

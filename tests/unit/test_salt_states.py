@@ -115,7 +115,6 @@ def test_what_can_not_be_run_or_read_is_one_line_without_secrets(run_all: Any, s
             __salt__={
                 "brine.ask": execution_module(run_all).ask,
                 "file.file_exists": lambda _: True,
-                "file.read": lambda _: "{}",
             },
         )
         result = getattr(module, function)("web1", *arguments)

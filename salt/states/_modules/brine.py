@@ -62,8 +62,9 @@ def ask(*command: str, stdin: str = "") -> dict[str, Any]:
     except ValueError:
         answer = {}
     if run["retcode"] != 0:
-        said = "; ".join(filter(None, map(str.strip, run["stderr"].splitlines())))
-        answer["refused"] = said or f"{' '.join(line)} failed with status {run['retcode']}"
+        lines = [one.strip().removeprefix("brine: hint: ") for one in run["stderr"].splitlines()]
+        failed = f"{' '.join(line)} failed with status {run['retcode']}"
+        answer["refused"] = "; ".join(filter(None, lines)) or failed
     elif not answer:
         answer["refused"] = f"{' '.join(line)} succeeded, but did not print JSON"
     return answer

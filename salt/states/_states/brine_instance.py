@@ -29,9 +29,8 @@ The state ``brine.instance`` makes these of pillar. An instance that its user ha
 down: ``running`` leaves it alone, and says so. It also leaves the watcher its work: it starts
 nothing while the watcher is paused, and no instance that the watcher has given up.
 
-A run of Salt looks at all instances once, and tries all declared specs at once. So it needs two
-processes to find that nothing is to be done, for however many instances. An instance that is to be
-changed is looked at anew.
+In a run of Salt one process looks at all instances and tries all declared specs. So it finds that
+nothing is to be done for however many instances. One that is to be changed is looked at anew.
 
 All of them talk to the ``brine`` command only, by the execution module ``brine``.
 """
@@ -46,33 +45,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     __context__: dict[str, Any] = {}
-    __lowstate__: Sequence[Mapping[str, Any]] = ()
     __opts__: dict[str, Any] = {}
     __salt__: dict[str, Callable[..., Any]] = {}
 
 Result = dict[str, Any]
 
+# All states of a run; Salt replaces it.
+__lowstate__: Sequence[Mapping[str, Any]] = ()
+
 _OWNERS = "/run/brine/lifecycle"
 _UNIT_FILE = "/usr/lib/systemd/system/brine-instance@.service"
 _SPEC_FILE = "/var/lib/brine/instances/{}.json"
 _GOING = ("running", "starting", "stopping")
-_WILL = ("admin_state", "admin_state_source")
-_SEEN, _TRIED = "brine_instance.seen", "brine_instance.tried"
+_DEVICES = ("attached", "detached")
+_FOUND, _SEEN, _TRIED = "brine_instance", "seen", "tried"
 
 
 def mod_init(low: Mapping[str, Any]) -> bool:
     """Begin anew: Salt calls this before the first of these states in a run, and ``__context__``
     may still have what another run found."""
-    __context__.pop(_SEEN, None)
-    __context__.pop(_TRIED, None)
+    __context__.pop(_FOUND, None)
     return True
 
 
 def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
-    """Have an instance be defined so, as ``brine instance define`` does. It starts and stops none.
+    """Have an instance be defined so, as ``brine instance define --live`` does. It starts and stops
+    none.
 
-    One that runs has what is new from its next start on. An ``admin_state`` of ``up`` or ``down``
-    does not replace what its user has said by shutting it down; ``offline`` does.
+    One that runs gets its NICs and disks at once where possible: ``changes`` has what was
+    ``attached`` and ``detached``. The comment says what needs a reboot. An ``admin_state`` of
+    ``up`` or ``down`` does not replace what its user has said by shutting it down; ``offline``
+    does.
 
     :param name: of the instance.
     :param spec: the keys of brine-spec(5); what it leaves out has its default, but that UUIDs, MAC
@@ -85,31 +88,28 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         return _failure(name, f"{name}: its spec is that of {spec['name']}")
     if (early := _not_installed(name)) is not None:
         return early
-    before, refused = _look(name)
-    if refused:
-        return _failure(name, refused)
-    after = _tried(_wanted(name, spec, before))
-    if after is None or (after["changed"] and not __opts__["test"]):
-        before, refused = _look(name, anew=True)
-        if refused:
-            return _failure(name, refused)
-        dry_run = ["--dry-run"] if __opts__["test"] else []
-        wanted = _wanted(name, spec, before)
-        answer = __salt__["brine.ask"]("instance", "define", "-", *dry_run, stdin=wanted)
-        if "refused" in answer:
+    wanted = _wanted(name, spec)
+    after = _trial(wanted)
+    if after is None or (_has_changed(after) and not __opts__["test"]):
+        options = ["--dry-run"] if __opts__["test"] else []
+        answer = _define(wanted, *options)
+        if "said" not in answer:
             return _failure(name, answer["refused"])
         after = answer["said"]
         _forget(name)
-    is_users = before is not None and _is_users(spec, before) and "admin_state" in spec
-    notes = ["its user has shut it down, and that stays"] if is_users else []
-    if not after["changed"]:
-        return _success(name, {}, "is as declared", *notes, *_pending(before))
-    if before is None:
-        changes: Result = {name: {"old": None, "new": "defined"}}
+    changes: Result = {key: after[key] for key in _DEVICES if after[key]}
+    if after["before"] is None:
+        changes[name] = {"old": None, "new": "defined"}
     else:
-        changes = _difference(before["spec"], after["spec"])
-        if before["oper_state"] in _GOING and not changes.keys() <= set(_WILL):
-            notes += _what_waits(name)
+        changes |= _difference(after["before"], after["spec"])
+    is_users = spec.get("admin_state") and after["spec"]["admin_state_source"] == "user"
+    notes = ["its user has shut it down, and that stays"] if is_users else []
+    notes += _pending(after["restart_pending"])
+    if after["live_errors"]:
+        comment = "\n".join([*after["live_errors"], *notes])
+        return {"name": name, "result": False, "changes": changes, "comment": comment}
+    if not changes:
+        return _success(name, {}, "is as declared", *notes)
     return _success(name, changes, "would be defined" if __opts__["test"] else "defined", *notes)
 
 
@@ -129,7 +129,7 @@ def running(name: str) -> Result:
     if refused:
         return _failure(name, refused)
     if why := _why_left(seen):
-        return _success(name, {}, why, *_pending(seen))
+        return _success(name, {}, why, *_pending(seen["restart_pending"]))
     return _act(name, ["start", "--keep-tries", name], seen["status"], "running", "started")
 
 
@@ -193,9 +193,8 @@ def elsewhere(name: str, node: str) -> Result:
         return _success(name, {}, comment)
     changes = {"admin_state": {"old": seen["admin_state"], "new": "offline"}}
     if not __opts__["test"]:
-        stdin = json.dumps({**seen["spec"], "admin_state": "offline"})
-        answer = __salt__["brine.ask"]("instance", "define", "-", stdin=stdin)
-        if "refused" in answer:
+        answer = _define(_wanted(name, {**seen["spec"], "admin_state": "offline"}))
+        if "said" not in answer:
             return _failure(name, answer["refused"])
         _forget(name)
     return _success(name, changes, comment)
@@ -224,12 +223,9 @@ def none_running(name: str, owned: bool = False) -> Result:
     return _failure(name, f"nothing is removed, as {what} run: {', '.join(names)}; {hint}")
 
 
-def _wanted(name: str, spec: Mapping[str, Any], before: Result | None) -> str:
-    """The JSON of a spec, without the admin_state if its user's will stands."""
-    wanted = {**spec, "name": name}
-    if before and _is_users(spec, before):
-        wanted = {key: value for key, value in wanted.items() if key not in _WILL}
-    return json.dumps(wanted, default=_plain, sort_keys=True)
+def _wanted(name: str, spec: Mapping[str, Any]) -> str:
+    """The JSON of a spec."""
+    return json.dumps({**spec, "name": name}, default=_plain, sort_keys=True)
 
 
 def _plain(value: Any) -> Any:
@@ -237,11 +233,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, Sequence) else str(value)
-
-
-def _is_users(spec: Mapping[str, Any], before: Result) -> bool:
-    """Whether the admin_state is its user's, and stays so."""
-    return before["admin_state_source"] == "user" and spec.get("admin_state") != "offline"
 
 
 def _is_stopped(seen: Result) -> bool:
@@ -264,19 +255,14 @@ def _why_left(seen: Result) -> str:
     return f"left alone: {seen['held_back']}" if seen["held_back"] else ""
 
 
-def _what_waits(name: str) -> list[str]:
-    """What is to be said of an instance that runs, and was defined anew just now."""
-    later = "it runs, and has this from its next start on"
-    if __opts__["test"]:
-        return [later]
-    seen, _ = _info(name)
-    return [later, *_pending(seen)] if seen.get("restart_pending") != [] else []
+def _has_changed(after: Result) -> bool:
+    """Whether a definition changes something, or can't change all that it should."""
+    return any(after[key] for key in ("changed", *_DEVICES, "live_errors"))
 
 
-def _pending(seen: Mapping[str, Any] | None) -> list[str]:
-    """What of a running instance waits for a restart, as a line if there is something."""
-    keys = (seen or {}).get("restart_pending")
-    return [f"restart pending: {', '.join(keys)}"] if keys else []
+def _pending(keys: Sequence[str] | None) -> list[str]:
+    """What of a running instance waits for a reboot, as a line if there is something."""
+    return [f"needs a reboot: {', '.join(keys)}"] if keys else []
 
 
 def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Result:
@@ -326,55 +312,52 @@ def _not_there_yet(name: str, comment: str, *, result: bool | None = None) -> Re
 # What is known of the instances.
 
 
-def _look(name: str, *, anew: bool = False) -> tuple[Result | None, str]:
-    """What there is of an instance, and why that can't be found out; None if there is none, or its
-    spec is no JSON any more. What its user wants is not known then."""
-    file = _SPEC_FILE.format(name)
-    if not __salt__["file.file_exists"](file):
-        return None, ""
-    seen, refused = _info(name, lambda _: not anew)
-    if refused:
-        try:
-            json.loads(__salt__["file.read"](file))
-        except ValueError:
-            return None, ""
-    return seen, refused
+def _define(wanted: str, *options: str) -> Result:
+    """Have ``brine`` define instances, with the JSON of specs."""
+    command = ["instance", "define", "-", "--live", "--keep-user-state", *options]
+    answer: Result = __salt__["brine.ask"](*command, stdin=wanted)
+    return answer
 
 
-def _info(name: str, suffices: Callable[[Result], bool] = lambda _: False) -> tuple[Result, str]:
+def _info(name: str, suffices: Callable[[Result], bool]) -> tuple[Result, str]:
     """What is said of an instance, and what was said against it; one of them is empty.
 
     :param suffices: whether what the look at all has found will do. Where something is to be done
         it does not: the instance may have changed since.
     """
-    seen = _all_seen().get(name)
+    seen = _found()[_SEEN].get(name)
     if seen and suffices(seen):
         return seen, ""
     answer = __salt__["brine.ask"]("instance", "info", name)
     return ({}, answer["refused"]) if "refused" in answer else (answer["said"], "")
 
 
-def _all_seen() -> dict[str, Result]:
-    """What the look at all instances has found in this run; nothing where a state runs alone."""
-    if _SEEN not in __context__ and __lowstate__:
-        # One with a fault is not in the list. It is asked for by its name.
-        found = __salt__["brine.ask"]("instance", "list").get("said", [])
-        __context__[_SEEN] = {one["name"]: one for one in found}
-    seen: dict[str, Result] = __context__.get(_SEEN, {}) if __lowstate__ else {}
-    return seen
-
-
-def _tried(wanted: str) -> Result | None:
+def _trial(wanted: str) -> Result | None:
     """What a definition would change, by the trial of all that are declared; None if that does not
     tell, or only that it would fail."""
-    if _TRIED not in __context__ and __lowstate__:
-        specs = list(_declared())
-        stdin = f"[{','.join(specs)}]"
-        answer = __salt__["brine.ask"]("instance", "define", "-", "--dry-run", stdin=stdin)
-        results = answer.get("said", {}).get("instances", [])
-        __context__[_TRIED] = dict(zip(specs, results, strict=False))
-    found: Result = __context__.get(_TRIED, {}).get(wanted, {}) if __lowstate__ else {}
+    found = _found()[_TRIED].get(wanted, {})
     return found if "changed" in found else None
+
+
+def _found() -> dict[str, dict[str, Result]]:
+    """What one process has found of all instances in this run: their states by name, and what the
+    definition of each declared spec would change. It is nothing where a state runs alone."""
+    if not __lowstate__:
+        return {_SEEN: {}, _TRIED: {}}
+    if _FOUND not in __context__:
+        tried = {}
+        if declared := list(_declared()):
+            answer = _define(f"[{','.join(declared)}]", "--dry-run")
+            results = answer.get("said", {}).get("instances", [])
+            tried = dict(zip(declared, results, strict=False))
+            known = [one for one in results if one.get("before") and one["state"]]
+            seen = [{**one["before"], **one, **one["state"]} for one in known]
+        else:
+            # One with a fault is not in the list. It is asked for by its name.
+            seen = __salt__["brine.ask"]("instance", "list").get("said", [])
+        __context__[_FOUND] = {_SEEN: {one["name"]: one for one in seen}, _TRIED: tried}
+    found: dict[str, dict[str, Result]] = __context__[_FOUND]
+    return found
 
 
 def _declared() -> Iterator[str]:
@@ -383,12 +366,12 @@ def _declared() -> Iterator[str]:
         if (low["state"], low["fun"]) == ("brine_instance", "defined"):
             name, spec = low["name"], low.get("spec") or {}
             if isinstance(spec, Mapping) and spec.get("name", name) == name:
-                yield _wanted(name, spec, _all_seen().get(name))
+                yield _wanted(name, spec)
 
 
 def _forget(name: str) -> None:
     """Have an instance be looked at anew that has changed."""
-    __context__.get(_SEEN, {}).pop(name, None)
+    __context__.get(_FOUND, {}).get(_SEEN, {}).pop(name, None)
 
 
 def _failure(name: str, comment: str) -> Result:

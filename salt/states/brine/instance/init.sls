@@ -104,6 +104,9 @@ brine-instance-at-boot:
 {{ (id ~ ("-running" if admin_state == "up" else "-stopped")) | json }}:
   brine_instance.{{ "running" if admin_state == "up" else "stopped" }}:
     - name: {{ name | json }}
+{%- if admin_state != "up" %}
+    - parallel: true
+{%- endif %}
     - require:
       - brine_instance: {{ id | json }}
 {%- endif %}
