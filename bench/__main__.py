@@ -55,6 +55,7 @@ SUBJECTS = {
     "instance": Subject(("brine-instance", "brine-kvmd"), with_libvirt=True),
     "kvmd": Subject(rounds=(3, 1), sizes=(200, 1000, 5000), smallest=103),
     "lifecycle": Subject(("brine-lifecycle",), rounds=(1, 1), sizes=(10, 100, 1000)),
+    "salt": Subject(("brine-instance", "brine-kvmd", "brine-watcher")),
     "watcher": Subject(("brine-watcher",), runs_on_xen=True),
 }
 
@@ -131,7 +132,7 @@ def _measured(name: str, subject: Subject, plan: Plan) -> str:
 
 
 def _measured_in_node(node: Machine, order: Sequence[str]) -> str:
-    for folder in ("bench", "lab"):
+    for folder in ("bench", "lab", "salt"):
         node.put(TREE / folder, f"{_NODE_FOLDER}/{folder}")
     # -P: the tree's own code stays out of what is measured, which is installed.
     python = ["env", f"PYTHONPATH={_NODE_FOLDER}", PYTHON, "-P", "-m", "bench"]
