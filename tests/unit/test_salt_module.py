@@ -33,7 +33,7 @@ class Runs:
     [
         ("list_", [], {}, "instance list"),
         ("info", ["web1"], {}, "instance info web1"),
-        ("start", ["web1"], {"keep_tries": True}, "instance start web1 --keep-tries"),
+        ("start", ["a", "b"], {"keep_tries": True}, "instance start a b --keep-tries"),
         ("stop", ["web1"], {"force": True, "timeout": 5}, "instance stop web1 --force --timeout=5"),
         ("reboot", ["web1"], {"reset": True}, "instance reboot web1 --reset"),
         ("define", [SPEC], {"test": True}, "instance define - --dry-run"),

@@ -92,27 +92,27 @@ def info(name: str) -> Any:
     return _said("instance", "info", name)
 
 
-def start(name: str, keep_tries: bool = False) -> Any:
+def start(*names: str, keep_tries: bool = False) -> Any:
     """
-    Start an instance, and set its admin_state to up.
+    Start instances, and set their admin_state to up.
 
     CLI Example::
 
-        salt kvm1 brine.start web1
+        salt kvm1 brine.start web1 db1
     """
-    return _said("instance", "start", name, *_options({"keep_tries": keep_tries}))
+    return _said("instance", "start", *names, *_options({"keep_tries": keep_tries}))
 
 
-def stop(name: str, force: bool = False, timeout: float | None = None) -> Any:
+def stop(*names: str, force: bool = False, timeout: float | None = None) -> Any:
     """
-    Shut down the guest of an instance, and set its admin_state to down.
+    Shut down the guests of instances side by side, and set their admin_state to down.
 
     CLI Example::
 
-        salt kvm1 brine.stop web1
+        salt kvm1 brine.stop web1 db1
         salt kvm1 brine.stop web1 force=True timeout=30
     """
-    return _said("instance", "stop", name, *_options({"force": force, "timeout": timeout}))
+    return _said("instance", "stop", *names, *_options({"force": force, "timeout": timeout}))
 
 
 def reboot(
