@@ -4,6 +4,10 @@ The nodes of the cluster, from the Salt master
 
 ::
 
+    salt-run brine.list
+    salt-run brine.find web1
+    salt-run brine.health
+    salt-run brine.record
     salt-run brine.redistribute
     salt-run brine.redistribute test=True
     salt-run brine.rotate_key
@@ -18,30 +22,185 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
 import subprocess
-from typing import TYPE_CHECKING, Any
+import urllib.parse
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     __context__: dict[str, Any] = {}
+    __opts__: dict[str, Any] = {}
     __salt__: dict[str, Callable[..., Any]] = {}
+
+__func_alias__ = {"list_": "list"}
 
 Result = dict[str, Any]
 
 _KEYS = "/etc/brine/salt/keys.json"
 _KEY_FILE = "/etc/brine/hmac.key"
 _TIMEOUT_S = 60
+_WRITER = "I@brine:config:apply:true"
+"""The minion that writes the cluster's configuration."""
 # The steps of a rotation, each with what comes after it: the new key is accepted besides the old
 # one; the new one signs, and the old one is accepted; the old one goes.
 _NEXT = {"accept": "sign", "sign": "drop", "drop": "done"}
 
 
+log = logging.getLogger(__name__)
+
+
 class _RefusedError(Exception):
     """What can't be done, in one line."""
+
+
+def list_(timeout: int | None = None) -> Result:
+    """
+    List the instances of all nodes, with their states.
+
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    CLI Example::
+
+        salt-run brine.list
+    """
+    try:
+        found = _instances(timeout)
+    except _RefusedError as error:
+        return _ended(False, str(error))
+    return {
+        node: {one["name"]: one["status"] for one in answer} if _is_list(answer) else answer
+        for node, answer in found.items()
+    }
+
+
+def find(instance: str, timeout: int | None = None) -> Result:
+    """
+    Find the nodes that have an instance.
+
+    :param instance: its name, or the name's first part, or its UUID.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    Returns ``nodes``, for each what it knows of the instance, and ``unknown``: the nodes that have
+    not answered, or failed, and why.
+
+    CLI Example::
+
+        salt-run brine.find web1
+    """
+    try:
+        found = _instances(timeout)
+    except _RefusedError as error:
+        return _ended(False, str(error))
+    keys = ("name", "uuid", "status", "admin_state", "admin_state_source")
+    nodes = {
+        node: {key: one.get(key) for key in keys}
+        for node, answer in found.items()
+        for one in (answer if _is_list(answer) else [])
+        if instance in (one["name"], one["name"].partition(".")[0], one.get("uuid"))
+    }
+    unknown = {node: answer for node, answer in found.items() if not _is_list(answer)}
+    comment = f"{instance} is on {', '.join(nodes)}" if nodes else f"no node has {instance}"
+    return _ended(bool(nodes), comment, nodes=nodes, unknown=unknown)
+
+
+def health(timeout: int | None = None) -> Result:
+    """
+    Look whether all nodes answer, and have what the configuration says.
+
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    Returns ``nodes``: for each its version of Brine, the serial of its configuration if it has one,
+    its instances by state, and the events that are not recorded yet. ``not_answered`` and
+    ``offline`` are names of nodes; so is ``stale``, with what ``brine.redistribute`` would change
+    there, or why that is not known. It fails if one is not well.
+
+    CLI Example::
+
+        salt-run brine.health
+    """
+    asked: dict[str, list[Any]] = {
+        "grains.get": ["brine:version"],
+        "brine.list": [],
+        "brine.outbox_list": [],
+        "brine.ask": ["config", "show", "/cluster/serial_no"],
+    }
+    try:
+        nodes = _nodes()
+        answers = _execute([*asked], nodes, [*asked.values()], timeout=timeout)
+    except _RefusedError as error:
+        return _ended(False, str(error))
+    told: dict[str, Result] = {}
+    for name, answer in sorted(answers.items()):
+        answer = answer if isinstance(answer, dict) else {}
+        instances, events = answer.get("brine.list"), answer.get("brine.outbox_list")
+        serial = answer.get("brine.ask")
+        said = serial.get("said") if isinstance(serial, dict) else None
+        states = [one["status"] for one in instances] if _is_list(instances) else []
+        told[name] = {
+            "version": answer.get("grains.get") or "",
+            "serial": said if isinstance(said, int) else None,
+            "instances": {state: states.count(state) for state in sorted(set(states))},
+            "not_recorded": len(events) if _is_list(events) else 0,
+        }
+    would = _redistributed([*answers], nodes, test=True, timeout=timeout).get("nodes", {})
+    stale = {name: one["failed"] or one["changed"] for name, one in would.items()}
+    newest = max((one["serial"] for one in told.values() if one["serial"]), default=0)
+    for name, one in told.items():
+        if one["serial"] not in (None, newest):
+            stale.setdefault(name, []).append(f"serial {one['serial']}; the newest is {newest}")
+    stale = {name: lines for name, lines in stale.items() if lines}
+    silent = sorted(name for name in nodes if name not in answers and not nodes[name])
+    away = sorted(name for name in nodes if name not in answers and nodes[name])
+    comment = f"{len(told)} of {len(nodes)} nodes answer, and {len(stale)} of these are stale"
+    is_well = not (silent or stale)
+    return _ended(is_well, comment, nodes=told, not_answered=silent, offline=away, stale=stale)
+
+
+def record(minion: str | None = None, timeout: int | None = None) -> Result:
+    """
+    Record what the outbox of a node tells, or of all nodes, in the cluster's configuration.
+
+    The reactor ``brine/reactor/recorded.sls`` calls this for each event of the beacon. The node's
+    minion itself is asked, as Salt lets any minion send any event. The minion whose pillar has
+    ``brine:config:apply: true`` writes the configuration. Then the node, and the master candidates,
+    get their new one. What is recorded is acknowledged; what is refused stays in the outbox.
+
+    One call works at a time, and also does what others leave to it meanwhile. If it is killed, or a
+    minion is away, the beacon's next event has it done.
+
+    :param minion: of the node.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    Returns ``nodes``, for each how many events were ``recorded``, and why others were ``refused``.
+
+    CLI Example::
+
+        salt-run brine.record
+        salt-run brine.record node1.example.com
+    """
+    told: dict[str, Result] = {}
+    try:
+        nodes = _nodes()
+        chosen = [name for name in nodes if minion is None or _is_same(name, minion)]
+        if not chosen:
+            raise _RefusedError(f"{minion} is no node of the cluster")
+        _put("record", chosen)
+        for names in _taken("record"):
+            told.update(_record(names, timeout))
+        for names in _taken("redistribute"):
+            concerned = [name for name in nodes if name in names]
+            _redistributed(concerned, nodes, timeout=timeout)
+    except _RefusedError as error:
+        log.error("brine.record: %s", error)
+        return _ended(False, str(error))
+    count = sum(one["recorded"] for one in told.values())
+    comment = f"{count} events are recorded" if told else "left to another call, which is at work"
+    return _ended(True, comment, nodes=told)
 
 
 def redistribute(test: bool = False, timeout: int | None = None) -> Result:
@@ -62,22 +221,9 @@ def redistribute(test: bool = False, timeout: int | None = None) -> Result:
     """
     try:
         nodes = _nodes()
-        here = [name for name in nodes if _is_same(name, os.uname().nodename)]
-        answers = _apply("brine.config", here, test=test, timeout=timeout)
-        others = [name for name in nodes if name not in here]
-        answers.update(_apply("brine.config", others, test=test, timeout=timeout))
+        return _redistributed([*nodes], nodes, test=test, timeout=timeout)
     except _RefusedError as error:
         return _ended(False, str(error))
-    told = {name: _told(answer) for name, answer in sorted(answers.items())}
-    missing = sorted(nodes.keys() - answers.keys())
-    away = [name for name in missing if nodes[name]]
-    silent = [name for name in missing if not nodes[name]]
-    failed = [name for name, one in told.items() if one["failed"]]
-    comment = f"{len(told) - len(failed)} of {len(nodes)} nodes have the configuration"
-    if test:
-        comment = f"{len(told) - len(failed)} of {len(nodes)} nodes would have the configuration"
-    is_done = not failed and not silent
-    return _ended(is_done, comment, nodes=told, not_answered=silent, offline=away)
 
 
 def rotate_key(timeout: int | None = None) -> Result:
@@ -107,6 +253,135 @@ def rotate_key(timeout: int | None = None) -> Result:
         return _ended(False, str(error))
     except OSError as error:
         return _ended(False, f"{error.filename}: {error.strerror}; nothing more was done")
+
+
+# What is on the nodes.
+
+
+def _instances(timeout: int | None) -> dict[str, Any]:
+    """The instances of each node; or, of one that has not answered or failed, why."""
+    nodes = _nodes()
+    answers = _execute("brine.list", nodes, [], timeout=timeout)
+    return {name: answers.get(name, "has not answered") for name in sorted(nodes)}
+
+
+def _is_list(answer: Any) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether an answer is a list of objects, as it should be."""
+    return isinstance(answer, list) and all(isinstance(one, dict) for one in answer)
+
+
+# The outboxes of the nodes.
+
+
+def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
+    """Record what the outboxes of nodes tell, and acknowledge it there."""
+    told = {}
+    answers = _execute("brine.outbox_list", names, [], timeout=timeout)
+    for name in names:
+        events = answers.get(name, "it has not answered")
+        if not isinstance(events, list):
+            reason = f"its outbox is not known: {str(events)[:300]}"
+            log.error("brine.record: %s: %s", name, reason)
+            told[name] = {"recorded": 0, "refused": [reason]}
+            continue
+        results = _written(name, events, timeout) if events else []
+        recorded = [one["id"] for one in results if one["recorded"]]
+        refused = [f"{one['id']}: {one['reason']}" for one in results if not one["recorded"]]
+        for line in refused:
+            log.warning("brine.record: %s may not say so, or says nothing known: %s", name, line)
+        if recorded:
+            # It is on record before the node forgets it.
+            _put("redistribute", [name, *_candidates()])
+            _execute("brine.outbox_acknowledge", [name], recorded, timeout=timeout)
+        told[name] = {"recorded": len(recorded), "refused": refused}
+    return told
+
+
+def _written(name: str, events: list[Any], timeout: int | None) -> list[Result]:
+    """Have the events of a node be written to the configuration; what became of each."""
+    command = ["config", "record", "--node", name, "-"]
+    answers = __salt__["salt.execute"](
+        _WRITER,
+        "brine.ask",
+        command,
+        timeout=timeout,
+        tgt_type="compound",
+        kwarg={"stdin": json.dumps(events)},
+    )
+    answers = {minion: answer for minion, answer in answers.items() if not _is_silent(answer)}
+    if len(answers) != 1:
+        which = ", ".join(sorted(answers)) or "none has answered"
+        raise _RefusedError(f"one minion has to have brine:config:apply: true in pillar: {which}")
+    [(minion, answer)] = answers.items()
+    if not isinstance(answer, dict) or "refused" in answer:
+        said = answer.get("refused") if isinstance(answer, dict) else answer
+        raise _RefusedError(f"{minion} has recorded nothing of {name}: {str(said)[:300]}")
+    return answer["said"]["events"]  # type: ignore[no-any-return]
+
+
+def _put(queue: str, names: Collection[str]) -> None:
+    """Have nodes wait in a queue, where a kill does not lose them."""
+    folder = _queue_folder(queue)
+    for name in names:
+        with open(os.path.join(folder, f"{urllib.parse.quote(name, safe='')}.waiting"), "w"):
+            pass
+
+
+def _taken(queue: str) -> Iterator[list[str]]:
+    """The nodes that wait in a queue, and then those that have come meanwhile. Nobody else takes
+    any at the same time; if somebody else is at work, they are left to that one."""
+    folder = _queue_folder(queue)
+    with open(os.path.join(folder, ".lock"), "w") as lock:
+        while any(not name.startswith(".") for name in os.listdir(folder)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return  # whoever has it looks again before it ends
+            for name in os.listdir(folder):
+                if name.endswith(".waiting"):
+                    file = os.path.join(folder, name)
+                    os.replace(file, f"{file.removesuffix('.waiting')}.taken")
+            taken = [name for name in os.listdir(folder) if name.endswith(".taken")]
+            yield [urllib.parse.unquote(name.removesuffix(".taken")) for name in sorted(taken)]
+            for name in taken:
+                os.unlink(os.path.join(folder, name))
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _queue_folder(queue: str) -> str:
+    folder = os.path.join(__opts__["cachedir"], "brine", queue)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    return folder
+
+
+# Redistribution.
+
+
+def _redistributed(
+    names: Collection[str],
+    nodes: Mapping[str, bool],
+    *,
+    test: bool = False,
+    timeout: int | None = None,
+) -> Result:
+    """Have nodes take over what the external pillar gives them, this host's first.
+
+    :param nodes: those of the configuration, and whether each is offline.
+    """
+    here = [name for name in names if _is_same(name, os.uname().nodename)]
+    answers = _apply("brine.config", here, test=test, timeout=timeout)
+    others = [name for name in names if name not in here]
+    answers.update(_apply("brine.config", others, test=test, timeout=timeout))
+    told = {name: _told(answer) for name, answer in sorted(answers.items())}
+    missing = sorted(name for name in names if name not in answers)
+    away = [name for name in missing if nodes[name]]
+    silent = [name for name in missing if not nodes[name]]
+    failed = [name for name, one in told.items() if one["failed"]]
+    comment = f"{len(told) - len(failed)} of {len(names)} nodes have the configuration"
+    if test:
+        comment = f"{len(told) - len(failed)} of {len(names)} nodes would have the configuration"
+    is_done = not failed and not silent
+    return _ended(is_done, comment, nodes=told, not_answered=silent, offline=away)
 
 
 # The steps of a rotation.
@@ -249,6 +524,15 @@ def _write_keys(keys: Mapping[str, str]) -> None:
 
 def _nodes() -> dict[str, bool]:
     """The nodes of the configuration, and whether each is offline there."""
+    return {node["name"]: bool(node.get("offline")) for node in _all_nodes()}
+
+
+def _candidates() -> list[str]:
+    """The nodes that have the whole configuration."""
+    return [node["name"] for node in _all_nodes() if node.get("master_candidate")]
+
+
+def _all_nodes() -> list[dict[str, Any]]:
     command = ["brine", "config", "show", "/nodes"]
     try:
         run = subprocess.run(
@@ -259,7 +543,7 @@ def _nodes() -> dict[str, bool]:
     if run.returncode != 0:
         said = run.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
         raise _RefusedError(said[0])
-    return {node["name"]: bool(node.get("offline")) for node in json.loads(run.stdout).values()}
+    return list(json.loads(run.stdout).values())
 
 
 def _is_same(node: str, minion: str) -> bool:
@@ -284,7 +568,7 @@ def _apply(
 
 
 def _execute(
-    function: str,
+    function: str | list[str],
     nodes: Collection[str],
     arguments: list[Any],
     *,
@@ -300,11 +584,15 @@ def _execute(
     )
     found = {}
     for minion, answer in answers.items():
-        is_silent = answer is False or str(answer).startswith("Minion did not return")
         for name in nodes:
-            if not is_silent and _is_same(name, minion):
+            if not _is_silent(answer) and _is_same(name, minion):
                 found[name] = answer
     return found
+
+
+def _is_silent(answer: Any) -> bool:
+    """Whether an answer is Salt's own, of a minion that has not answered."""
+    return answer is False or str(answer).startswith("Minion did not return")
 
 
 def _states(answer: Any) -> list[dict[str, Any]]:
