@@ -73,7 +73,7 @@ class Fleet:
 
         Raises LabError when a state fails, or a minion does not answer.
         """
-        said = self.call("state.apply", state, f"test={test}", nodes=nodes)
+        said = self.call("state.apply", state, f"test={test}", "queue=True", nodes=nodes)
         return {minion: state_results(answer, minion, state) for minion, answer in said.items()}
 
     def call(

@@ -1,6 +1,6 @@
 {#- Undoes brine.watcher, also where pillar says that a node has no watcher. What users shut down stays off. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, watcher_drop_in with context %}
+{%- from tplroot ~ "/map.jinja" import brine, watcher_drop_in, beacon_file with context %}
 {%- if salt["service.available"]("brine-watcher.timer") %}
 
 brine-clean-brine-watcher.timer:
@@ -33,3 +33,18 @@ brine-clean-watcher-units-read:
 
 {%- from tplroot ~ "/emptied.jinja" import rmdir_if_ours with context %}
 {{ rmdir_if_ours(watcher_drop_in, "brine-clean-watcher-units-read") }}
+
+{%- if salt["file.file_exists"](beacon_file) %}
+
+brine-clean-beacon:
+  file.absent:
+    - name: {{ beacon_file | json }}
+
+brine-clean-beacon-told:
+  module.run:
+    - event.fire:
+      - data: {"func": "delete", "name": "brine"}
+      - tag: manage_beacons
+    - onchanges:
+      - file: brine-clean-beacon
+{%- endif %}

@@ -1,8 +1,9 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, watcher_drop_in with context %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, watcher_drop_in, beacon_file with context %}
 
 include:
   - ..common
+  - ..loaded
 
 {%- if parts.watcher and parts_fit %}
 
@@ -75,5 +76,36 @@ brine-watcher-no-timer:
     - enable: false
     - require:
       - cmd: brine-watcher-units-read
+{%- endif %}
+
+{#- A minion without a master has nobody to tell. #}
+{%- if opts["file_client"] != "local" %}
+
+brine-beacon:
+{%- if brine.watcher.beacon %}
+  file.managed:
+    - name: {{ beacon_file | json }}
+    - contents: |
+        beacons:
+          brine: []
+    - user: root
+    - group: root
+    - mode: '0644'
+{%- else %}
+  file.absent:
+    - name: {{ beacon_file | json }}
+{%- endif %}
+    - require:
+      - pkg: brine-packages
+      - test: brine-states-loaded
+
+{#- A minion that runs is told, as it reads the file when it starts. #}
+brine-beacon-told:
+  module.run:
+    - event.fire:
+      - data: {{ {"func": "add" if brine.watcher.beacon else "delete", "name": "brine", "beacon_data": []} | json }}
+      - tag: manage_beacons
+    - onchanges:
+      - file: brine-beacon
 {%- endif %}
 {%- endif %}
