@@ -544,10 +544,30 @@ def test_the_timer_fires_by_itself(node: Node) -> None:
     assert not [one["MESSAGE"] for one in lines if "web1" in one["MESSAGE"]]
 
 
-def test_a_crash_is_mended_without_the_timer(node: Node) -> None:
+def give_timer_that_never_comes(node: Node) -> None:
+    """Have the timer make no pass, so that only ended instances are a reason for one."""
     never = "[Timer]\nOnCalendar=\nOnCalendar=2099-01-01\n"
     node.write(f"{UNITS}/{TIMER}.d/never.conf", never)
     node.run(["systemctl", "daemon-reload"])
+
+
+def test_a_poweroff_is_noted_without_the_timer(node: Node) -> None:
+    give_timer_that_never_comes(node)
+    boot(node, "user7")
+    wait_watching(node, "user7")
+    node.run(["systemctl", "start", TIMER])
+    try:
+        order(node, "user7", "poweroff")
+        wait_for("the event for the cluster", lambda: outbox(node), timeout_s=60)
+    finally:
+        node.run(["systemctl", "stop", TIMER])
+    found = info(node, "user7")
+    assert (found["admin_state"], found["admin_state_source"]) == ("down", "user")
+    assert [event["name"] for event in outbox(node)] == ["user7"]
+
+
+def test_a_crash_is_mended_without_the_timer(node: Node) -> None:
+    give_timer_that_never_comes(node)
     define(node, "panic7")
     define(node, "kill7", **IDLE)
     define_copies(node, "kill7", ["term7", "off7", "loop7"])

@@ -1,0 +1,263 @@
+"""A fleet under a Salt master: from a user's poweroff to the cluster's configuration."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from lab.fleet import Fleet
+from lab.node import Node
+from lab.waiting import wait_for
+from node.fleet_on_node import fleet as fleet
+from node.instance_on_node import IDLE, define, order, start
+from node.watcher_on_node import outbox
+
+CONFIG = "/var/lib/brine/config.data"
+NODES = ("node1.example.com", "node2.example.com", "node3.example.com")
+WEB1, WEB2, WEB3 = (f"web{number}.example.com" for number in (1, 2, 3))
+# The outbox is sent again after 30 s, a minute, ...
+LONG_S = 300
+
+
+def declared() -> dict[str, Any]:
+    """Three nodes, of which the last is no master candidate, with an instance each."""
+    return {
+        "cluster": {"name": "lab.example.com", "master": NODES[0]},
+        "nodes": {
+            name: {"primary_ip": f"192.0.2.{number}", "master_candidate": number < 3}
+            for number, name in enumerate(NODES, 1)
+        },
+        "instances": {
+            f"web{number}.example.com": {"primary_node": name}
+            for number, name in enumerate(NODES, 1)
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def cluster(fleet: Fleet) -> Fleet:
+    """The fleet with a cluster's configuration, which node1 writes."""
+    instance = {"enabled": True}
+    fleet.pillar(
+        {"brine": {"instance": instance}},
+        node1={"brine": {"config": {"apply": True}, **declared()}},
+    )
+    fleet.apply("brine")
+    for number, node in enumerate(fleet.nodes, 1):
+        name = f"web{number}.example.com"
+        define(node, name, uuid=in_config(fleet, name)["uuid"], admin_state="up")
+    return fleet
+
+
+def in_config(fleet: Fleet, name: str) -> dict[str, Any]:
+    """What the cluster's configuration has of an instance."""
+    instances = json.loads(fleet.master.read(CONFIG))["instances"]
+    found: dict[str, Any] = next(one for one in instances.values() if one["name"] == name)
+    return found
+
+
+def admin_state(fleet: Fleet, name: str) -> tuple[str, str]:
+    one = in_config(fleet, name)
+    return one["admin_state"], one["admin_state_source"]
+
+
+def put_event(node: Node, one: dict[str, Any], **data: str) -> None:
+    """Have a node's outbox tell of an instance, as if its user had shut it down."""
+    event = {"admin_state": "down", "source": "user", **data}
+    put = "import json, sys; from brine.common import outbox; outbox.put(**json.load(sys.stdin))"
+    given = {"kind": "admin-state", "instance": one["uuid"], "name": one["name"], "data": event}
+    node.run(["python3", "-c", put], stdin=json.dumps(given))
+
+
+def set_up(fleet: Fleet, name: str) -> None:
+    """Have an instance be up again in the configuration, and by its admin."""
+    up = {"instances": {name: {"admin_state": "up", "admin_state_source": "admin"}}}
+    fleet.master.run(["brine", "config", "apply", "-"], stdin=json.dumps(up))
+    assert admin_state(fleet, name) == ("up", "admin")
+
+
+def wait_recorded(fleet: Fleet, name: str, node: Node) -> float:
+    """Wait until an instance is down by its user's will in the configuration, and its node knows
+    that this is on record. Returns how long the first of these took, in seconds."""
+    begun = time.monotonic()
+    wait_for(
+        f"{name} to be recorded",
+        lambda: admin_state(fleet, name) == ("down", "user"),
+        timeout_s=LONG_S,
+    )
+    took_s = time.monotonic() - begun
+    wait_for("the acknowledgement", lambda: not outbox(node), timeout_s=LONG_S, interval_s=0.5)
+    return took_s
+
+
+def master_log(fleet: Fleet) -> str:
+    return fleet.master.read("/var/log/salt/master")
+
+
+def test_a_poweroff_is_recorded_in_the_configuration(cluster: Fleet) -> None:
+    node = cluster.nodes[1]
+    start(node, WEB2)
+    order(node, WEB2, "poweroff")
+    print(f"recorded {wait_recorded(cluster, WEB2, node):.1f} s after the poweroff")
+    serial = json.loads(cluster.master.read(CONFIG))["cluster"]["serial_no"]
+    # The same again changes nothing.
+    put_event(node, in_config(cluster, WEB2))
+    wait_recorded(cluster, WEB2, node)
+    assert json.loads(cluster.master.read(CONFIG))["cluster"]["serial_no"] == serial
+
+
+def test_a_highstate_changes_nothing_of_what_is_set_up(cluster: Fleet) -> None:
+    for results in cluster.apply("brine.watcher").values():
+        assert [one for one in results if one.changes] == []
+
+
+def test_a_master_that_was_away_hears_of_it(cluster: Fleet) -> None:
+    set_up(cluster, WEB3)
+    node = cluster.nodes[2]
+    cluster.master.run(["systemctl", "stop", "salt-master"])
+    try:
+        put_event(node, in_config(cluster, WEB3))
+    finally:
+        cluster.master.run(["systemctl", "start", "salt-master"], timeout_s=LONG_S)
+    wait_recorded(cluster, WEB3, node)
+
+
+def test_a_writer_that_was_away_records_it_later(cluster: Fleet) -> None:
+    set_up(cluster, WEB3)
+    node = cluster.nodes[2]
+    cluster.master.run(["systemctl", "stop", "salt-minion"])
+    try:
+        said = master_log(cluster)
+        put_event(node, in_config(cluster, WEB3))
+        wait_for(
+            "the runner to find no writer",
+            lambda: "none has answered" in master_log(cluster)[len(said) :],
+            timeout_s=LONG_S,
+        )
+        assert outbox(node)
+        assert admin_state(cluster, WEB3) == ("up", "admin")
+    finally:
+        cluster.master.run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
+    wait_recorded(cluster, WEB3, node)
+
+
+def test_a_node_may_speak_of_its_own_instances_only(cluster: Fleet) -> None:
+    set_up(cluster, WEB3)
+    node = cluster.nodes[2]
+    put_event(node, in_config(cluster, WEB1))
+    put_event(node, {"uuid": "no-such-instance", "name": "web9"})
+    put_event(node, in_config(cluster, WEB3))
+    wait_for("its own", lambda: admin_state(cluster, WEB3) == ("down", "user"), timeout_s=LONG_S)
+    assert admin_state(cluster, WEB1) == ("up", "admin")
+    wait_for("the acknowledgement", lambda: len(outbox(node)) == 2, timeout_s=LONG_S)
+    assert "web1.example.com is not an instance of node3.example.com" in master_log(cluster)
+    found = cluster.run("brine.health", check=False)
+    assert found["nodes"][NODES[2]]["not_recorded"] == 2
+    node.run(["brine", "outbox", "acknowledge", *(one["id"] for one in outbox(node))])
+
+
+FORGE = """
+import json, sys
+import salt.channel.client, salt.config, salt.crypt
+opts = salt.config.minion_config("/etc/salt/minion")
+opts["master_uri"] = f"tcp://{opts['master']}:{opts['master_port']}"
+load = {"cmd": "_minion_event", "id": opts["id"], "events": json.load(sys.stdin)}
+load["tok"] = salt.crypt.SAuth(opts).gen_token(b"salt")
+with salt.channel.client.ReqChannel.factory(opts) as channel:
+    channel.send(load)
+"""
+
+
+def test_an_event_that_another_minion_forges_says_nothing(cluster: Fleet) -> None:
+    """A master takes any tag and any data from any minion that it knows."""
+    liar = cluster.nodes[2]
+    web1 = in_config(cluster, WEB1)
+    event = {"id": "01764000000000000000-0123abcd", "time": 1.0, "kind": "admin-state"}
+    event |= {"instance": web1["uuid"], "name": web1["name"]}
+    event |= {"data": {"admin_state": "down", "source": "user"}}
+    forged = [
+        {"tag": f"salt/beacon/{minion}/brine/", "data": {"outbox": told}}
+        for minion, told in (
+            (NODES[0], [event]),
+            (NODES[0], "text"),
+            ("*", [event]),
+            ("..", [event]),
+            ('"}}{{ 1/0 }}', [event]),
+            ("node9.example.com", [event]),
+        )
+    ]
+    liar.run(["/opt/salt/bin/python", "-c", FORGE], stdin=json.dumps(forged))
+    wait_for(
+        "the master to hear of it",
+        lambda: "node9.example.com is no node of the cluster" in master_log(cluster),
+        timeout_s=LONG_S,
+    )
+    # What comes after it still works.
+    set_up(cluster, WEB3)
+    put_event(liar, in_config(cluster, WEB3))
+    wait_recorded(cluster, WEB3, liar)
+    assert admin_state(cluster, WEB1) == ("up", "admin")
+
+
+@pytest.mark.parametrize("said", ['{"a": 1}', '[5, "x", {"id": [], "instance": {}}]', "no JSON"])
+def test_a_node_whose_brine_lies_is_refused(cluster: Fleet, said: str) -> None:
+    node = cluster.nodes[2]
+    brine = "/usr/local/bin/brine"
+    node.write(brine, f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n", mode=0o755)
+    try:
+        told = cluster.run("brine.record", NODES[2])
+    finally:
+        node.path(brine).unlink()
+    assert told["nodes"][NODES[2]]["recorded"] == 0
+    assert told["nodes"][NODES[2]]["refused"]
+
+
+def test_the_runner_shows_the_whole_cluster(cluster: Fleet) -> None:
+    define(cluster.nodes[0], WEB1, **IDLE)
+    cluster.master.run(["brine", "instance", "start", WEB1])
+    try:
+        found = cluster.run("brine.list")
+        assert {node: list(instances) for node, instances in found.items()} == {
+            NODES[0]: [WEB1],
+            NODES[1]: [WEB2],
+            NODES[2]: [WEB3],
+        }
+        assert found[NODES[0]][WEB1] == "running"
+        for name in ("web1", WEB1, in_config(cluster, WEB1)["uuid"]):
+            assert list(cluster.run("brine.find", name)["nodes"]) == [NODES[0]]
+        assert not cluster.run("brine.find", "web9", check=False)["result"]
+    finally:
+        cluster.master.run(["brine", "instance", "stop", "--force", WEB1])
+
+
+def test_health_names_who_does_not_answer(cluster: Fleet) -> None:
+    cluster.nodes[2].run(["systemctl", "stop", "salt-minion"])
+    try:
+        found = cluster.run("brine.health", check=False)
+        assert found["not_answered"] == [NODES[2]]
+        assert found["nodes"].keys() == {*NODES[:2]}
+        serial = json.loads(cluster.master.read(CONFIG))["cluster"]["serial_no"]
+        assert found["nodes"][NODES[0]]["serial"] == serial
+        assert found["nodes"][NODES[1]]["instances"] == {"USER_down": 1}
+        assert cluster.run("brine.list")[NODES[2]] == "has not answered"
+    finally:
+        cluster.nodes[2].run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
+
+
+def test_a_node_that_is_to_have_no_beacon_loses_it_without_a_restart(cluster: Fleet) -> None:
+    node = cluster.nodes[2]
+    pid = node.run(["systemctl", "show", "--property=MainPID", "salt-minion"]).stdout
+    no_beacon = {"brine": {"watcher": {"beacon": False}}}
+    cluster.pillar(
+        {"brine": {"instance": {"enabled": True}}},
+        node1={"brine": {"config": {"apply": True}, **declared()}},
+        node3=no_beacon,
+    )
+    for results in cluster.apply("brine.watcher", nodes=[node]).values():
+        assert [one.name for one in results if one.changes]
+    beacons = cluster.call("beacons.list", "return_yaml=False", nodes=[node])
+    assert beacons == {NODES[2]: {}}
+    assert node.run(["systemctl", "show", "--property=MainPID", "salt-minion"]).stdout == pid
