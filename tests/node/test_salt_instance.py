@@ -313,6 +313,47 @@ def test_a_node_that_has_it_keeps_it_until_pillar_says_no(node: Node) -> None:
     assert applied(node, {}, enabled=False) == {}
 
 
+def test_an_instance_of_the_cluster_needs_no_other_declaration(node: Node) -> None:
+    """As on a node that is its own master: both at once, the configuration and its instances."""
+    here = node.run(["uname", "-n"]).stdout.strip()
+    hvparams = {"kvm_flag": "disabled", "kernel_path": SMALLEST["kernel"], "root_path": ""}
+    hvparams |= {"initrd_path": SMALLEST["initrd"], "kernel_args": SMALLEST["append"]}
+    guest = {"primary_node": here, "hvparams": hvparams, "beparams": {"maxmem": 128}}
+    cluster: dict[str, Any] = {
+        "config": {"apply": True},
+        "cluster": {"name": "lab.example.com", "hvparams": {"kvm": {"user_shutdown": True}}},
+        "nodes": {here: {"primary_ip": "192.0.2.1"}},
+        "instances": {
+            "mail1": {**guest, "admin_state": "up"},
+            "mail2": {**guest, "admin_state": "down"},
+        },
+    }
+    assert "brine-config-applied" in applied(node, {}, others=cluster, test=True)
+    done = applied(node, {}, others=cluster)["brine-instances-from-config"]
+    assert {name: [*one] for name, one in done.changes.items()} == {
+        "mail1": ["spec", "status"],
+        "mail2": ["spec"],
+    }
+    assert statuses(node, "mail1", "mail2") == ["running", "ADMIN_down"]
+    uuids = json.loads(node.run(["brine", "config", "show", "/instances"]).stdout)
+    assert {info(node, name)["uuid"] for name in ("mail1", "mail2")} == uuids.keys()
+    assert applied(node, {}, others=cluster) == {}
+    for test in (False, True):
+        said = refused(node, {"mail2": DB1}, others=cluster, test=test)
+        assert said.count("mail2: declared both in brine:instance:instances and in") == 1
+        assert len(said.splitlines()) == 1
+    nics = {"nics": [{"nicparams": {"mode": "bridged", "link": "br0"}}]}
+    cluster["instances"]["mail1"] |= nics
+    done = applied(node, {}, others=cluster)["brine-instances-from-config"]
+    assert len(done.changes["mail1"]["attached"]) == 1
+    cluster["instances"]["mail1"]["admin_state"] = "down"
+    wait_ready(node, "mail1")
+    applied(node, {}, others=cluster)
+    assert statuses(node, "mail1") == ["ADMIN_down"]
+    node.shell("rm -r /var/lib/brine/config.* /var/lib/brine/ssconf; brine instance undefine mail1")
+    node.run(["brine", "instance", "undefine", "mail2"])
+
+
 def test_clean_undoes_all_but_what_instances_should_be(node: Node) -> None:
     applied(node, {"web1": {**WEB1, "admin_state": "down"}})
     apply_state(node, "brine.clean")

@@ -74,7 +74,7 @@ class Minions:
             return [WEB1] if minion == NODES[1] else []
         if function == "grains.get":
             return "0.2.0"
-        assert (function, arguments) == ("state.apply", ("brine.config",))
+        assert (function, arguments) == ("state.apply", ("brine.confd",))
         self.applied.append(minion)
         return {"a": {"name": "a", "result": True, "changes": {}, "__run_num__": 0}}
 

@@ -65,7 +65,8 @@ class Minions:
         return {"brine": {"confd": {"key": key}}} if key else {}
 
     def _apply(self, minion: str, state: str) -> Any:
-        if state == "brine.config":
+        assert state == "brine.confd"
+        if not self.keys_file.exists():
             return {"a": result("brine-ssconf", changes={"ssconf_x": "written"})}
         keys = json.loads(self.keys_file.read_text())
         keys["key"] = self.own.get(minion, keys["key"])

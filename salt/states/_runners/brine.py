@@ -205,8 +205,8 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
 
 def redistribute(test: bool = False, timeout: int | None = None) -> Result:
     """
-    Apply the state ``brine.config`` on all nodes of the cluster, this host's first: what the
-    external pillar gives them is put in place.
+    Apply the state ``brine.confd``, which includes ``brine.config``, on all nodes of the cluster,
+    this host's first: what the external pillar gives them is put in place.
 
     :param test: only say what would change.
     :param timeout: how long a minion may take to say that it is there, in seconds.
@@ -369,9 +369,9 @@ def _redistributed(
     :param nodes: those of the configuration, and whether each is offline.
     """
     here = [name for name in names if _is_same(name, os.uname().nodename)]
-    answers = _apply("brine.config", here, test=test, timeout=timeout)
+    answers = _apply("brine.confd", here, test=test, timeout=timeout)
     others = [name for name in names if name not in here]
-    answers.update(_apply("brine.config", others, test=test, timeout=timeout))
+    answers.update(_apply("brine.confd", others, test=test, timeout=timeout))
     told = {name: _told(answer) for name, answer in sorted(answers.items())}
     missing = sorted(name for name in names if name not in answers)
     away = [name for name in missing if nodes[name]]

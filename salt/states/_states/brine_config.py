@@ -11,12 +11,29 @@ On the node where the configuration is made, usually the master::
     /var/lib/brine/ssconf:
       brine_config.ssconf_exported: []
 
+On the other nodes of the cluster, to which the external pillar ``brine`` gives what they need::
+
+    /var/lib/brine/config.data:
+      brine_config.copied: []
+
+    /var/lib/brine/ssconf:
+      brine_config.ssconf_copied: []
+
+    cluster-files:
+      brine_config.files_copied: []
+
 Both talk to the ``brine`` command only, by the execution module ``brine``.
 """
 
 from __future__ import annotations
 
+import base64
+import grp
 import json
+import os
+import pwd
+import stat
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -31,7 +48,7 @@ Result = dict[str, Any]
 # What defaults.yaml has is for the states of this formula. "brine config apply" gets all else, and
 # refuses what it does not know.
 _OTHERS: tuple[str, ...] = ("version", "repository", "config", "kvmd", "confd")
-_OTHERS += ("hotplug", "instance", "lifecycle", "watcher")
+_OTHERS += ("hotplug", "instance", "lifecycle", "watcher", "distributed")
 
 
 def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
@@ -82,6 +99,162 @@ def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Re
         done_word = "would change" if __opts__["test"] else "changed"
         comment = f"{len(changes)} values {done_word}"
     return _result(name, changes, comment)
+
+
+def copied(name: str = "/var/lib/brine/config.data") -> Result:
+    """Have a master candidate's configuration be the one that the external pillar gives it.
+
+    One that is damaged, or older than the node's, replaces nothing. A node that is no candidate
+    has no configuration: one that it had is kept aside as ``config.data.former-TIME``, so that no
+    daemon answers with it.
+
+    :param name: the configuration.
+    """
+    given = _distributed()
+    if not given:
+        return _result(name, {}, "the external pillar brine gives this node nothing")
+    there = os.path.lexists(name)
+    if not given["candidate"]:
+        if not there:
+            return _result(name, {}, "this node is no master candidate, and has no configuration")
+        aside = f"{name}.former-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        if not __opts__["test"]:
+            os.rename(name, aside)
+        kept = "would be kept" if __opts__["test"] else "is kept"
+        comment = f"this node is no master candidate: its configuration {kept} as {aside}"
+        return _result(name, {name: {"old": name, "new": aside}}, comment)
+    data, serial = given["configuration"].encode(), given["serial"]
+    if _content(name) == data:
+        return _result(name, {}, f"the configuration is as the master has it: serial {serial}")
+    changes = {name: {"old": "another version" if there else None, "new": f"serial {serial}"}}
+    if __opts__["test"]:
+        return _result(name, changes, "would be replaced by the master's")
+    owner = {"user": "root", "group": "brine", "mode": "0640"}
+    try:
+        new = _written(name, data, owner)
+        answer = __salt__["brine.ask"]("config", "check-copy", new)
+        if "refused" in answer:
+            os.unlink(new)
+            return _failure(name, f"the master's configuration is refused: {answer['refused']}")
+        os.rename(new, name)
+    except (OSError, LookupError) as error:
+        return _failure(name, f"{name} can't be written: {error}")
+    return _result(name, changes, f"replaced by the master's: serial {serial}")
+
+
+def ssconf_copied(name: str = "/var/lib/brine/ssconf") -> Result:
+    """Have the values that every node knows be those that the external pillar gives.
+
+    :param name: the folder.
+    """
+    values = _distributed().get("ssconf", {})
+    files = {f"{name}/{key}": f"{value}\n" if value else "" for key, value in values.items()}
+    owner = {"user": "root", "group": "root", "mode": "0644"}
+    changes = {}
+    try:
+        for file, text in files.items():
+            if changed := _put(file, text.encode(), owner):
+                changes[os.path.basename(file)] = changed
+        there = os.listdir(name) if files and os.path.isdir(name) else []
+        for key in sorted(one for one in there if one.startswith("ssconf_") and one not in values):
+            changes[key] = "removed"
+            if not __opts__["test"]:
+                os.unlink(f"{name}/{key}")
+    except (OSError, LookupError) as error:
+        return {**_failure(name, f"{name} can't be written: {error}"), "changes": changes}
+    done = "would change" if __opts__["test"] else "changed"
+    comment = (
+        f"{len(changes)} values {done}" if changes else "all values are as the master has them"
+    )
+    return _result(name, changes, comment)
+
+
+def files_copied(name: str) -> Result:
+    """Have the files be there that the external pillar gives, such as VNC passwords, with their
+    owners and modes. No content is told. Files that are not given any more stay.
+
+    :param name: for people; nothing depends on it.
+    """
+    changes, problems = {}, []
+    for file, given in _distributed().get("files", {}).items():
+        try:
+            if changed := _put(file, base64.b64decode(given["contents"]), given):
+                changes[file] = changed
+        except (OSError, LookupError) as error:
+            problems.append(f"{file} can't be written: {error}")
+    done = "would change" if __opts__["test"] else "changed"
+    comment = f"{len(changes)} files {done}" if changes else "all files are as the master has them"
+    if problems:
+        return {**_failure(name, "\n".join([*problems, comment])), "changes": changes}
+    return _result(name, changes, comment)
+
+
+def _distributed() -> Result:
+    """What the external pillar gives this node; empty if that is nothing."""
+    inside = __pillar__.get("brine")
+    given = inside.get("distributed") if isinstance(inside, dict) else None
+    return given if isinstance(given, dict) else {}
+
+
+def _put(path: str, data: bytes, owner: Result) -> str:
+    """Have a file be so, whole; returns what that changed, or would, in words without content.
+
+    :param owner: the names of its ``user`` and ``group``, and its ``mode``, in octal.
+    :raises LookupError: if this node has no such user or group.
+    """
+    before = _content(path)
+    changed = "" if before == data else "written" if before is None else "replaced"
+    if not changed:
+        status = os.stat(path)
+        mode = stat.S_IMODE(status.st_mode)
+        try:
+            is_so = [status.st_uid, status.st_gid, mode] == [*_ids(owner), int(owner["mode"], 8)]
+        except LookupError:
+            if not __opts__["test"]:  # where packages may be installed first
+                raise
+            is_so = False
+        changed = "" if is_so else "owner or mode changed"
+    if changed and not __opts__["test"]:
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        os.rename(_written(path, data, owner), path)
+    return changed
+
+
+def _written(path: str, data: bytes, owner: Result) -> str:
+    """Write a file, to be renamed to *path*; returns its path. Nobody else can read it meanwhile.
+
+    Its name is always the same: one that is left by a run that was killed is replaced."""
+    user, group = _ids(owner)
+    new = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.salt-new")
+    if os.path.lexists(new):
+        os.unlink(new)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+        os.fchown(file.fileno(), user, group)
+        os.fchmod(file.fileno(), int(owner["mode"], 8))
+        file.flush()
+        os.fsync(file.fileno())
+    return new
+
+
+def _ids(owner: Result) -> tuple[int, int]:
+    """The numbers of a user and a group, which may be given as numbers."""
+    user, group = owner["user"], owner["group"]
+    try:
+        uid = int(user) if user.isdigit() else pwd.getpwnam(user).pw_uid
+        gid = int(group) if group.isdigit() else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise LookupError(f"this node has no user {user}, or no group {group}") from None
+    return uid, gid
+
+
+def _content(path: str) -> bytes | None:
+    """What a file has; None if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 def _change(one: dict[str, Any]) -> dict[str, Any]:

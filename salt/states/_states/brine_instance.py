@@ -25,6 +25,9 @@ What each should be, with the keys of brine-spec(5), and whether it should run::
     old1:
       brine_instance.absent: []
 
+    instances-of-the-cluster:
+      brine_instance.from_config: []
+
 The state ``brine.instance`` makes these of pillar. An instance that its user has shut down stays
 down: ``running`` leaves it alone, and says so. It also leaves the watcher its work: it starts
 nothing while the watcher is paused, and no instance that the watcher has given up.
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
     __context__: dict[str, Any] = {}
     __opts__: dict[str, Any] = {}
+    __pillar__: dict[str, Any] = {}
     __salt__: dict[str, Callable[..., Any]] = {}
 
 Result = dict[str, Any]
@@ -56,6 +60,7 @@ __lowstate__: Sequence[Mapping[str, Any]] = ()
 _OWNERS = "/run/brine/lifecycle"
 _UNIT_FILE = "/usr/lib/systemd/system/brine-instance@.service"
 _SPEC_FILE = "/var/lib/brine/instances/{}.json"
+_START = ["start", "--keep-tries"]
 _GOING = ("running", "starting", "stopping")
 _DEVICES = ("attached", "detached")
 _FOUND, _SEEN, _TRIED = "brine_instance", "seen", "tried"
@@ -221,6 +226,125 @@ def none_running(name: str, owned: bool = False) -> Result:
         return {"name": name, "result": True, "changes": {}, "comment": "no instance runs"}
     hint = "brine instance stop NAME has a guest shut down"
     return _failure(name, f"nothing is removed, as {what} run: {', '.join(names)}; {hint}")
+
+
+def from_config(
+    name: str,
+    config: str = "/var/lib/brine/config.data",
+    node: str = "",
+    declared: Sequence[str] = (),
+) -> Result:
+    """Have this node's instances of the cluster's configuration be as it says: defined, with NICs
+    and disks changed live, and up or down.
+
+    What holds ``running`` back holds here, too. Stops come first, side by side, then starts. An
+    instance that is another node's by now becomes ``offline`` here, or fails if it runs. One that
+    can't be so stops no other.
+
+    :param name: for people; nothing depends on it.
+    :param config: the configuration; empty is what the external pillar ``brine`` gives.
+    :param node: this node's name there; empty is the host's.
+    :param declared: instances that pillar declares for this node by itself. None of them may be one
+        of the cluster's: nothing is changed then.
+    """
+    if (early := _not_installed(name)) is not None:
+        return early
+    brine = __pillar__.get("brine") or {}
+    given = brine.get("distributed") or {}
+    command = ["instance", "define", "--from-config", "--live"]
+    command += ["--node", node] if node else []
+    command += [] if config else ["--config", "-"]
+    stdin = "" if config else given["configuration"]
+    if config and __opts__["test"] and not __salt__["file.file_exists"](config):
+        comment = "instances would be defined once there is a configuration"
+        return {"name": name, "result": None, "changes": {}, "comment": comment}
+    answer = __salt__["brine.ask"](*command, "--dry-run", stdin=stdin)
+    if "said" not in answer:
+        return _failure(name, answer["refused"])
+    if twice := sorted({one["name"] for one in answer["said"]["instances"]}.intersection(declared)):
+        both = "both in brine:instance:instances and in the cluster's configuration"
+        return _failure(name, f"{', '.join(twice)}: declared {both}; remove one of the two")
+    rows = answer["said"]["instances"]
+    if not __opts__["test"] and any(map(_row_changes, rows)):
+        answer = __salt__["brine.ask"](*command, stdin=stdin)
+        if "said" not in answer:
+            return _failure(name, answer["refused"])
+        rows = answer["said"]["instances"]
+        for row in rows:
+            _forget(row["name"])
+    changes = {row["name"]: found for row in rows if (found := _row_changes(row))}
+    problems = [row["error"] for row in rows if "error" in row]
+    problems += [error for row in rows for error in row.get("live_errors", ())]
+    notes = [
+        f"{row['name']} needs a reboot: {', '.join(row['restart_pending'])}"
+        for row in rows
+        if row.get("restart_pending")
+    ]
+    specs = {row["name"]: row["spec"] for row in rows if "spec" in row}
+    _bring_to_state(specs, changes, problems, notes)
+    for one in answer["said"].get("elsewhere", ()):
+        moved = elsewhere(one["name"], one["node"])
+        if moved["result"] is False:
+            problems.append(moved["comment"])
+        elif moved["changes"]:
+            changes[one["name"]] = moved["changes"]
+    done = "would change" if __opts__["test"] else "changed"
+    comment = f"{len(changes)} of {len(rows)} instances {done}"
+    if not changes:
+        comment = f"{len(rows)} instances of the cluster are this node's"
+    text = "\n".join([*problems, comment, *notes])
+    if problems:
+        return {**_failure(name, text), "changes": changes}
+    result = None if changes and __opts__["test"] else True
+    return {"name": name, "result": result, "changes": changes, "comment": text}
+
+
+def _row_changes(row: Result) -> Result:
+    """What a definition changed of an instance, or would."""
+    changes: Result = {key: row[key] for key in ("attached", "detached") if row.get(key)}
+    if row.get("changed") and row["before"] is None:
+        changes |= {"spec": {"old": None, "new": "defined"}}
+    elif row.get("changed"):
+        changes |= _difference(row["before"], row["spec"])
+    return changes
+
+
+def _bring_to_state(
+    specs: Mapping[str, Result], changes: Result, problems: list[str], notes: list[str]
+) -> None:
+    """Stop and start instances as their specs say; adds to what is to be told."""
+    if not specs:
+        return
+    listed = __salt__["brine.ask"]("instance", "list")
+    seen = {one["name"]: one for one in listed.get("said", ())}
+    problems += [listed["refused"]] if "said" not in listed else []
+    stops, starts = [], []
+    for name in sorted(specs, key=lambda one: (specs[one]["start_order"], one)):
+        here = seen.get(name)
+        if here is None:  # it would be defined first, or can't be looked at
+            starts += [name] if __opts__["test"] and specs[name]["admin_state"] == "up" else []
+        elif specs[name]["admin_state"] != "up":
+            stops += [] if _is_stopped(here) else [name]
+        elif not (why := _why_left({**here, "spec": specs[name]})):
+            starts.append(name)
+        elif why != "runs":
+            notes.append(f"{name} {why}")
+    for names, command, now in ((stops, ["stop"], "stopped"), (starts, _START, "running")):
+        if not names:
+            continue
+        failed: dict[str, str] = {}
+        if not __opts__["test"]:
+            answer = __salt__["brine.ask"]("instance", *command, *names)
+            said = answer.get("said", {}).get("instances", [])
+            failed = {one["name"]: one["error"] for one in said if "error" in one}
+            if "refused" in answer and not failed:
+                failed = dict.fromkeys(names, "") | {names[0]: answer["refused"]}
+            problems += filter(None, failed.values())
+        for name in names:
+            _forget(name)
+            if name not in failed:
+                status = {"old": seen.get(name, {}).get("status"), "new": now}
+                changes.setdefault(name, {})["status"] = status
 
 
 def _wanted(name: str, spec: Mapping[str, Any]) -> str:

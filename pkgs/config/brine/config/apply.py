@@ -18,7 +18,7 @@ from brine.config.params import Mistake
 from brine.config.schema import ConfigError, canonical_uuid, is_uuid, same, shallow
 
 _FORMULA_KEYS = {"version", "repository", "common", "config", "kvmd", "confd"}
-_FORMULA_KEYS |= {"watcher", "hotplug", "instance", "lifecycle"}
+_FORMULA_KEYS |= {"watcher", "hotplug", "instance", "lifecycle", "distributed"}
 """The keys of the Salt formula under ``brine:`` besides the configuration."""
 
 _MASK = "*" * 10

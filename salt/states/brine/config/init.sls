@@ -1,5 +1,5 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts with context %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, distributed, has_configuration, node_name, specs with context %}
 
 include:
   - ..common
@@ -43,17 +43,29 @@ brine-config-applied:
       - test: brine-states-loaded
     - require_in:
       - brine_config: brine-ssconf
+{%- elif distributed %}
+
+brine-config-copied:
+  brine_config.copied:
+    - name: /var/lib/brine/config.data
+    - require:
+      - pkg: brine-packages
+      - test: brine-states-loaded
 {%- endif %}
 
 {#- What every node should know: made from the configuration where there is one, else copied. #}
 brine-ssconf:
+{%- if distributed and not (brine.config.source or brine.config.apply) %}
+  brine_config.ssconf_copied:
+{%- else %}
   brine_config.ssconf_exported:
+{%- endif %}
     - name: /var/lib/brine/ssconf
     - require:
       - pkg: brine-packages
       - test: brine-states-loaded
 
-{%- if brine.config.ssconf_source and not (brine.config.source or brine.config.apply) %}
+{%- if brine.config.ssconf_source and not (distributed or brine.config.source or brine.config.apply) %}
 
 brine-ssconf-copied:
   file.recurse:
@@ -65,4 +77,34 @@ brine-ssconf-copied:
     - dir_mode: '0755'
     - require:
       - brine_config: brine-ssconf
+{%- endif %}
+
+{#- VNC passwords and the like. The writer's host is where they come from. #}
+{%- if distributed and not brine.config.apply %}
+
+brine-config-files:
+  brine_config.files_copied:
+    - require:
+      - pkg: brine-packages
+      - test: brine-states-loaded
+{%- endif %}
+
+{#- The cluster's instances of this node. Where all states are applied, brine.instance has more that comes before. #}
+{%- if has_configuration and parts.instance and parts_fit %}
+
+brine-instances-from-config:
+  brine_instance.from_config:
+    - config: {{ ("/var/lib/brine/config.data" if brine.config.apply or brine.config.source else "") | json }}
+    - node: {{ node_name | json }}
+    - declared: {{ specs | list | json }}
+    - require:
+      - pkg: brine-packages
+      - test: brine-states-loaded
+{%- if brine.config.apply and not brine.config.source %}
+      - brine_config: brine-config-applied
+{%- elif brine.config.source and not brine.config.apply %}
+      - file: brine-config-copied
+{%- elif not brine.config.source %}
+      - brine_config: brine-config-copied
+{%- endif %}
 {%- endif %}

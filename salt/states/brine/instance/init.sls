@@ -1,5 +1,5 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, specs, elsewhere, sls_root, unit_files with context %}
+{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, specs, elsewhere, has_configuration, of_cluster, sls_root, unit_files with context %}
 
 include:
   - ..common
@@ -33,6 +33,19 @@ brine-instance-settings:
     - require:
       - pkg: brine-packages
 
+{%- if has_configuration %}
+
+extend:
+  brine-instances-from-config:
+    brine_instance:
+      - require:
+        - file: brine-instance-settings
+{%- if parts.kvmd %}
+        - sls: {{ sls_root }}.kvmd
+{%- endif %}
+        - sls: {{ sls_root }}.hotplug
+{%- endif %}
+
 {#- It is not started here: what should run now is for the states below. #}
 brine-instance-at-boot:
 {%- if brine.instance.at_boot %}
@@ -58,7 +71,8 @@ brine-instance-at-boot:
 
 {#- Those that are to go come first, as others may get their disks; then by the order in which they start with the node. #}
 {%- set ordered = [] %}
-{%- for name, spec in specs.items() %}
+{#- One that is the cluster's, too, is refused there. #}
+{%- for name, spec in specs.items() if name not in of_cluster %}
 {%- set order = spec.get("start_order") if spec is mapping else none %}
 {%- set goes = spec is mapping and spec.get("absent") is sameas true %}
 {%- do ordered.append([-1 if goes else order if order is integer else 100, name]) %}
