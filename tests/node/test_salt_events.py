@@ -12,7 +12,7 @@ from lab.fleet import Fleet
 from lab.node import Node
 from lab.waiting import wait_for
 from node.fleet_on_node import fleet as fleet
-from node.instance_on_node import IDLE, define, order, start
+from node.instance_on_node import GUEST, order, wait_ready, wait_status
 from node.watcher_on_node import outbox
 
 CONFIG = "/var/lib/brine/config.data"
@@ -24,6 +24,10 @@ LONG_S = 300
 
 def declared() -> dict[str, Any]:
     """Three nodes, of which the last is no master candidate, with an instance each."""
+    guest = {"kvm_flag": "disabled", "kernel_path": f"{GUEST}/kernel", "user_shutdown": True}
+    guest |= {"initrd_path": f"{GUEST}/initramfs", "root_path": "", "serial_console": True}
+    guest |= {"kernel_args": "console=ttyS0 panic=-1 quiet"}
+    memory = {"maxmem": 128, "minmem": 128, "vcpus": 1}
     return {
         "cluster": {"name": "lab.example.com", "master": NODES[0]},
         "nodes": {
@@ -31,7 +35,11 @@ def declared() -> dict[str, Any]:
             for number, name in enumerate(NODES, 1)
         },
         "instances": {
-            f"web{number}.example.com": {"primary_node": name}
+            f"web{number}.example.com": {
+                "primary_node": name,
+                "hvparams": guest,
+                "beparams": memory,
+            }
             for number, name in enumerate(NODES, 1)
         },
     }
@@ -45,10 +53,9 @@ def cluster(fleet: Fleet) -> Fleet:
         {"brine": {"instance": instance}},
         node1={"brine": {"config": {"apply": True}, **declared()}},
     )
-    fleet.apply("brine")
-    for number, node in enumerate(fleet.nodes, 1):
-        name = f"web{number}.example.com"
-        define(node, name, uuid=in_config(fleet, name)["uuid"], admin_state="up")
+    # The master's host first: its configuration is what the others' instances are made of.
+    fleet.apply("brine", nodes=[fleet.master])
+    fleet.apply("brine", nodes=fleet.nodes[1:])
     return fleet
 
 
@@ -99,7 +106,7 @@ def master_log(fleet: Fleet) -> str:
 
 def test_a_poweroff_is_recorded_in_the_configuration(cluster: Fleet) -> None:
     node = cluster.nodes[1]
-    start(node, WEB2)
+    wait_ready(node, WEB2)
     order(node, WEB2, "poweroff")
     print(f"recorded {wait_recorded(cluster, WEB2, node):.1f} s after the poweroff")
     serial = json.loads(cluster.master.read(CONFIG))["cluster"]["serial_no"]
@@ -141,6 +148,7 @@ def test_a_writer_that_was_away_records_it_later(cluster: Fleet) -> None:
         assert admin_state(cluster, WEB3) == ("up", "admin")
     finally:
         cluster.master.run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
+        cluster.wait_answering()
     wait_recorded(cluster, WEB3, node)
 
 
@@ -216,21 +224,17 @@ def test_a_node_whose_brine_lies_is_refused(cluster: Fleet, said: str) -> None:
 
 
 def test_the_runner_shows_the_whole_cluster(cluster: Fleet) -> None:
-    define(cluster.nodes[0], WEB1, **IDLE)
-    cluster.master.run(["brine", "instance", "start", WEB1])
-    try:
-        found = cluster.run("brine.list")
-        assert {node: list(instances) for node, instances in found.items()} == {
-            NODES[0]: [WEB1],
-            NODES[1]: [WEB2],
-            NODES[2]: [WEB3],
-        }
-        assert found[NODES[0]][WEB1] == "running"
-        for name in ("web1", WEB1, in_config(cluster, WEB1)["uuid"]):
-            assert list(cluster.run("brine.find", name)["nodes"]) == [NODES[0]]
-        assert not cluster.run("brine.find", "web9", check=False)["result"]
-    finally:
-        cluster.master.run(["brine", "instance", "stop", "--force", WEB1])
+    wait_status(cluster.nodes[0], WEB1, "running")
+    found = cluster.run("brine.list")
+    assert {node: list(instances) for node, instances in found.items()} == {
+        NODES[0]: [WEB1],
+        NODES[1]: [WEB2],
+        NODES[2]: [WEB3],
+    }
+    assert found[NODES[0]][WEB1] == "running"
+    for name in ("web1", WEB1, in_config(cluster, WEB1)["uuid"]):
+        assert list(cluster.run("brine.find", name)["nodes"]) == [NODES[0]]
+    assert not cluster.run("brine.find", "web9", check=False)["result"]
 
 
 def test_health_names_who_does_not_answer(cluster: Fleet) -> None:
@@ -245,6 +249,7 @@ def test_health_names_who_does_not_answer(cluster: Fleet) -> None:
         assert cluster.run("brine.list")[NODES[2]] == "has not answered"
     finally:
         cluster.nodes[2].run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
+        cluster.wait_answering()
 
 
 def test_a_node_that_is_to_have_no_beacon_loses_it_without_a_restart(cluster: Fleet) -> None:
