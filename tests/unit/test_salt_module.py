@@ -95,6 +95,8 @@ def test_what_is_declared_is_input_and_is_not_logged() -> None:
     assert "secret" not in str(runs.command)
     assert runs.given["output_loglevel"] == "quiet"
     assert runs.given["python_shell"] is False
+    # Else Salt replaces what JSON has for a newline, and what comes out is no JSON.
+    assert runs.given["stdin_raw_newlines"] is True
 
 
 @pytest.mark.parametrize(

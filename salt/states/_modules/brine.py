@@ -49,9 +49,14 @@ def ask(*command: str, stdin: str = "") -> dict[str, Any]:
     """
     line = ["brine", *map(str, command), "--json"]
     try:
-        # Quiet: what is declared may hold secrets.
+        # Quiet: what is declared may hold secrets. Raw: Salt would make newlines of JSON's \n.
         run = __salt__["cmd.run_all"](
-            line, stdin=stdin, python_shell=False, output_loglevel="quiet", ignore_retcode=True
+            line,
+            stdin=stdin,
+            stdin_raw_newlines=True,
+            python_shell=False,
+            output_loglevel="quiet",
+            ignore_retcode=True,
         )
     except Exception as error:
         # Salt's error also has the input and the environment.
