@@ -1,54 +1,57 @@
-"""`./dev demo`: where do these six virtual machines live, and who ended them?
+"""`./dev demo`: from a pillar to virtual machines on three nodes.
 
-It builds the packages, boots a throw-away Debian node, lets Salt wire it, asks the configuration
-daemon for each instance's node, runs six instances of the configuration, plugs a NIC and a disk
-into one of them, ends each in another way, shows what Brine says of each, has the watcher bring
-back those that crashed, and kills a job that owns an instance.
+It builds the packages, boots three throw-away Debian nodes with a Salt master, and applies a
+pillar that declares a cluster and its instances. It asks where each instance lives, powers one off
+as its user, and changes the pillar: an instance gets a NIC while it runs, and another one is
+stopped. The next highstate changes nothing. Then instances crash, and the watcher brings them back;
+and a job that owns an instance is killed. With --local, all is on one node without a master.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demo import cluster, hotplug, owner
-from demo.endings import ENDINGS, KILLED
+from demo import nic, owner
+from demo.cluster import INSTANCES, SECOND_BRIDGE, Cluster, fleet, furnish, one_node
+from demo.endings import ENDINGS, KILLED, OFF_BY_USER, OFF_IN_PILLAR, PANICKED
 from demo.guest import Guest
-from demo.report import Score, Seen, scores, table
+from demo.report import Score, Seen, listed, scores, table, verdict_of
 from demo.terminal import Terminal
 from lab.debian import RELEASES, host_release
 from lab.errors import LabError
 from lab.guest_image import guest_image
 from lab.images import node_image
-from lab.node import Node, boot_node
+from lab.node import Node
 from lab.packages import build_packages
 from lab.progress import say, step
-from lab.salt import wire
 from lab.signals import run_program
 from lab.waiting import wait_for
 
-TIMEOUT_S = 30.0
+# For what takes seconds, but not where the machine is loaded.
+_TIMEOUT_S = 300.0
 
 
 def main(args: Sequence[str]) -> int:
     """Run the demo; the exit status is 1 when anything that is said is wrong."""
-    parser = argparse.ArgumentParser(prog="./dev demo", description="Who ended these VMs?")
-    parser.add_argument("release", nargs="?", choices=sorted(RELEASES), help="the node's Debian")
-    release = parser.parse_args(args).release or host_release()
+    parser = argparse.ArgumentParser(prog="./dev demo", description="From pillar to VMs.")
+    parser.add_argument("release", nargs="?", choices=sorted(RELEASES), help="the nodes' Debian")
+    parser.add_argument("--local", action="store_true", help="one node, without a Salt master")
+    chosen = parser.parse_args(args)
+    release = chosen.release or host_release()
+    boot = one_node if chosen.local else fleet
     try:
-        packages = prepare(release)
-        with boot_node(release, name="node1") as node:
-            with step("salt-call --local state.apply brine (which installs the packages with apt)"):
-                states = wire(node, packages, {"brine": cluster.pillar()})
-            say(f"{len(states)} states applied: node1 is wired")
-            cluster.furnish(node)
-            all_scores = show(Terminal(node))
+        with boot(release, prepare(release)) as cluster:
+            for node in cluster.nodes:
+                furnish(node)
+            all_scores = show(cluster)
     except LabError as error:
         print(f"dev: error: {error}", file=sys.stderr)
         return 1
@@ -75,80 +78,127 @@ def prepare(release: str) -> list[Path]:
         return packages.result()
 
 
-def show(terminal: Terminal) -> list[Score]:
+def show(cluster: Cluster) -> list[Score]:
     """Show what Brine does, and return how much of it was right."""
-    node = terminal.node
-    answers = cluster.ask(terminal)
-    running = start_all(terminal)
-    plugged = hotplug.plug(terminal, KILLED)
-    all_seen = end_all(node)
-    print(f"\n{table(all_seen)}", flush=True)
-    terminal.type("brine instance list")
-    terminal.type(f"brine instance info {KILLED} | sed '/^Spec/,$d'")
-    looked_after = watch(terminal)
-    Guest(node, KILLED).wait_ready()
-    plugged_still = hotplug.use_again(node, KILLED)
-    terminal.type(f"journalctl --quiet --no-hostname BRINE_INSTANCE={KILLED}")
-    lost = owner.lose(terminal)
-    return [answers, running, *scores(all_seen), looked_after, plugged, plugged_still, lost]
+    cluster.declare()
+    cluster.highstate()
+    if cluster.spread:
+        cluster.bring_about()
+    running = boot_guests(cluster)
+    return [
+        running,
+        cluster.ask(),
+        power_off(cluster),
+        *change(cluster),
+        change_nothing(cluster),
+        *crash(cluster),
+        nic.use(cluster.node_of(KILLED.instance), KILLED.instance, "after a crash"),
+        owner.lose(Terminal(cluster.nodes[-1])),
+    ]
 
 
-def start_all(terminal: Terminal) -> Score:
-    """Define and start the instances; return how many run, once their guests have booted."""
-    terminal.type("brine instance define --from-config")
-    terminal.type("brine instance start --all")
-    with step(f"{len(ENDINGS)} guests boot (software emulation)"):
-        for ending in ENDINGS:
-            Guest(terminal.node, ending.instance).wait_ready()
-    terminal.type("brine instance list")
-    running = sum(one["status"] == "running" for one in listed(terminal.node).values())
-    return Score(running, len(ENDINGS), "instances ran")
+def boot_guests(cluster: Cluster) -> Score:
+    """Wait until the guests have booted; return how many instances run."""
+    with step(f"{len(INSTANCES)} guests boot (software emulation)"):
+        for name in INSTANCES:
+            Guest(cluster.node_of(name), name).wait_ready()
+    if cluster.spread:
+        cluster.operator.type("salt-run brine.list")
+    else:
+        cluster.operator.type("brine instance list")
+    running = sum(listed(cluster.node_of(name), name)["status"] == "running" for name in INSTANCES)
+    return Score(running, len(INSTANCES), "instances run")
 
 
-def end_all(node: Node) -> list[Seen]:
-    """End the instances one after the other, and collect what is said of them."""
+def power_off(cluster: Cluster) -> Score:
+    """Have an instance's user power it off, and wait until the cluster's configuration says so."""
+    name = OFF_BY_USER.instance
+    node = cluster.node_of(name)
     print(flush=True)
-    for ending in ENDINGS:
-        say(f"{ending.instance}: {ending.done}")
-        ending.act(node, ending.instance)
-        if ending.verdict:
-            wait_for_verdict(node, ending.instance)
+    say(f"{name}: {OFF_BY_USER.done}")
+    began = time.monotonic()
+    Guest(node, name).power_off()
+    if not cluster.spread:
+        # In a fleet, a beacon and the master do this.
+        outbox = ["brine", "outbox", "list", "--json"]
+        told = partial(node.run, outbox)
+        wait_for("it in the outbox", lambda: told().stdout.strip() != "[]", timeout_s=_TIMEOUT_S)
+        record = f"brine config record --node {node.name} -"
+        cluster.operator.type(f"{' '.join(outbox)} | {record}")
+    show = ["brine", "config", "show", f"/instances/{name}/admin_state_source"]
 
-    def look() -> list[Seen]:
-        now = listed(node)
-        return [Seen(one, verdict_of(node, one.instance), now[one.instance]) for one in ENDINGS]
+    def recorded(node: Node) -> bool:
+        return '"user"' in node.run(show, check=False).stdout
 
     with suppress(LabError):
-        wait_for("the states", lambda: all(one.is_right for one in look()), timeout_s=TIMEOUT_S)
-    return look()
+        # Nodes that have a copy get the new one after that.
+        for one in cluster.nodes:
+            text = "it in the configuration"
+            wait_for(text, partial(recorded, one), timeout_s=_TIMEOUT_S, interval_s=0.2)
+            took_s = time.monotonic() - began
+            say(f"the configuration on {one.name} has it, {took_s:.1f} s after that")
+    said = cluster.operator.type(f"brine config show /instances/{name} | grep admin_state")
+    is_recorded = '"down"' in said and '"user"' in said
+    return Score(int(is_recorded), 1, "poweroff is in the cluster's configuration")
 
 
-def watch(terminal: Terminal) -> Score:
-    """Have the watcher look after the instances, as its timer does every five minutes."""
-    terminal.type("brine watcher run --dry-run")
-    terminal.type("brine watcher run")
-    terminal.type("brine instance list")
-    now = listed(terminal.node)
-    right = sum(now[ending.instance]["status"] == ending.then for ending in ENDINGS)
-    return Score(right, len(ENDINGS), "instances came back, or stayed off, as they should")
+def change(cluster: Cluster) -> list[Score]:
+    """Change the pillar: one instance gets a NIC while it runs, and another one is to be down."""
+    nics = cluster.instances[KILLED.instance]["nics"]
+    more = {"ip": "203.0.113.2", "nicparams": {"link": SECOND_BRIDGE}}
+    edited: dict[str, dict[str, Any]] = {
+        KILLED.instance: {"nics": [*nics, more]},
+        OFF_IN_PILLAR.instance: {"admin_state": "down"},
+    }
+    cluster.edit(edited)
+    cluster.bring_about()
+    node = cluster.node_of(KILLED.instance)
+    Terminal(node).type(f"brine nic list {KILLED.instance}")
+    status = listed(cluster.node_of(OFF_IN_PILLAR.instance), OFF_IN_PILLAR.instance)["status"]
+    return [
+        nic.use(node, KILLED.instance, "while the VM runs"),
+        Score(int(status == OFF_IN_PILLAR.status), 1, "instance is down as pillar says"),
+    ]
 
 
-def wait_for_verdict(node: Node, instance: str) -> None:
-    """Wait until there is a verdict, or until there should be one: it is looked for again."""
-    with suppress(LabError):
-        wait_for(f"a verdict on {instance}", lambda: verdict_of(node, instance), interval_s=0.1)
+def change_nothing(cluster: Cluster) -> Score:
+    """Apply all states once more."""
+    answers = cluster.highstate()
+    same = sum(not any(one.changes for one in answer) for answer in answers.values())
+    return Score(same, len(answers), "nodes are as pillar says")
 
 
-def verdict_of(node: Node, instance: str) -> Mapping[str, Any]:
-    """The journal's record of the first verdict on an instance; empty if there is none."""
-    records = node.journal("BRINE_EVENT=verdict", f"BRINE_INSTANCE={instance}")
-    return records[0] if records else {}
+def crash(cluster: Cluster) -> list[Score]:
+    """Crash instances, which come back; return what is right of what is said of all ends."""
+    print(flush=True)
+    killed, panicked = KILLED.instance, PANICKED.instance
+    node = cluster.node_of(killed)
+    say(f"{killed}: {KILLED.done}")
+    unit = f"brine-instance@{killed}.service"
+    node.run(["systemctl", "kill", "--kill-whom=main", "--signal=SIGKILL", unit])
+    say(f"{panicked}: {PANICKED.done}")
+    Guest(cluster.node_of(panicked), panicked).panic()
+    with suppress(LabError), step("what crashed comes back"):
+        wait_for(
+            "the states",
+            lambda: all(one.is_right for one in look(cluster)),
+            timeout_s=_TIMEOUT_S,
+            interval_s=0.5,
+        )
+        Guest(node, killed).wait_ready()
+    seen = look(cluster)
+    print(f"\n{table(seen)}", flush=True)
+    Terminal(node).type(f"journalctl --quiet --no-hostname BRINE_INSTANCE={killed}")
+    return scores(seen)
 
 
-def listed(node: Node) -> dict[str, dict[str, Any]]:
-    """What `brine instance list` says of each instance."""
-    found = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
-    return {one["name"]: one for one in found}
+def look(cluster: Cluster) -> list[Seen]:
+    """What is said of each instance's end, and of its state now."""
+    return [
+        Seen(one, verdict_of(node, one.instance), listed(node, one.instance))
+        for one in ENDINGS
+        for node in [cluster.node_of(one.instance)]
+    ]
 
 
 if __name__ == "__main__":

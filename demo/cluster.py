@@ -1,23 +1,32 @@
-"""The cluster that the demo declares, and what its configuration daemon says of it."""
+"""The cluster that the demo declares, and how its operator has Salt make the nodes so."""
 
 from __future__ import annotations
 
+import difflib
+import json
 import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from demo.endings import ENDINGS
-from demo.report import Score
+from demo.report import Score, highstate
 from demo.terminal import Terminal
+from lab.fleet import DOMAIN, boot_fleet
 from lab.guest_image import guest_image
-from lab.node import Node
+from lab.node import Node, boot_node
+from lab.progress import step
+from lab.repository import publish
+from lab.salt import PILLAR, StateResult, apply_state, give_states
 
-NODE_IP = "192.0.2.1"
-INSTANCE_IPS = {
-    one.instance: f"198.51.100.{number}" for number, one in enumerate(ENDINGS, start=11)
-}
-BRIDGE = "br0"
-MEMORY_MIB = 128
+INSTANCES = ("web1", "web2", "db1", "mail1")
+BRIDGE, SECOND_BRIDGE = "br0", "br1"
+SECOND_BRIDGE_IP = "203.0.113.1"
+DECLARED = f"{PILLAR}/instances.sls"
 
+_MEMORY_MIB = 128
 _GUEST = "/srv/guest"
 # A kernel and an initial RAM disk, without a disk; no node of the lab has KVM for sure.
 _PARAMETERS = {
@@ -29,43 +38,146 @@ _PARAMETERS = {
 }
 
 
-def pillar() -> dict[str, Any]:
-    """What Salt is told of the node: a key, and a cluster of this node and the demo's instances."""
-    return {
-        "confd": {"key": secrets.token_hex(32)},
-        "config": {"apply": True},
-        "instance": {"enabled": True},
-        "lifecycle": {"enabled": True},
-        # It would bring back what the demo wants to show first.
-        "watcher": {"timer": False},
-        "cluster": {
-            "name": "demo.example.com",
-            "master": "node1.example.com",
-            "enabled_hypervisors": ["kvm"],
-            "hvparams": {"kvm": _PARAMETERS},
-            "beparams": {"minmem": MEMORY_MIB, "maxmem": MEMORY_MIB},
-            "nicparams": {"mode": "bridged", "link": BRIDGE},
-        },
-        "nodes": {"node1.example.com": {"primary_ip": NODE_IP}},
-        "instances": {
-            name: {"primary_node": "node1.example.com", "nics": [{"ip": ip}]}
-            for name, ip in INSTANCE_IPS.items()
-        },
-    }
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes, of which the first has the pillar and writes the configuration.
+
+    `command` applies the states on all of them, and `apply` does that. `spread` is the command that
+    gives the other nodes what the first one's configuration has for them; '' if there are none.
+    """
+
+    nodes: Sequence[Node]
+    command: str
+    apply: Callable[[], Mapping[str, Sequence[StateResult]]]
+    spread: str = ""
+    instances: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def operator(self) -> Terminal:
+        """Where its operator types."""
+        return Terminal(self.nodes[0])
+
+    def node_of(self, instance: str) -> Node:
+        """The node that is to run an instance."""
+        hosts = self.nodes[1:] or self.nodes
+        return hosts[INSTANCES.index(instance) % len(hosts)]
+
+    def declare(self) -> None:
+        """Write the pillar: what all nodes have, and the cluster for the one that writes it."""
+        writer = self.nodes[0]
+        top = {"*": ["brine"], f"{writer.name}*": ["cluster", "instances"]}
+        everywhere = {
+            "confd": {"key": secrets.token_hex(32)},
+            "instance": {"enabled": True},
+            "lifecycle": {"enabled": True},
+        }
+        cluster = {
+            "config": {"apply": True},
+            "cluster": {
+                "name": f"demo.{DOMAIN}",
+                "master": _whole_name(writer),
+                "enabled_hypervisors": ["kvm"],
+                "hvparams": {"kvm": _PARAMETERS},
+                "beparams": {"minmem": _MEMORY_MIB, "maxmem": _MEMORY_MIB},
+                "nicparams": {"mode": "bridged", "link": BRIDGE},
+            },
+            "nodes": {_whole_name(node): {"primary_ip": _ip(node)} for node in self.nodes},
+        }
+        for name, brine in (("brine", everywhere), ("cluster", cluster)):
+            # JSON is YAML.
+            writer.write(f"{PILLAR}/{name}.sls", json.dumps({"brine": brine}), mode=0o600)
+        writer.write(f"{PILLAR}/top.sls", json.dumps({"base": top}))
+        for number, name in enumerate(INSTANCES, start=11):
+            node, ip = _whole_name(self.node_of(name)), f"198.51.100.{number}"
+            self.instances[name] = {"primary_node": node, "nics": [{"ip": ip}]}
+        writer.write(DECLARED, self._text())
+        self.operator.type(f"cat {DECLARED}")
+
+    def edit(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Change what the pillar says of instances, and show the difference."""
+        before = self._text()
+        for name, keys in changed.items():
+            self.instances[name].update(keys)
+        self.operator.node.write(DECLARED, self._text())
+        self.operator.show(f"vi {DECLARED}")
+        lines = difflib.unified_diff(before.splitlines(), self._text().splitlines(), n=0)
+        print(*(line for line in lines if line[:3] not in ("---", "+++", "@@ ")), sep="\n")
+
+    def highstate(self) -> Mapping[str, Sequence[StateResult]]:
+        """Apply all states on all nodes, and show how many changed something."""
+        self.operator.show(self.command)
+        with step(self.command):
+            answers = self.apply()
+        print(highstate(answers), flush=True)
+        return answers
+
+    def bring_about(self) -> None:
+        """Have the nodes be as a pillar that has changed says."""
+        if not self.spread:
+            self.highstate()
+            return
+        with step(self.spread):
+            self.operator.type(self.spread, timeout_s=900)
+
+    def ask(self) -> Score:
+        """Ask on which node each instance is, by one that is not the daemon's only one."""
+        expected = {
+            one["nics"][0]["ip"]: _ip(self.node_of(name)) for name, one in self.instances.items()
+        }
+        query = f"brine confd query node-ip-of-instance-ip {' '.join(expected)}"
+        said = Terminal(self.nodes[-1]).type(query, check=False)
+        lines = [line.split() for line in said.splitlines()]
+        right = sum([ip, node] in lines for ip, node in expected.items())
+        return Score(right, len(expected), "answers to where an instance lives are right")
+
+    def _text(self) -> str:
+        lines = [f"    {name}: {_yaml(one)}\n" for name, one in self.instances.items()]
+        return "".join(["brine:\n  instances:\n", *lines])
+
+
+@contextmanager
+def fleet(release: str, packages: Sequence[Path]) -> Iterator[Cluster]:
+    """Three nodes under a Salt master, whose host is the first of them."""
+    with ExitStack() as stack:
+        with step("three nodes boot, with a Salt master on node1 and a minion on each"):
+            booted = stack.enter_context(boot_fleet(release, packages))
+        yield Cluster(
+            booted.nodes, "salt '*' state.apply brine", booted.apply, "salt-run brine.redistribute"
+        )
+
+
+@contextmanager
+def one_node(release: str, packages: Sequence[Path]) -> Iterator[Cluster]:
+    """A node without a master."""
+    with boot_node(release, name="node1") as node:
+        publish(node, packages)
+        give_states(node)
+        node.run(["ip", "address", "add", f"{_ip(node)}/32", "dev", "lo"])
+        apply = partial(apply_state, node)
+        yield Cluster([node], "salt-call --local state.apply brine", lambda: {node.name: apply()})
 
 
 def furnish(node: Node) -> None:
-    """Give a node what its operator would: its address, a bridge, and something to boot."""
-    # The node has no network but its own.
-    node.run(["ip", "address", "add", f"{NODE_IP}/32", "dev", "lo"])
-    node.run(["ip", "link", "add", BRIDGE, "up", "type", "bridge"])
+    """Give a node what its operator would: two bridges, and something to boot."""
+    for bridge in (BRIDGE, SECOND_BRIDGE):
+        node.run(["ip", "link", "add", bridge, "up", "type", "bridge"])
+    node.run(["ip", "address", "add", f"{SECOND_BRIDGE_IP}/24", "dev", SECOND_BRIDGE])
     node.put(guest_image().folder, _GUEST)
 
 
-def ask(terminal: Terminal) -> Score:
-    """Ask the daemon on which node each instance is, over the network that it would be asked by."""
-    addresses = " ".join(INSTANCE_IPS.values())
-    said = terminal.type(f"brine confd query node-ip-of-instance-ip {addresses}", check=False)
-    lines = [line.split() for line in said.splitlines()]
-    right = sum([ip, NODE_IP] in lines for ip in INSTANCE_IPS.values())
-    return Score(right, len(INSTANCE_IPS), "answers to where an instance lives are right")
+def _whole_name(node: Node) -> str:
+    return f"{node.name}.{DOMAIN}"
+
+
+def _ip(node: Node) -> str:
+    """The address that `lab.fleet` gives to a node of this name."""
+    return f"192.0.2.{node.name.removeprefix('node')}"
+
+
+def _yaml(value: Any) -> str:
+    """YAML on one line, for people."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_yaml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    return str(value)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from demo.endings import Ending
+from lab.node import Node
+from lab.salt import StateResult
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,26 @@ class Seen:
     @property
     def is_right(self) -> bool:
         return self.verdict_is_right and self.state_is_right
+
+
+def verdict_of(node: Node, instance: str) -> Mapping[str, Any]:
+    """The journal's record of the first verdict on an instance; empty if there is none."""
+    records = node.journal("BRINE_EVENT=verdict", f"BRINE_INSTANCE={instance}")
+    return records[0] if records else {}
+
+
+def listed(node: Node, instance: str) -> Mapping[str, Any]:
+    """What `brine instance list` says of an instance."""
+    found = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
+    return next((one for one in found if one["name"] == instance), {"status": "unknown"})
+
+
+def highstate(answers: Mapping[str, Sequence[StateResult]]) -> str:
+    """One line a node."""
+    return "\n".join(
+        f"{minion}: {len(results)} states, {sum(bool(one.changes) for one in results)} changed"
+        for minion, results in answers.items()
+    )
 
 
 def scores(all_seen: Sequence[Seen]) -> list[Score]:

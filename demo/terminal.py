@@ -1,4 +1,4 @@
-"""What a person at the node's terminal types and reads."""
+"""What a person at a node's terminal types and reads."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ class Terminal:
     def __init__(self, node: Node) -> None:
         self.node = node
 
-    def type(self, command: str, *, check: bool = True) -> str:
-        """Run a shell command, and show it with all that it says; return that.
+    def show(self, command: str) -> None:
+        """Show a command that is run in another way."""
+        print(f"\n{self.node.name}# {command}", flush=True)
+
+    def type(self, command: str, *, check: bool = True, timeout_s: float = 300) -> str:
+        """Run a shell command, and show it with its output, and if it fails, with its messages;
+        return that.
 
         Raises LabError, with `check`, when it fails.
         """
-        print(f"\n# {command}", flush=True)
-        said = self.node.shell(f"{command} 2>&1", check=check)
+        self.show(command)
+        # Salt's own commands warn of what is no concern of people here.
+        shell = ["bash", "-uo", "pipefail", "-c", command]
+        done = self.node.run(shell, check=check, timeout_s=timeout_s)
+        said = done.stdout + (done.stderr if done.returncode else "")
         print(said, end="", flush=True)
         return said

@@ -11,7 +11,7 @@ from demo.report import Seen, scores, table
 
 
 def ending(verdict: str = "", cause: str = "", status: str = "running", why: str = "") -> Ending:
-    return Ending("web1", "something", lambda _node, _name: None, verdict, cause, status, why)
+    return Ending("web1", "something", verdict, cause, status, why)
 
 
 KILLED = ending("crash", "eof", "ERROR_down", "by signal 9")
