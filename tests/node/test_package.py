@@ -234,25 +234,25 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
 )
 def test_a_callers_python_environment_has_no_say(installed_node: Node, program: str) -> None:
     """Not by variables, not by the home folder, not by the folder that it is called in."""
-    node, trace = installed_node, "/root/ran"
+    node, trace = installed_node, "/srv/ran"
     version = node.shell("python3 -c 'import sys; print(*sys.version_info[:2], sep=\".\")'").strip()
-    user_site = f"/root/.local/lib/python{version}/site-packages"
+    user_site = f"/srv/home/.local/lib/python{version}/site-packages"
     harm = f"open({trace!r}, 'a').write(__file__)\nraise SystemExit('not isolated')\n"
-    for folder in ("/root/evil", user_site):
+    for folder in ("/srv/evil", user_site):
         for module in ("sitecustomize", "usercustomize", "argparse", "startup"):
             node.write(f"{folder}/{module}.py", harm)
     node.write(f"{user_site}/harm.pth", f"import os; os.mkdir('{trace}')\n")
     try:
         said = node.shell(f"""
-            cd /root/evil
-            export HOME=/root PYTHONPATH=/root/evil PYTHONUSERBASE=/root/.local
-            export PYTHONSTARTUP=/root/evil/startup.py PYTHONINSPECT=
+            cd /srv/evil
+            export HOME=/srv/home PYTHONPATH=/srv/evil PYTHONUSERBASE=/srv/home/.local
+            export PYTHONSTARTUP=/srv/evil/startup.py PYTHONINSPECT=
             {program} --version
         """)
         assert said.startswith(program.rpartition("/")[2])
         assert not node.path(trace).exists()
     finally:
-        node.shell(f"rm -rf /root/evil /root/.local {trace}")
+        node.shell(f"rm -rf /srv/evil /srv/home {trace}")
 
 
 @pytest.mark.parametrize(

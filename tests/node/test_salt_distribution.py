@@ -280,13 +280,13 @@ def test_secrets_are_nowhere_but_in_the_masters_pillar_cache(fleet: Fleet) -> No
     secrets += [base64.b64encode(one.encode()).decode()[:-4] for one in SECRETS.values()]
     patterns = "\n".join(secrets)
     for node in fleet.nodes:
-        node.write("/root/secrets", patterns, mode=0o600)
+        node.write("/run/secrets", patterns, mode=0o600)
         places = "/var/cache/salt /var/log /run/salt /etc/salt /tmp /var/tmp /run/log /srv"
         places += " /run/events" if node is master else ""
-        search = f"grep -rlaF -f /root/secrets {places} 2>/dev/null || true"
+        search = f"grep -rlaF -f /run/secrets {places} 2>/dev/null || true"
         found = [Path(one) for one in node.shell(search).split()]
         found += [Path("journal")] * int(
-            node.shell("journalctl --no-pager -o export | grep -caF -f /root/secrets || true")
+            node.shell("journalctl --no-pager -o export | grep -caF -f /run/secrets || true")
         )
         cache = Path("/var/cache/salt/master/pillar")
         others = [one for one in found if not (node is master and cache in one.parents)]
