@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import textwrap
 import types
 import typing
@@ -29,14 +30,7 @@ SCHEMA = TREE / "salt/states/brine/schema.json"
 REFERENCE = TREE / "docs/pillar.md"
 EXAMPLE = TREE / "salt/pillar.example"
 
-_NOUNS = {
-    "object": "a mapping",
-    "array": "a list",
-    "boolean": "true or false",
-    "integer": "a whole number",
-    "number": "a number",
-    "string": "a string",
-}
+_NOUNS: dict[str, str] = runpy.run_path(str(TREE / "salt/states/_states/brine_pillar.py"))["NOUNS"]
 _DEFAULTS = TREE / "salt/states/brine/defaults.yaml"
 _SETTINGS = {
     "kvmd": (KvmdSettings, "brine-kvmd.toml(5)"),

@@ -135,7 +135,7 @@ def running(name: str) -> Result:
         return _failure(name, refused)
     if why := _why_left(seen):
         return _success(name, {}, why, *_pending(seen["restart_pending"]))
-    return _act(name, ["start", "--keep-tries", name], seen["status"], "running", "started")
+    return _act(name, [*_START, name], seen["status"], "running", "started")
 
 
 def stopped(name: str, force: bool = False, timeout: float | None = None) -> Result:
@@ -275,11 +275,8 @@ def from_config(
     changes = {row["name"]: found for row in rows if (found := _row_changes(row))}
     problems = [row["error"] for row in rows if "error" in row]
     problems += [error for row in rows for error in row.get("live_errors", ())]
-    notes = [
-        f"{row['name']} needs a reboot: {', '.join(row['restart_pending'])}"
-        for row in rows
-        if row.get("restart_pending")
-    ]
+    waiting = [(row["name"], _pending(row.get("restart_pending"))) for row in rows]
+    notes = [f"{instance} {line}" for instance, lines in waiting for line in lines]
     specs = {row["name"]: row["spec"] for row in rows if "spec" in row}
     _bring_to_state(specs, changes, problems, notes)
     for one in answer["said"].get("elsewhere", ()):
@@ -301,7 +298,7 @@ def from_config(
 
 def _row_changes(row: Result) -> Result:
     """What a definition changed of an instance, or would."""
-    changes: Result = {key: row[key] for key in ("attached", "detached") if row.get(key)}
+    changes: Result = {key: row[key] for key in _DEVICES if row.get(key)}
     if row.get("changed") and row["before"] is None:
         changes |= {"spec": {"old": None, "new": "defined"}}
     elif row.get("changed"):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 Node = Mapping[str, Any]
 
-_NOUNS = {
+NOUNS = {
     "object": "a mapping",
     "array": "a list",
     "boolean": "true or false",
@@ -132,7 +132,7 @@ def _fault(schema: Node, value: Any) -> str:
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if kinds and not any(_is(kind, value) for kind in kinds):
-        noun = schema.get("title") or " or ".join(_NOUNS[kind] for kind in kinds)
+        noun = schema.get("title") or " or ".join(NOUNS[kind] for kind in kinds)
         return f"must be {noun}, but is {_noun_of(value)}{_meant(kinds, value)}"
     if "enum" in schema and value not in schema["enum"]:
         known = [str(one) for one in schema["enum"]]
@@ -167,7 +167,7 @@ def _is(kind: str, value: Any) -> bool:
 def _noun_of(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    found = (noun for kind, noun in _NOUNS.items() if _is(kind, value))
+    found = (noun for kind, noun in NOUNS.items() if _is(kind, value))
     return next(found, f"a {type(value).__name__}")
 
 
