@@ -120,7 +120,7 @@ class Cluster:
             self.operator.type(self.spread, timeout_s=900)
 
     def ask(self) -> Score:
-        """Ask on which node each instance is, by one that is not the daemon's only one."""
+        """Ask on which node each instance runs; the question comes from the last node."""
         expected = {
             one["nics"][0]["ip"]: _ip(self.node_of(name)) for name, one in self.instances.items()
         }
