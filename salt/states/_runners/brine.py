@@ -276,6 +276,7 @@ def _is_list(answer: Any) -> TypeGuard[list[dict[str, Any]]]:
 def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
     """Record what the outboxes of nodes tell, and acknowledge it there."""
     told = {}
+    candidates = _candidates()
     answers = _execute("brine.outbox_list", names, [], timeout=timeout)
     for name in names:
         events = answers.get(name, "it has not answered")
@@ -291,7 +292,7 @@ def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
             log.warning("brine.record: %s may not say so, or says nothing known: %s", name, line)
         if recorded:
             # It is on record before the node forgets it.
-            _put("redistribute", [name, *_candidates()])
+            _put("redistribute", [name, *candidates])
             _execute("brine.outbox_acknowledge", [name], recorded, timeout=timeout)
         told[name] = {"recorded": len(recorded), "refused": refused}
     return told
