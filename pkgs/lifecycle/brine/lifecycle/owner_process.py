@@ -418,7 +418,7 @@ class OwnerProcess:
             now = self._folder.process()
         except OSError:
             return None
-        if now and self._sees_node and not now.is_visible():
+        if now and self._sees_node and not now.is_visible() and self._is_over(now.run):
             now = None  # the unit's last step could not remove the file
         if self._process is None:
             self._process = now
@@ -428,6 +428,13 @@ class OwnerProcess:
         if not self._has_exited and now is not None and now.run == self._process.run:
             return None
         return _status_of(self._folder.name, self._process.run)
+
+    def _is_over(self, run: str) -> bool:
+        """Whether the node's markers say that a run has ended. An owner that does not see its
+        process may be in another PID namespace."""
+        name = self._folder.name
+        last = markers.last_run(name)
+        return last != run or markers.read_marker(MarkerKind.VERDICT, name, run=run) is not None
 
     def _watch(self, process: NotedProcess) -> None:
         """Have the kernel tell when a process exits, if this one can see it."""
