@@ -219,18 +219,21 @@ def test_a_handler_that_is_killed_as_an_instance_starts_asks_again(host: Lifecyc
 def test_a_handler_that_is_killed_before_it_may_end_anybody_is_no_reprieve(
     host: LifecycleHost,
 ) -> None:
-    gone, returns = host.define("gone1"), host.define("back1")
+    gone = host.define("gone1")
+    back = [host.define(f"back{number}") for number in range(8)]
     host.start_handler()
-    for folder in (gone, returns):
+    for folder in (gone, *back):
         (folder / "watchdog").touch()
     time.sleep(1.5)  # the handler has read that
     host.kill_handler()
     time.sleep(8)
-    # It gives its owners as long as it was away, at first.
+    # It gives its owners as long as it was away, at first. One that dies meanwhile takes none of
+    # that away.
     host.start_handler()
-    (returns / "watchdog").touch()
     host.kill_handler()
     host.start_handler()
+    watchdogs = " ".join(f"/run/brine/lifecycle/{folder.name}/watchdog" for folder in back)
+    host.run("sh", "-c", f"while :; do touch {watchdogs}; sleep 0.5; done")
     assert host.request() == "gone1 end owner-gone"
     host.kill_handler()
     host.start_handler()

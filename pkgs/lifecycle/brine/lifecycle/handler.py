@@ -81,6 +81,7 @@ class Handler:
         self._begin()
         self._expire(time.monotonic())
         self._executor.send_due(self._is_obsolete)
+        self._note_work()
         self._service.ready(self._status())
         next_tick_s = time.monotonic() + _TICK_S
         while not self._ended:
@@ -126,12 +127,13 @@ class Handler:
     def _begin(self) -> None:
         """Watch all folders, and take over what earlier owners have left."""
         now_s = time.monotonic()
-        absent_s = self._absent_s()
+        absent_s, not_before_s = self._read_clock()
         goes_on = absent_s is not None
         # If the handler was away for long, its owners may have been, too. Otherwise the time of a
         # watchdog's change tells what happened meanwhile.
         late_s = _UNKNOWN_GRACE_S if absent_s is None else absent_s if absent_s > PAUSE_S else 0.0
-        self._not_before_s = now_s + min(late_s, _LONGEST_GRACE_S)
+        not_before_s = max(not_before_s, now_s + late_s)
+        self._not_before_s = min(not_before_s, now_s + _LONGEST_GRACE_S)
         self._watch_places()
         for name in self._all_names():
             self._add(name, goes_on=goes_on)
@@ -369,8 +371,7 @@ class Handler:
             self._checked_s = now_s
             self._find_missed()
         self._expire(now_s)
-        if not self._executor.is_lost:
-            self._write_clock()
+        self._note_work()
         if self._owned or self._executor.names:
             self._idle_since_s = now_s
         elif self._clock_file and now_s - self._idle_since_s > _IDLE_S and not _is_any_there():
@@ -423,26 +424,28 @@ class Handler:
         for owned in self._owned.values():
             owned.renew(now_s)
 
-    def _write_clock(self) -> None:
-        """Note both clocks. The fence sees by it that the handler works, which one that dies at
-        each start does not."""
-        if self._clock_file:
-            text = f"{time.monotonic():.3f} {time.time():.3f}".ljust(_CLOCK_BYTES - 1) + "\n"
+    def _note_work(self) -> None:
+        """Note both clocks, and when this handler may end the first instance. The fence sees by it
+        that the handler works, which one that dies at each start does not."""
+        if self._clock_file and not self._executor.is_lost:
+            text = f"{time.monotonic():.3f} {time.time():.3f} {self._not_before_s:.3f}"
             with contextlib.suppress(OSError):
                 self._clock_file.touch()
                 with self._clock_file.open("r+b", buffering=0) as clock:
-                    clock.write(text.encode())  # in place, which needs no room
+                    # In place, which needs no room.
+                    clock.write(text.ljust(_CLOCK_BYTES - 1).encode() + b"\n")
 
-    def _absent_s(self) -> float | None:
-        """For how long no handler was there; None if that is not known, or the wall clock has not
-        gone as the monotonic one meanwhile."""
+    def _read_clock(self) -> tuple[float | None, float]:
+        """For how long no handler was there, and when the last one might have ended the first
+        instance. None and 0 if that is not known, or the wall clock has not gone as the monotonic
+        one meanwhile."""
         with contextlib.suppress(OSError, ValueError):
             if self._clock_file:
-                monotonic_s, wall_s = map(float, self._clock_file.read_text().split())
+                monotonic_s, wall_s, not_before_s = map(float, self._clock_file.read_text().split())
                 absent_s = time.monotonic() - monotonic_s
                 if absent_s >= 0 and abs(time.time() - wall_s - absent_s) < _JUMP_S:
-                    return absent_s
-        return None
+                    return absent_s, not_before_s
+        return None, 0.0
 
     # The executor.
 
