@@ -141,33 +141,73 @@ def test_keys_that_the_runner_keeps_are_given(
 
 
 @pytest.mark.parametrize(
-    ("said", "logged"),
+    "said",
     [
-        (("", "brine: error: there is no node 'x'\nbrine: hint: known are: y\n", 1), []),
-        (
-            ("", "brine: error: config.data: is damaged\n", 1),
-            ["brine: error: config.data: is damaged"],
-        ),
-        (("secret", "", 0), ["Expecting value: line 1 column 1 (char 0)"]),
-        (("[]", "", 0), [None]),
-        (("", "", 1), ["it failed"]),
+        "there is no node 'x'\nbrine: hint: known are: y\n",
+        "config.data: there is no configuration\nbrine: hint: brine config apply FILE makes one\n",
     ],
 )
-def test_other_minions_and_failures_get_nothing(
+def test_what_is_no_node_gets_nothing(
+    pillar: ModuleType, say: Say, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    say("", f"brine: error: {said}", 1)
+    with caplog.at_level(logging.INFO):
+        assert pillar.ext_pillar(NODE, {}) == {}
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("said", "logged"),
+    [
+        (
+            ("", "brine: error: config.data: is damaged\n", 1),
+            "brine: error: config.data: is damaged",
+        ),
+        (("secret", "", 0), "Expecting value: line 1 column 1 (char 0)"),
+        (("[]", "", 0), ""),
+        (("", "", 1), "it failed"),
+    ],
+)
+def test_a_node_is_told_that_what_it_is_to_have_is_not_known(
     pillar: ModuleType,
     say: Say,
     caplog: pytest.LogCaptureFixture,
     said: tuple[str, str, int],
-    logged: list[str | None],
+    logged: str,
 ) -> None:
     say(*said)
-    with caplog.at_level(logging.INFO):
-        assert pillar.ext_pillar(NODE, {}) == {}
-    assert len(caplog.messages) == len(logged)
-    for message, reason in zip(caplog.messages, logged, strict=True):
-        assert message.startswith(f"brine: no pillar for {NODE}: {reason or ''}")
-        assert "secret" not in message
-        assert "\n" not in message
+    assert list(pillar.ext_pillar(NODE, {})["brine"]["distributed"]) == ["fault"]
+    (message,) = caplog.messages
+    assert message.startswith(f"brine: no pillar for {NODE}: {logged}")
+    assert "secret" not in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("files", ["/etc/brine/users", ["/"], ["//."], ["users"], [7], {"a": 1}])
+def test_files_that_nobody_can_mean_are_refused(
+    pillar: ModuleType, say: Say, caplog: pytest.LogCaptureFixture, files: Any
+) -> None:
+    say(exported())
+    got = pillar.ext_pillar(NODE, {}, files=files)
+    assert list(got["brine"]["distributed"]) == ["fault"]
+    assert "give brine {} or {files: [/PATH, ...]}" in caplog.text
+
+
+def test_files_need_their_key(pillar: ModuleType, say: Say) -> None:
+    say(exported())
+    got = pillar.ext_pillar(NODE, {}, "/etc/brine/users")
+    assert list(got["brine"]["distributed"]) == ["fault"]
+
+
+def test_a_folder_of_too_many_files_is_refused(
+    pillar: ModuleType, say: Say, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(1001):
+        (tmp_path / str(number)).touch()
+    say(exported())
+    got = pillar.ext_pillar(NODE, {}, files=[str(tmp_path)])
+    assert list(got["brine"]["distributed"]) == ["fault"]
+    assert caplog.messages == [f"brine: no pillar for {NODE}: there are more than 1000 files"]
 
 
 def test_a_master_without_brine_gives_nothing(

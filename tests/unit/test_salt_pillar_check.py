@@ -288,6 +288,15 @@ def test_parts_that_do_not_fit(
     assert faults(state, {}, parts=parts) == expected
 
 
+def test_a_node_for_which_the_master_has_nothing_is_not_as_it_should_be(state: ModuleType) -> None:
+    given: dict[str, Any] = {"distributed": {"fault": "the log of the Salt master says why"}}
+    assert of_brine(state, given) == [
+        "brine:distributed: could not be made: the log of the Salt master says why"
+    ]
+    # The one that makes the configuration may be what mends it.
+    assert of_brine(state, {**given, "config": {"apply": True}}) == []
+
+
 def test_a_formula_without_its_schema_is_told(state: ModuleType) -> None:
     vars(state).update(
         __pillar__={}, __salt__={"cp.cache_file": lambda *_, **__: ""}, __env__="base"

@@ -31,6 +31,7 @@ import os
 import pwd
 import stat
 import subprocess
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,31 +41,44 @@ _KEYS = "/etc/brine/salt/keys.json"
 _LARGEST_FILE = 1024 * 1024
 _MOST_FILES = 1000
 _TIMEOUT_S = 60
+_ROOTS = ("/", "//")
 
 log = logging.getLogger(__name__)
 
 
 def ext_pillar(
-    minion_id: str, pillar: Mapping[str, Any], files: Iterable[str] | None = None
+    minion_id: str, pillar: Mapping[str, Any], *more: Any, files: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """What a minion gets: nothing if it is no node of the configuration, or that can't be read.
+    """What a minion gets: nothing if it is no node of the configuration. If it is not known what,
+    then a ``fault``, of which the minion's states fail: they would else take it for no node.
 
-    :param files: paths of further files that each node gets.
+    :param more: nothing; Salt gives it what else stands in the master's configuration.
+    :param files: paths of further files that each node gets, and of folders of them.
     """
     try:
+        listed = isinstance(files, (list, tuple)) and all(map(_is_below_root, files))
+        if more or not listed:
+            raise ValueError("ext_pillar: give brine {} or {files: [/PATH, ...]}")
         exported = _exported(minion_id)
         if exported is None:
             return {}
         inside = pillar.get("brine")
         inside = inside if isinstance(inside, dict) else {}
-        paths = [*exported.pop("files"), *_password_files(inside), *(files or ())]
+        paths = [*exported.pop("files"), *_password_files(inside), *files]
         found: dict[str, Any] = {"distributed": {**exported, "files": dict(_read_all(paths))}}
         if keys := _keys(inside):
             found["confd"] = keys
-    except Exception as error:  # any that rises would leave the minion without its pillar
+    except FileNotFoundError as error:  # the master has no brine yet
         log.error("brine: no pillar for %s: %s", minion_id, _one_line(error))
         return {}
+    except Exception as error:  # any that rises would leave the minion without its pillar
+        log.error("brine: no pillar for %s: %s", minion_id, _one_line(error))
+        return {"brine": {"distributed": {"fault": "the log of the Salt master says why"}}}
     return {"brine": found}
+
+
+def _is_below_root(path: Any) -> bool:
+    return isinstance(path, str) and os.path.isabs(path) and os.path.normpath(path) not in _ROOTS
 
 
 def _exported(minion_id: str) -> dict[str, Any] | None:
@@ -75,7 +89,8 @@ def _exported(minion_id: str) -> dict[str, Any] | None:
     )
     if run.returncode != 0:
         said = run.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
-        if "there is no node" not in said[0]:
+        # The first run of the states on the writer makes the configuration.
+        if "there is no node" not in said[0] and not said[0].endswith("there is no configuration"):
             raise RuntimeError(said[0])
         log.debug("brine: %s is no node: %s", minion_id, said[0])
         return None
@@ -95,17 +110,18 @@ def _password_files(inside: Mapping[str, Any]) -> Iterator[str]:
 
 def _read_all(paths: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each file, and each file below a folder, with what the state needs to write it. One that
-    can't be read is left out, and logged."""
-    count = 0
-    for path in sorted({os.path.normpath(path) for path in paths if os.path.isabs(path)}):
-        for file in _below(path):
-            count += 1
-            try:
-                if count > _MOST_FILES:
-                    raise ValueError(f"there are more than {_MOST_FILES} files")
-                yield file, _read(file)
-            except (OSError, ValueError) as error:
-                log.error("brine: %s is given to no node: %s", file, _one_line(error))
+    can't be read is left out, and logged.
+
+    :raises ValueError: if there are too many.
+    """
+    sorted_paths = sorted({os.path.normpath(path) for path in paths if os.path.isabs(path)})
+    for count, file in enumerate(chain.from_iterable(map(_below, sorted_paths))):
+        if count == _MOST_FILES:
+            raise ValueError(f"there are more than {_MOST_FILES} files")
+        try:
+            yield file, _read(file)
+        except (OSError, ValueError) as error:
+            log.error("brine: %s is given to no node: %s", file, _one_line(error))
 
 
 def _below(path: str) -> Iterator[str]:

@@ -70,6 +70,7 @@ def valid(
             faults = list(check.instance(pillar, instance))
         else:
             faults = [*check.faults(root, pillar, ""), *_blank_keys(pillar), *_misfits(parts or {})]
+            faults += _not_given(pillar)
     except RecursionError:
         faults = ["brine: nested too deep"]
     return _result(name, faults)
@@ -212,6 +213,17 @@ def _blank_keys(pillar: Node) -> Iterator[str]:
         text = confd.get(key)
         if isinstance(text, str) and text and not text.strip():
             yield f"brine:confd:{key}: is blank; put the cluster's key there, or leave it out"
+
+
+def _not_given(pillar: Node) -> Iterator[str]:
+    """What the external pillar could not give this node. The node that writes the configuration
+    needs nothing of it."""
+    brine = pillar["brine"]
+    brine = brine if isinstance(brine, Mapping) else {}
+    given, config = brine.get("distributed"), brine.get("config")
+    is_writer = isinstance(config, Mapping) and config.get("apply")
+    if isinstance(given, Mapping) and "fault" in given and not is_writer:
+        yield f"brine:distributed: could not be made: {given['fault']}"
 
 
 def _misfits(parts: Mapping[str, bool]) -> Iterator[str]:
