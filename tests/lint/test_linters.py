@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from brine.common.cli import EntryPoint, Parser
 
 TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
@@ -103,6 +107,32 @@ def test_man_page_renders(page: Path, tmp_path: Path) -> None:
     rendered = tmp_path / page.stem
     python_tool("docutils", "--writer=manpage", "--strict", str(page), str(rendered))
     assert rendered.read_text().startswith('.\\"')
+
+
+def test_manuals_have_each_verb() -> None:
+    missing = []
+    for noun, place in commands().items():
+        parser = Parser(prog=noun)
+        EntryPoint(noun, place).load().configure(parser)
+        pages = sources("docs/man/brine.1.rst", f"docs/man/brine-{noun}.[1-8].rst")
+        text = "\n".join(page.read_text() for page in pages)
+        # The verbs are indented, and below a heading.
+        verbs = re.findall(r"(?m)^ {2,4}([a-z][a-z-]*)(?: .*)?$", parser.format_help())
+        for verb in verbs:
+            is_in_synopsis = re.search(rf"(?m)^\| \*\*brine {noun}\b.*\b{verb}\*\*", text)
+            lines = [line for line in text.splitlines() if not line.startswith("| ")]
+            if not (is_in_synopsis and re.search(rf"\b{verb}\b", "\n".join(lines))):
+                missing.append(f"brine {noun} {verb}")
+    assert missing == []
+
+
+def commands() -> dict[str, str]:
+    """The commands of ``brine``: the nouns, and where each is."""
+    found: dict[str, str] = {}
+    for file in sources("pkgs/*/pyproject.toml"):
+        entries = tomllib.loads(file.read_text())["project"].get("entry-points", {})
+        found |= entries.get("brine.commands", {})
+    return found
 
 
 @pytest.mark.parametrize("file", sources("pkgs/*/system/*.bash-completion"), ids=lambda f: f.name)
