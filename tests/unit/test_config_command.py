@@ -481,6 +481,7 @@ def test_a_hostile_event_is_refused_and_no_other(filled: Run, hostile: Any, reas
         (float("nan"), "-: not usable JSON: NaN is no JSON number"),
         ({"local": []}, "must be a list of events, but is an object"),
         (["x" * (8 * 1024 * 1024)], "-: is larger than 8388608 bytes"),
+        ([0] * 1001, "has 1001 events, and an outbox keeps 1000"),
     ],
 )
 def test_what_is_no_list_of_events_is_refused_whole(filled: Run, stdin: Any, error: str) -> None:

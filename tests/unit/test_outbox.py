@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 from brine.common import paths
 from brine.common.files import unfinished
-from brine.common.outbox import OutboxError, acknowledge, events, put
+from brine.common.outbox import OutboxError, acknowledge, acknowledge_events, events, put
 
 
 @pytest.fixture(autouse=True)
@@ -144,6 +145,15 @@ def test_a_damaged_event_is_told_and_kept_aside_and_stops_no_other(
 def test_only_an_events_id_is_acknowledged(name: str) -> None:
     with pytest.raises(OutboxError, match="no event has such an id"):
         acknowledge(name)
+
+
+def test_an_event_that_is_acknowledged_twice_was_there(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    event = put("admin-state", instance="uuid-1", name="web1", data=DOWN)
+    assert acknowledge_events(Namespace(id=[event.id, event.id], json=True)) == 0
+    assert json.loads(capsys.readouterr().out) == {"acknowledged": [event.id]}
+    assert list(folder.iterdir()) == []
 
 
 def test_where_nobody_takes_them_the_newest_thousand_are_kept(

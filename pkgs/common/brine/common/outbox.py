@@ -30,7 +30,8 @@ from brine.common.schema import SchemaError, key, parse, shown
 
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _LATEST_S = 1e11
-_MOST = 1000  # instances; far more than a node has
+MOST_EVENTS = 1000
+"""One for each instance, and far more than a node has; the oldest of more are dropped."""
 _MOST_DAMAGED = 100
 
 log = logging.getLogger(__name__)
@@ -110,11 +111,13 @@ def events() -> Iterator[ClusterEvent]:
             superseded.append(earlier)
         newest[event.instance] = event
     kept = list(newest.values())
-    if len(kept) > _MOST:
-        log.error("%s: nobody takes events: the oldest %s are dropped", folder, len(kept) - _MOST)
-        superseded += kept[:-_MOST]
+    if len(kept) > MOST_EVENTS:
+        log.error(
+            "%s: nobody takes events: the oldest %s are dropped", folder, len(kept) - MOST_EVENTS
+        )
+        superseded += kept[:-MOST_EVENTS]
     _remove_superseded(superseded, folder)
-    yield from kept[-_MOST:]
+    yield from kept[-MOST_EVENTS:]
 
 
 def _remove_superseded(superseded: list[ClusterEvent], folder: Path) -> None:
@@ -225,7 +228,7 @@ def _row(event: ClusterEvent) -> tuple[str, ...]:
 
 def acknowledge_events(arguments: argparse.Namespace) -> int:
     """``brine outbox acknowledge``."""
-    known = {event_id: acknowledge(event_id) for event_id in arguments.id}
+    known = {event_id: acknowledge(event_id) for event_id in dict.fromkeys(arguments.id)}
     if arguments.json:
         print(json.dumps({"acknowledged": [event_id for event_id in known if known[event_id]]}))
         return 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from brine.common.errors import BrineError, printable
-from brine.common.outbox import ClusterEvent, is_event_id
+from brine.common.outbox import MOST_EVENTS, ClusterEvent, is_event_id
 from brine.common.schema import key, parse, shown
 from brine.config.model import Configuration, Node
 from brine.config.schema import ConfigError, shallow
@@ -50,11 +50,14 @@ def record(
     instance counts.
 
     :return: the new configuration, and what became of each event, in their order.
-    :raises ConfigError: if *events* is no list.
+    :raises ConfigError: if *events* is no list, or has more than an outbox keeps: the lock is held
+        meanwhile.
     """
     if type(events) is not list:
         hint = "events are what brine outbox list --json prints"
         raise ConfigError(f"must be a list of events, but is {shown(events)}", hint=hint)
+    if len(events) > MOST_EVENTS:
+        raise ConfigError(f"has {len(events)} events, and an outbox keeps {MOST_EVENTS}")
     instances = dict(configuration.instances)
     results: dict[int, RecordedEvent] = {}
     sound: list[tuple[str, int, ClusterEvent, _AdminState]] = []
