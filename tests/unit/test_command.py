@@ -39,14 +39,21 @@ def _configure_greet(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_succeed)
 
 
+def _read(_: argparse.Namespace) -> int:
+    print(sys.stdin.buffer.read())
+    return 0
+
+
 GREET = Command("greet somebody", _configure_greet)
 FAIL = Command("fail", lambda parser: parser.set_defaults(run=_fail))
+READ = Command("read standard input", lambda parser: parser.set_defaults(run=_read))
 
 
 @pytest.fixture(autouse=True)
 def commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two commands, as if two packages had been installed."""
-    entries = [EntryPoint(name, f"{__name__}:{name.upper()}") for name in ("greet", "fail")]
+    """Three commands, as if three packages had been installed."""
+    names = ("greet", "fail", "read")
+    entries = [EntryPoint(name, f"{__name__}:{name.upper()}") for name in names]
     monkeypatch.setattr(cli, "entry_points", lambda _group: entries)
 
 
@@ -96,6 +103,14 @@ def test_output_that_can_not_be_written_is_an_error(
     assert capsys.readouterr().err == (
         "brine: error: output can't be written: No space left on device\n"
     )
+
+
+def test_input_that_is_closed_is_empty(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it then
+    assert cli.main(["read"]) == 0
+    assert capsys.readouterr().out == "b''\n"
 
 
 def test_a_verdict_is_read_from_its_journal_entry() -> None:

@@ -172,6 +172,8 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``brine`` and return its exit status: 0, 1 for a failure, 2 for a wrong command line."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdin is None:  # closed before we started: else the first file that is opened is it
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     try:
         status = _run(arguments)
         if sys.stdout:  # None where it was closed before we started
