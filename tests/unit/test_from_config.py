@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.config.model import Configuration
 from brine.config.store import ConfigStore
@@ -74,6 +75,62 @@ def test_define_names_them_and_leaves_them_alone(
         assert hint.startswith(f"brine: hint: brine instance undefine {THEIRS}")
     assert store.load(THEIRS) == before
     assert store.load(OURS).is_down_by_user()  # which the configuration does not know yet
+
+
+@pytest.mark.parametrize("state", ["up", "down", "offline"])
+def test_a_user_is_overruled_by_offline_alone(
+    brine: Callable[..., tuple[int, str, str]], state: str
+) -> None:
+    data = ganeti_config(nodes=1, instances=1)
+    (instance,) = data["instances"].values()
+    instance["admin_state"] = state
+    defined(OURS, uuid=uuid_of("instance", 1), admin_state_source="user")
+    for changed in (True, False):
+        define_all = ["define", "--from-config", "--config", "-", "--node", HERE, "--json"]
+        status, out, _ = brine(*define_all, stdin=data)
+        (row,) = json.loads(out)["instances"]
+        assert (status, row["changed"]) == (0, changed)
+        expected = ("offline", "admin") if state == "offline" else ("down", "user")
+        assert (row["spec"]["admin_state"], row["spec"]["admin_state_source"]) == expected
+
+
+def test_an_older_configuration_does_not_undo_what_was_decided_here(
+    brine: Callable[..., tuple[int, str, str]],
+) -> None:
+    data = ganeti_config(nodes=1, instances=1)
+    (instance,) = data["instances"].values()
+    instance |= {"admin_state": "down", "admin_state_source": "user", "mtime": time.time() - 60}
+    defined(OURS, uuid=uuid_of("instance", 1), admin_state="up")
+    event = outbox.put(
+        "admin-state",
+        instance=uuid_of("instance", 1),
+        name=OURS,
+        data={"admin_state": "up", "source": "admin"},
+    )
+    define_all = ["define", "--from-config", "--config", "-", "--node", HERE]
+    assert brine(*define_all, stdin=data)[0] == 0
+    assert store.load(OURS).admin_state == "up"
+    assert list(outbox.events()) == [event]
+    instance["mtime"] = time.time() + 60  # somebody has decided since
+    assert brine(*define_all, stdin=data)[0] == 0
+    assert store.load(OURS).is_down_by_user()
+
+
+def test_an_instance_that_can_not_be_converted_stops_no_other(
+    brine: Callable[..., tuple[int, str, str]],
+) -> None:
+    data = ganeti_config(nodes=1, instances=4)
+    first, second, third, _ = data["instances"].values()
+    first["hvparams"] = {"kvm_extra": "-name 'web"}
+    second["hvparams"] = {"vnc_bind_address": 5}
+    for uuid in third["disks"]:
+        data["disks"][uuid]["logical_id"] = []
+    define_all = ["define", "--from-config", "--config", "-", "--node", HERE]
+    status, out, err = brine(*define_all, stdin=data)
+    assert (status, out) == (1, f"defined: {instance_name(4)}\n")
+    errors = [line for line in err.splitlines() if ": error: " in line]
+    assert len(errors) == 3
+    assert errors[0].endswith("has something of it that can't be: No closing quotation")
 
 
 def test_a_configuration_may_come_from_elsewhere_and_failures_are_in_the_json(

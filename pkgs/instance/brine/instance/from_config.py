@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from brine.common import outbox
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, warn
 from brine.config import params
@@ -21,8 +22,10 @@ from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore
 from brine.instance import store
 from brine.instance.definition import SpecInput, define_several, tell_results
+from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
-from brine.instance.spec import BOOT_DEVICES, SecurityModel, Source
+from brine.instance.operations import without_state
+from brine.instance.spec import BOOT_DEVICES, SecurityModel
 from brine.instance.store import InstanceError
 
 _SAME = {
@@ -78,14 +81,18 @@ def define_all(arguments: argparse.Namespace) -> int:
     configuration = _configuration(arguments.config)
     node = configuration.names("nodes").get(arguments.node or os.uname().nodename)
     ours = [one for one in configuration.instances.values() if one.primary_node == node]
-    given = [_input_of(configuration, one) for one in sorted(ours, key=lambda one: one.name)]
+    unheard = {one.instance: one.time for one in outbox.events() if one.kind == ADMIN_STATE}
+    given = [
+        _input_of(configuration, one, unheard.get(one.uuid, 0.0))
+        for one in sorted(ours, key=lambda one: one.name)
+    ]
     if arguments.live:
         undo_when_told_to_end()
     results = define_several(
         given,
         dry_run=arguments.dry_run,
         live=arguments.live,
-        keeps_user_state=arguments.keep_user_state,
+        keeps_user_state=True,  # the configuration may not know of it yet
     )
     others = elsewhere(configuration, node)
     rows = [{"name": name, "node": owner} for name, owner in others.items()]
@@ -113,16 +120,24 @@ def _configuration(file: str | None) -> Configuration:
         raise BrineError(f"standard input: {error}", hint=error.hint) from error
 
 
-def _input_of(configuration: Configuration, instance: Instance) -> SpecInput:
+def _input_of(configuration: Configuration, instance: Instance, decided: float) -> SpecInput:
+    """The spec of an instance.
+
+    :param decided: when somebody decided on its admin_state here, which the cluster does not know
+        yet, in seconds since 1970: a configuration from before does not overrule that.
+    """
     name = instance.name
     try:
         data, ignored = spec_of(configuration, instance)
-        before = store.load_sound(name)
     except BrineError as error:
         return SpecInput(name, name, fault=error)
-    if before and before.admin_state_source == Source.USER:
-        # The configuration may not know yet that its user has shut it down.
-        del data["admin_state"], data["admin_state_source"]
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # Loading a configuration checks no parameters.
+        text = f"the configuration has something of it that can't be: {error}"
+        fault = InstanceError(name, text, hint="brine config verify tells where")
+        return SpecInput(name, name, fault=fault)
+    if decided > instance.mtime:
+        data = without_state(data)
     return SpecInput(name, name, data, ignored=ignored)
 
 

@@ -93,7 +93,7 @@ def define_instance(
         known = before or _known(name, data)
         taken = OtherIdentities(name, planned)
         if keeps_user_state and before and before.is_down_by_user():
-            data = _without_state(data)
+            data = without_state(data)
         spec = define(data, before=known, cluster=cluster_name(), taken=taken)
         if not is_here(spec):
             raise SpecError(
@@ -126,8 +126,8 @@ def define_instance(
     return Defined(spec, changed=True, before=before, aside=aside)
 
 
-def _without_state(data: dict[str, Any]) -> dict[str, Any]:
-    """A spec that leaves the admin_state as it is, unless it is offline."""
+def without_state(data: dict[str, Any]) -> dict[str, Any]:
+    """A spec as people write it that leaves the admin_state as it is, unless it is offline."""
     if data.get("admin_state") == AdminState.OFFLINE:
         return data
     keys = ("admin_state", "admin_state_source")
