@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ import pytest
 from brine.common import paths, process
 from brine.common.process import unit_of
 from brine.instance import console, operations, store
+from brine.instance.spec import Spec
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -103,6 +105,14 @@ def test_a_spec_may_be_yaml_and_a_fault_names_file_and_line(web1: Run, tmp_path:
         ("!!python/object/apply:os.system ['true']", f"{file}: not valid YAML at line 1"),
         ("name: db1\nvcpu: 2\n", f"{file}: /vcpu: there is no such key"),
         ("name: a\nvcpus: 1\nname: b\n", f"{file}: not valid YAML at line 3: the key name stands"),
+        (
+            "- name: a\n- name: b\n  5: 6\n",
+            f"{file}: not valid YAML at line 3: a key must be a string",
+        ),
+        (
+            "- name: a\n- ? [1, 2]\n  : 3\n",
+            f"{file}: not valid YAML at line 2: a key must be a string",
+        ),
     ):
         file.write_text(content)
         status, _, err = web1("define", str(file))
@@ -280,12 +290,50 @@ def test_an_instance_gets_the_disk_that_another_of_the_list_gives_up(
         assert "/dev/vg/other is a disk of db1 too" in second["error"]
 
 
+@pytest.mark.parametrize("live", [[], ["--live"]])
 def test_an_image_that_is_being_built_has_no_systemd_to_ask(
-    brine: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    brine: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, live: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert brine("define", "-", stdin={"name": "web1"}) == (0, "defined: web1\n", "")
+    assert brine("define", "-", *live, stdin={"name": "web1"}) == (0, "defined: web1\n", "")
     assert spec()["name"] == "web1"
+
+
+def test_a_live_change_that_nobody_can_make_is_an_error(
+    web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, qemus: FakeQemus
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))  # so systemd does not say that it runs
+    qemus.start(paths.CONTROL_DIR / "web1.qmp")
+    given = {"name": "web1", "nics": [{"link": "br0"}]}
+    status, out, err = web1("define", "-", "--live", stdin=given)
+    assert (status, out) == (1, "defined: web1\n")
+    assert err.startswith("brine: error: web1: may run, and systemd does not tell")
+    assert len(spec()["nics"]) == 1
+
+
+def test_a_broken_disk_stops_no_definition(brine: Run, tmp_path: Path) -> None:
+    (tmp_path / "disk").symlink_to("/proc/self/mem")  # whose beginning can't be read
+    disks = [{"path": str(tmp_path / "disk")}]
+    given = [{"name": "web1", "disks": disks}, {"name": "web2"}]
+    assert brine("define", "-", stdin=given) == (0, "defined: web1\ndefined: web2\n", "")
+    said = "can't be read: Input/output error"
+    expected = (1, "", f"brine: error: {tmp_path}/disk: {said}\n")
+    assert brine("import", tmp_path / "disk") == expected
+
+
+def test_what_the_system_refuses_one_instance_stops_no_other(
+    brine: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(one: Spec, *_: object) -> None:
+        if one.name == "web1":
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(operations, "refuse_other_formats", broken)
+    status, out, err = brine("define", "-", "--json", stdin=[{"name": "web1"}, {"name": "web2"}])
+    web1, web2 = json.loads(out)["instances"]
+    assert (status, err) == (1, "brine: error: web1: the system: Input/output error\n")
+    assert web1 == {"name": "web1", "error": "web1: the system: Input/output error", "hint": None}
+    assert web2["changed"]
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ _QCOW2_EXTERNAL_DATA = 1 << 2  # of a header's incompatible features
 
 
 class UnopenedError(HotplugError):
-    """A file or device that can't be opened."""
+    """A file or device that can't be opened, or read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +254,7 @@ def format_of(path: Path) -> str:
     disk = Disk("", path)
     with _open(disk) as descriptor:
         _is_device(disk, descriptor)
-        return _shown_format(descriptor)
+        return _shown_format(disk, descriptor)
 
 
 def size_of(disk: Disk) -> int:
@@ -266,7 +266,7 @@ def size_of(disk: Disk) -> int:
 
 
 def _refuse_unsaid_format(disk: Disk, descriptor: int) -> None:
-    found = _shown_format(descriptor)
+    found = _shown_format(disk, descriptor)
     if found == disk.format:
         return
     if found in FORMATS:
@@ -280,12 +280,19 @@ def _refuse_unsaid_format(disk: Disk, descriptor: int) -> None:
     raise HotplugError(text, hint=hint)
 
 
-def _shown_format(descriptor: int) -> str:
-    header = os.pread(descriptor, _HEADER_BYTES, 0)
+def _shown_format(disk: Disk, descriptor: int) -> str:
+    header = _header_of(disk, descriptor)
     for name, magics in _MAGICS.items():
         if any(header.startswith(magic, offset) for offset, magic in magics):
             return name
     return "raw"
+
+
+def _header_of(disk: Disk, descriptor: int) -> bytes:
+    try:
+        return os.pread(descriptor, _HEADER_BYTES, 0)
+    except OSError as error:  # of a disk that is broken, say
+        raise UnopenedError(f"{disk.path}: can't be read: {error.strerror}") from error
 
 
 def _is_device(disk: Disk, descriptor: int) -> bool:
@@ -320,7 +327,7 @@ def _open(disk: Disk, path: str | None = None, flags: int = os.O_RDONLY) -> Iter
 
 
 def _check_format(disk: Disk, descriptor: int) -> None:
-    header = os.pread(descriptor, 80, 0)
+    header = _header_of(disk, descriptor)
     is_qcow2 = header.startswith(_QCOW2_MAGIC)
     if disk.format != "qcow2":
         if is_qcow2:

@@ -18,6 +18,7 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, tell_error
 from brine.instance import messages
 from brine.instance.observe import Observed, Oper, look, look_at_all
+from brine.instance.store import system_error
 
 Act = Callable[[str], tuple[str, bool]]
 """Acts on the instance of a name; returns the result in words, and whether it changed anything."""
@@ -130,8 +131,7 @@ def _result(name: str, act: Act) -> ActionResult:
     except BrineError as error:
         return ActionResult(name, error=error)
     except OSError as error:
-        text = f"{name}: {error.filename or 'the system'}: {error.strerror}"
-        return ActionResult(name, error=BrineError(text))
+        return ActionResult(name, error=system_error(name, error))
 
 
 @contextmanager

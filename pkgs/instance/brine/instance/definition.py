@@ -9,7 +9,8 @@ from functools import partial
 from typing import Any
 
 from brine.common.errors import BrineError, printable, tell_error, warn
-from brine.common.process import begun
+from brine.common.paths import InstanceFiles
+from brine.common.process import begun, is_listening
 from brine.instance.kvm.live_changes import KEYS, dropped
 from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.observe import Observed, Oper, look, look_at_all
@@ -18,7 +19,7 @@ from brine.instance.report import AS_ROOT
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import running_spec
 from brine.instance.spec import Spec, SpecError, to_json
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, system_error
 from brine.instance.unit import UnitError
 
 
@@ -131,6 +132,9 @@ def define_several(
                 if isinstance(error, SpecError):
                     refused.append(index)
                 continue
+            except OSError as error:
+                results[index] = DefinitionResult(one, error=system_error(one.label, error))
+                continue
             results[index] = DefinitionResult(one, defined)
             has_changed = has_changed or defined.changed
             if dry_run:
@@ -159,6 +163,8 @@ def _changed_live(
         if defined := results[index].defined:
             found = seen.get(defined.spec.name)
             live = change_live(defined.spec, defined.before, found, dry_run=dry_run)
+            if not found and defined.before and is_listening(InstanceFiles(defined.spec.name).qmp):
+                live = replace(live, errors=(_unseen(defined.spec.name),))
             results[index] = replace(results[index], live=live)
             if found:
                 state = {
@@ -169,6 +175,11 @@ def _changed_live(
                 }
                 results[index] = replace(results[index], state=state)
     return results
+
+
+def _unseen(name: str) -> InstanceError:
+    text = "may run, and systemd does not tell: its disks and NICs are as they were"
+    return InstanceError(name, text, hint=f"brine instance info {name} says more")
 
 
 def _observed(names: Sequence[str]) -> dict[str, Observed]:

@@ -45,6 +45,7 @@ from brine.instance.operations import (
 from brine.instance.spec import Spec, SpecError, to_json
 
 _YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins
+_KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
 def define(arguments: argparse.Namespace) -> int:
@@ -260,15 +261,19 @@ def _yaml(data: bytes) -> Any:
         raise BrineError("YAML can't be read here", hint=hint) from None
 
     class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]
-        """A YAML loader that refuses duplicate keys."""
+        """A YAML loader that refuses duplicate keys, and those that JSON does not have."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()
             for key, _ in node.value:
-                if key.value in seen:
+                text = ""
+                if key.tag not in _KEY_TAGS:
+                    text = 'a key must be a string: put it in quotes, as in "5"'
+                elif key.value in seen:
                     text = f"the key {key.value} stands twice"
+                if text:
                     raise yaml.MarkedYAMLError(problem=text, problem_mark=key.start_mark)
-                seen.add(str(key.value))
+                seen.add(key.value)
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping
 

@@ -23,7 +23,13 @@ from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_al
 from brine.instance.owner import refuse_without_owner
 from brine.instance.restart_counter import TriesError
 from brine.instance.spec import AdminState, Spec
-from brine.instance.store import InstanceError, NoSpecError, asides_of, refuse_elsewhere
+from brine.instance.store import (
+    InstanceError,
+    NoSpecError,
+    asides_of,
+    refuse_elsewhere,
+    system_error,
+)
 from brine.instance.unit import Unit, UnitError
 
 _ENDING_S = 60.0
@@ -322,7 +328,7 @@ def _start(seen: Observed) -> _Result:
     except BrineError as error:
         return name, error
     except OSError as error:
-        return name, InstanceError(name, f"{error.filename or error}: {error.strerror}")
+        return name, system_error(name, error)
     return name, None
 
 

@@ -91,6 +91,11 @@ def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
         raise InstanceError(name, text, hint=hint if may_not else None) from error
 
 
+def system_error(name: str, error: OSError) -> InstanceError:
+    """The error of an instance for which the system has refused something."""
+    return InstanceError(name, f"{error.filename or 'the system'}: {error.strerror}")
+
+
 def spec_file_of(name: str) -> Path:
     """The file of an instance's spec."""
     if fault := name_fault(name):

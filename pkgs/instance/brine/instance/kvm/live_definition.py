@@ -194,6 +194,8 @@ class _LiveWork:
                         break
         except BrineError as error:
             self.errors.append(BrineError(f"{name}: {error}", hint=error.hint))
+        except OSError as error:
+            self.errors.append(store.system_error(name, error))
 
     def _try(self, vm: Vm, step: DeviceStep) -> bool:
         """Do a step; False if QEMU does not answer."""
@@ -205,6 +207,10 @@ class _LiveWork:
             text = f"{vm.name}: {in_words(device)} is not {_WORDS[step.verb]}: {error}"
             self.errors.append(BrineError(text, hint=error.hint))
             return not isinstance(error, QmpTimeoutError | QmpClosedError)
+        except OSError as error:
+            text = f"{in_words(device)} is not {_WORDS[step.verb]}: {error.strerror}"
+            self.errors.append(BrineError(f"{vm.name}: {text}"))
+            return True
         self._undone.remove(step)
         if has_changed:
             self.done.append(step)
@@ -254,6 +260,8 @@ class _LiveWork:
             change(InstanceFiles(name).runtime, how)
         except BrineError as error:
             self.errors.append(BrineError(f"{name}: {error}", hint=error.hint))
+        except OSError as error:
+            self.errors.append(store.system_error(name, error))
 
     def _undone_of(self, key: str) -> tuple[set[str], list[DiskSpec | NicSpec]]:
         """The UUIDs of devices that are not as the spec has them, and what the instance has of
