@@ -116,6 +116,16 @@ def test_an_older_configuration_does_not_undo_what_was_decided_here(
     assert store.load(OURS).is_down_by_user()
 
 
+def test_a_node_is_found_by_its_whole_name_where_the_configuration_has_the_short_one(
+    brine: Callable[..., tuple[int, str, str]],
+) -> None:
+    data = ganeti_config(nodes=1, instances=1)
+    (node,) = data["nodes"].values()
+    node["name"] = HERE.partition(".")[0]
+    define_all = ["define", "--from-config", "--config", "-", "--node", HERE]
+    assert brine(*define_all, stdin=data)[:2] == (0, f"defined: {OURS}\n")
+
+
 def test_an_instance_that_can_not_be_converted_stops_no_other(
     brine: Callable[..., tuple[int, str, str]],
 ) -> None:

@@ -379,6 +379,9 @@ def test_a_damaged_spec_is_written_anew_and_kept(web1: Run) -> None:
     assert err == f"brine: warning: the damaged spec of web1 is kept as {aside}\n"
     assert aside.read_text() == "{damaged"
     assert web1("list")[0] == 0
+    (paths.SPECS_DIR / "web1.json").write_text("{again")
+    _, _, err = web1("define", "-", "--json", stdin=[{"name": "web1"}])
+    assert err == f"brine: warning: the damaged spec of web1 is kept as {aside}-2\n"
 
 
 # undefine, rename

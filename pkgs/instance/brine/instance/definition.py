@@ -203,6 +203,8 @@ def tell_results(
     """
     if as_json:
         status = tell_errors(results)
+        for one in results:
+            warn_of(one)
         rows = [one.to_json() for one in results]
         print(json.dumps({"instances": rows, **more, "dry_run": dry_run}))
         return status

@@ -17,6 +17,7 @@ from brine.common import outbox
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, warn
 from brine.config import params
+from brine.config.excerpt import find_node
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore
@@ -79,7 +80,7 @@ def define_all(arguments: argparse.Namespace) -> int:
         raise UsageError("where is the spec to come from?", hint=hint)
     log_to_journal("brine")
     configuration = _configuration(arguments.config)
-    node = configuration.names("nodes").get(arguments.node or os.uname().nodename)
+    node = find_node(configuration, arguments.node or os.uname().nodename).uuid
     ours = [one for one in configuration.instances.values() if one.primary_node == node]
     unheard = {one.instance: one.time for one in outbox.events() if one.kind == ADMIN_STATE}
     given = [
