@@ -271,7 +271,8 @@ def confd_query(kind: str, *arguments: str, **options: Any) -> Any:
 
 def config_show(pointer: str = "") -> Any:
     """
-    Show the cluster's configuration, or a part of it.
+    Show the cluster's configuration, or a part of it. What it shows stands in Salt's job cache, the
+    private parameters of operating systems, too: with those, use ``brine config show`` there.
 
     CLI Example::
 
@@ -282,7 +283,8 @@ def config_show(pointer: str = "") -> Any:
 
 def config_apply(data: Any, prune: bool = False, test: bool = False) -> Any:
     """
-    Merge declarations, as in brine-config.data(5), into the cluster's configuration.
+    Merge declarations, as in brine-config.data(5), into the cluster's configuration. They stand in
+    Salt's job cache after that: secrets belong into pillar.
 
     CLI Example::
 
