@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -77,6 +78,27 @@ def test_imports_point_down(part: str) -> None:
         if other.split(".")[1] not in BELOW[part] | {part}
     ]
     assert wrong == []
+
+
+def test_salts_side_imports_nothing_of_brine() -> None:
+    """Salt's own packages have another Python, which has neither Brine nor Debian's modules."""
+    files = sorted((PKGS.parent / "salt/states").rglob("*.py"))
+    assert files
+    wrong = [
+        f"{file} imports {name}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        for name in _imported(node)
+        if name.partition(".")[0] not in {"salt", *sys.stdlib_module_names}
+    ]
+    assert wrong == []
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or "."]
+    return [one.name for one in node.names] if isinstance(node, ast.Import) else []
 
 
 def test_no_private_name_leaves_its_module() -> None:

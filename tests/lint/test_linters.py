@@ -76,6 +76,10 @@ def test_types() -> None:
     python_tool("mypy", *PYTHON_FOLDERS)
 
 
+def test_types_with_the_oldest_python_of_salts_packages() -> None:
+    python_tool("mypy", "--python-version=3.10", "salt")
+
+
 def test_shell_scripts() -> None:
     scripts = shell_scripts()
     assert TREE / "dev" in scripts
