@@ -6,6 +6,7 @@ The host's own pip configuration decides where they come from.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -17,10 +18,20 @@ from lab.debian import PYTHON_OF_RELEASE
 SALT_REQUIREMENTS = Path(__file__).with_name("salt-requirements.txt")
 
 
-def salt_wheels(release: str) -> Path:
-    """A folder with Salt and what it imports, as wheels for the Python of `release`."""
+# The last of each older series, which run with the same packages as the one of the requirements.
+OLDER_SALTS = {"3006": "3006.30", "3007": "3007.17"}
+
+
+def salt_wheels(release: str, series: str = "") -> Path:
+    """A folder with Salt and what it imports, as wheels for the Python of `release`.
+
+    `series` is one of OLDER_SALTS; without it, Salt is the one of the requirements.
+    """
     python = PYTHON_OF_RELEASE[release]
     requirements = SALT_REQUIREMENTS.read_text()
+    if series:
+        pinned = f"salt=={OLDER_SALTS[series]}"
+        requirements = re.sub(r"^salt==.*", pinned, requirements, flags=re.MULTILINE)
 
     def build(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch:
@@ -33,7 +44,9 @@ def salt_wheels(release: str) -> Path:
             run_command([*pip, "download", "--no-deps", "--dest", folder, *_tags(python), *others])
 
     ingredients = [python, os.uname().machine, requirements]
-    return cached(f"salt-wheels-{release}", ingredients, build, what=f"Salt's wheels, {release}")
+    name = "-".join(filter(None, ["salt-wheels", release, series]))
+    what = ", ".join(filter(None, ["Salt's wheels", series, release]))
+    return cached(name, ingredients, build, what=what)
 
 
 def _pip(scratch: Path) -> list[str | Path]:

@@ -16,8 +16,9 @@ from lab.errors import LabError
 from lab.node import Node
 from lab.repository import FOLDER
 from lab.salt import PILLAR, STATES, apply_state, give_states
-from lab.tree import TREE, copy_sources, source_files
+from lab.tree import copy_sources, source_files
 from node.kvmd_on_node import kvmd_pid
+from node.salt_on_node import EXTENSIONS, loaded, of_the_tree
 
 GANETI = {
     "kvmd": {
@@ -66,35 +67,8 @@ MISFIT = (
 )
 PATH_DROP_IN = "/etc/systemd/system/brine-kvmd.path.d/salt.conf"
 SERVICE_DROP_IN = "/etc/systemd/system/brine-kvmd.service.d/salt.conf"
-EXTENSIONS = "/var/cache/salt/minion/extmods"
 # Where Salt remembers for a while which files there are.
 FILE_LISTS = "/var/cache/salt/minion/file_lists"
-# Which of our modules Salt's loader finds, as a minion's or a master's.
-LOADED = """
-import json, salt.config, salt.loader, sys
-role = sys.argv[1]
-opts = getattr(salt.config, f"{role}_config")(f"/etc/salt/{role}")
-loaders = {"runners": salt.loader.runner(opts), "pillar": salt.loader.pillars(opts, {})}
-if role == "minion":
-    loaders["modules"] = salt.loader.minion_mods(opts)
-    loaders["states"] = salt.loader.states(opts, {}, None, None)
-    loaders["grains"] = salt.loader.grain_funcs(opts)
-    loaders["beacons"] = salt.loader.beacons(opts, {})
-found = {kind: getattr(loader, "file_mapping", loader) for kind, loader in loaders.items()}
-print(json.dumps([(kind, name) for kind in found for name in found[kind] if "brine" in name]))
-"""
-
-
-def loaded(node: Node, role: str) -> set[tuple[str, str]]:
-    """Our modules that a minion or a master finds: kind and name."""
-    found = node.run(["/opt/salt/bin/python", "-c", LOADED, role]).stdout
-    return {(kind, name) for kind, name in json.loads(found)}
-
-
-def of_the_tree() -> set[tuple[str, str]]:
-    """All modules of ours: kind and name."""
-    files = (TREE / "salt/states").glob("_*/brine*.py")
-    return {(file.parent.name.lstrip("_"), file.stem) for file in files}
 
 
 def give_pillar(node: Node, brine: Mapping[str, Any] | None) -> None:
