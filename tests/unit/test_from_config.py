@@ -60,6 +60,7 @@ def test_define_names_them_and_leaves_them_alone(
     defined(THEIRS, uuid=uuid_of("instance", 2))
     before = store.load(THEIRS)
     defined(OURS, uuid=uuid_of("instance", 1), admin_state_source="user")
+    put_event("down", "user")
     more = ["--json"] if json_too else []
     status, out, err = brine("define", "--from-config", "--node", HERE, *more)
     assert status == 0
@@ -77,14 +78,21 @@ def test_define_names_them_and_leaves_them_alone(
     assert store.load(OURS).is_down_by_user()  # which the configuration does not know yet
 
 
+def put_event(admin_state: str, source: str) -> outbox.ClusterEvent:
+    """Have the outbox tell the cluster of OURS."""
+    data = {"admin_state": admin_state, "source": source}
+    return outbox.put("admin-state", instance=uuid_of("instance", 1), name=OURS, data=data)
+
+
 @pytest.mark.parametrize("state", ["up", "down", "offline"])
-def test_a_user_is_overruled_by_offline_alone(
+def test_a_user_whom_the_cluster_has_not_heard_is_overruled_by_offline_alone(
     brine: Callable[..., tuple[int, str, str]], state: str
 ) -> None:
     data = ganeti_config(nodes=1, instances=1)
     (instance,) = data["instances"].values()
-    instance["admin_state"] = state
+    instance |= {"admin_state": state, "mtime": time.time() + 60}  # its NICs may have changed
     defined(OURS, uuid=uuid_of("instance", 1), admin_state_source="user")
+    put_event("down", "user")
     for changed in (True, False):
         define_all = ["define", "--from-config", "--config", "-", "--node", HERE, "--json"]
         status, out, _ = brine(*define_all, stdin=data)
@@ -94,24 +102,33 @@ def test_a_user_is_overruled_by_offline_alone(
         assert (row["spec"]["admin_state"], row["spec"]["admin_state_source"]) == expected
 
 
-def test_an_older_configuration_does_not_undo_what_was_decided_here(
+@pytest.mark.parametrize("state", ["up", "down"])
+def test_the_configuration_counts_once_the_cluster_has_heard_of_the_user(
+    brine: Callable[..., tuple[int, str, str]], state: str
+) -> None:
+    data = ganeti_config(nodes=1, instances=1)
+    (instance,) = data["instances"].values()
+    instance |= {"admin_state": state, "admin_state_source": "admin"}
+    defined(OURS, uuid=uuid_of("instance", 1), admin_state_source="user")
+    outbox.acknowledge(put_event("down", "user").id)
+    assert brine("define", "--from-config", "--config", "-", "--node", HERE, stdin=data)[0] == 0
+    spec = store.load(OURS)
+    assert (spec.admin_state, spec.admin_state_source) == (state, "admin")
+
+
+def test_a_configuration_does_not_undo_what_was_decided_here(
     brine: Callable[..., tuple[int, str, str]],
 ) -> None:
     data = ganeti_config(nodes=1, instances=1)
     (instance,) = data["instances"].values()
-    instance |= {"admin_state": "down", "admin_state_source": "user", "mtime": time.time() - 60}
+    instance |= {"admin_state": "down", "admin_state_source": "user"}
     defined(OURS, uuid=uuid_of("instance", 1), admin_state="up")
-    event = outbox.put(
-        "admin-state",
-        instance=uuid_of("instance", 1),
-        name=OURS,
-        data={"admin_state": "up", "source": "admin"},
-    )
+    event = put_event("up", "admin")
     define_all = ["define", "--from-config", "--config", "-", "--node", HERE]
     assert brine(*define_all, stdin=data)[0] == 0
     assert store.load(OURS).admin_state == "up"
     assert list(outbox.events()) == [event]
-    instance["mtime"] = time.time() + 60  # somebody has decided since
+    assert outbox.acknowledge(event.id)
     assert brine(*define_all, stdin=data)[0] == 0
     assert store.load(OURS).is_down_by_user()
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,23 +18,56 @@ from unit.salt_loader import load
 
 NODES = ("node1.example.com", "node2.example.com", "node3.example.com")
 WEB1 = {"name": "web1.example.com", "uuid": "u1", "status": "running", "admin_state": "up"}
+# The master's brine: it shows the nodes, and records events into a file. It refuses an outbox with
+# a number that is none, or with an event "stop", and events that begin with "bad".
+BRINE = """\
+#!{python} -SE
+import json, sys
+place = {place!r}
+nodes = json.load(open(place + "/nodes"))
+match sys.argv[1:]:
+    case ["config", "show", "/nodes"]:
+        found = nodes
+    case ["config", "show", "/cluster/master_node"]:
+        found = {master!r}
+    case ["config", "show", pointer] if pointer == "/nodes/{master}/name":
+        found = {master!r}
+    case ["config", "show", "/cluster/serial_no"]:
+        found = 7
+    case ["config", "record", "--node", node, "-", "--json"]:
+        text = sys.stdin.read()
+        ids = [one["id"] for one in json.loads(text)]
+        if "NaN" in text or "stop" in ids:
+            sys.exit("brine: error: -: is no JSON\\nbrine: hint: none")
+        with open(place + "/recorded", "a") as file:
+            print(json.dumps([node, ids]), file=file)
+        given = {{"changed": True, "reason": "why"}}
+        found = {{"events": [{{"id": one, "recorded": one[:3] != "bad", **given}} for one in ids]}}
+print(json.dumps(found))
+"""
 
 
 class Minions:
-    """The minions of three nodes, of which node1's writes the configuration.
+    """The minions of three nodes, of which node1 is the master's host.
 
-    :ivar outboxes: the ids of the events of each node. Those that begin with "bad" are refused.
-    :ivar recorded: what the configuration was told, in order.
+    :ivar outboxes: the ids of the events of each node, or whole events.
+    :ivar at_work: what happens while an outbox is looked at; once.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: Path) -> None:
+        self.place = place
         self.outboxes: dict[str, Any] = {name: [] for name in NODES}
         self.silent: set[str] = set()
-        self.writers = [NODES[0]]
         self.serials = {NODES[0]: 7}
-        self.recorded: list[tuple[str, list[str]]] = []
         self.applied: list[str] = []
         self.at_work: Any = None
+
+    @property
+    def recorded(self) -> list[tuple[str, list[str]]]:
+        """What the configuration was told, in order."""
+        file = self.place / "recorded"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [(node, ids) for node, ids in map(json.loads, lines)]
 
     def execute(  # as Salt's runner salt.execute
         self,
@@ -42,13 +78,8 @@ class Minions:
         tgt_type: str = "glob",
         kwarg: Any = None,
     ) -> dict[str, Any]:
-        if tgt_type == "compound":
-            assert tgt == "I@brine:config:apply:true"
-            ids = self.writers
-        else:
-            assert tgt_type == "pcre"
-            ids = [each for each in NODES if re.match(tgt, each)]
-        ids = [each for each in ids if each not in self.silent]
+        assert tgt_type == "pcre"
+        ids = [each for each in NODES if re.match(tgt, each) and each not in self.silent]
         if isinstance(fun, list):
             return {
                 each: {
@@ -59,14 +90,17 @@ class Minions:
         return {each: self._call(each, fun, *arg, **(kwarg or {})) for each in ids}
 
     def _call(self, minion: str, function: str, *arguments: str, **given: Any) -> Any:
-        if function == "brine.ask" and arguments[:2] == ("config", "record"):
-            return self._record(arguments[3], json.loads(given["stdin"]))
         if function == "brine.ask":
             serial = self.serials.get(minion)
             return {"said": serial} if serial else {"refused": "no configuration"}
         if function == "brine.outbox_list":
             events = self.outboxes[minion]
-            return [{"id": one} for one in events] if isinstance(events, list) else events
+            if self.at_work:
+                work, self.at_work = self.at_work, None
+                work()
+            if not isinstance(events, list):
+                return events
+            return [one if isinstance(one, dict) else {"id": one} for one in events]
         if function == "brine.outbox_acknowledge":
             self.outboxes[minion] = [one for one in self.outboxes[minion] if one not in arguments]
             return []
@@ -78,35 +112,40 @@ class Minions:
         self.applied.append(minion)
         return {"a": {"name": "a", "result": True, "changes": {}, "__run_num__": 0}}
 
-    def _record(self, node: str, events: list[dict[str, str]]) -> Any:
-        if self.at_work:
-            work, self.at_work = self.at_work, None
-            work()
-        ids = [one["id"] for one in events]
-        self.recorded.append((node, ids))
-        done = [
-            {"id": one, "recorded": one[:3] != "bad", "changed": True, "reason": "why"}
-            for one in ids
-        ]
-        return {"said": {"events": done}}
-
 
 @pytest.fixture
-def minions() -> Minions:
-    return Minions()
+def minions(tmp_path: Path) -> Minions:
+    return Minions(tmp_path)
 
 
 @pytest.fixture
 def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minions: Minions) -> ModuleType:
     """The runner, on a master whose configuration has three nodes, the first two candidates."""
-    nodes = {name: {"name": name, "master_candidate": name != NODES[2]} for name in NODES}
+    give_nodes(tmp_path, NODES)
     command = tmp_path / "bin/brine"
     command.parent.mkdir()
-    command.write_text(f"#!/bin/sh\necho '{json.dumps(nodes)}'\n")
+    names = {"python": sys.executable, "place": str(tmp_path), "master": NODES[0]}
+    command.write_text(BRINE.format_map(names))
     command.chmod(0o755)
+    be_on("node1", monkeypatch)
     monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
     given = {"__opts__": {"cachedir": str(tmp_path)}, "__context__": {}}
     return load("runners", "brine", __salt__={"salt.execute": minions.execute}, **given)
+
+
+def give_nodes(tmp_path: Path, names: Iterable[str]) -> None:
+    """Have the configuration have these nodes."""
+    nodes = {name: {"name": name, "master_candidate": name != NODES[2]} for name in names}
+    (tmp_path / "nodes").write_text(json.dumps(nodes))
+
+
+def be_on(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the master's host have this name."""
+
+    class Uname:
+        nodename = host
+
+    monkeypatch.setattr(os, "uname", Uname)
 
 
 def test_an_outbox_is_recorded_redistributed_and_acknowledged(
@@ -150,19 +189,51 @@ def test_a_stranger_is_refused(runner: ModuleType, minions: Minions, minion: str
     assert f"{minion} is no node" in told["comment"]
 
 
-@pytest.mark.parametrize("writers", [[], [*NODES[:2]]])
-def test_without_one_writer_nothing_is_acknowledged(
-    runner: ModuleType, minions: Minions, writers: list[str]
+@pytest.mark.parametrize("host", ["node2", "salt.example.com"])
+def test_a_host_with_a_copy_of_the_configuration_records_nothing(
+    runner: ModuleType, minions: Minions, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     minions.outboxes[NODES[1]] = ["a"]
-    minions.writers = writers
+    be_on(host, monkeypatch)
     told = runner.record(NODES[1])
-    assert not told["result"]
-    assert "brine:config:apply" in told["comment"]
-    assert minions.outboxes[NODES[1]] == ["a"]
+    text = f"the cluster's master, node1.example.com, writes the configuration; this is {host}"
+    assert (told["result"], told["comment"]) == (False, text)
+    assert (minions.recorded, minions.outboxes[NODES[1]]) == ([], ["a"])
     # The next call takes up what this one has left.
-    minions.writers = [NODES[0]]
+    be_on("node1", monkeypatch)
     assert runner.record(NODES[2])["nodes"][NODES[1]]["recorded"] == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "reason"),
+    [
+        ({"id": "a", "time": math.nan}, "brine: error: -: is no JSON"),
+        ({"id": b"a"}, "its outbox is no JSON: "),
+        ({"id": "stop"}, "brine: error: -: is no JSON"),
+    ],
+)
+def test_an_outbox_that_is_refused_as_a_whole_stops_no_other(
+    runner: ModuleType, minions: Minions, event: dict[str, Any], reason: str
+) -> None:
+    minions.outboxes.update({NODES[0]: [event], NODES[1]: ["b"]})
+    told = runner.record()["nodes"]
+    assert told[NODES[0]]["recorded"] == 0
+    assert told[NODES[0]]["refused"][0].startswith(reason)
+    assert told[NODES[1]] == {"recorded": 1, "refused": []}
+    assert minions.outboxes[NODES[0]] == [event]
+    assert runner.record(NODES[2])["nodes"].keys() == {NODES[2]}
+
+
+def test_a_node_that_is_removed_while_it_waits_is_dropped(
+    runner: ModuleType, minions: Minions, tmp_path: Path
+) -> None:
+    minions.outboxes.update({NODES[1]: ["a"], NODES[2]: ["b"]})
+    minions.at_work = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        runner.record(NODES[2])
+    give_nodes(tmp_path, NODES[:2])
+    assert runner.record(NODES[1])["nodes"].keys() == {NODES[1]}
+    assert minions.recorded == [(NODES[1], ["a"])]
 
 
 def test_one_call_works_at_a_time_and_takes_what_comes_meanwhile(

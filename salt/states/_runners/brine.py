@@ -44,8 +44,6 @@ Result = dict[str, Any]
 _KEYS = "/etc/brine/salt/keys.json"
 _KEY_FILE = "/etc/brine/hmac.key"
 _TIMEOUT_S = 60
-_WRITER = "I@brine:config:apply:true"
-"""The minion that writes the cluster's configuration."""
 # The steps of a rotation, each with what comes after it: the new key is accepted besides the old
 # one; the new one signs, and the old one is accepted; the old one goes.
 _NEXT = {"accept": "sign", "sign": "drop", "drop": "done"}
@@ -166,9 +164,9 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
     Record what the outbox of a node tells, or of all nodes, in the cluster's configuration.
 
     The reactor ``brine/reactor/recorded.sls`` calls this for each event of the beacon. The node's
-    minion itself is asked, as Salt lets any minion send any event. The minion whose pillar has
-    ``brine:config:apply: true`` writes the configuration. Then the node, and the master candidates,
-    get their new one. What is recorded is acknowledged; what is refused stays in the outbox.
+    minion itself is asked, as Salt lets any minion send any event. This host, which has to be the
+    cluster's master, writes the configuration. Then the node, and the master candidates, get their
+    new one. What is recorded is acknowledged; what is refused stays in the outbox.
 
     One call works at a time, and also does what others leave to it meanwhile. If it is killed, or a
     minion is away, the beacon's next event has it done.
@@ -191,6 +189,7 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
             raise _RefusedError(f"{minion} is no node of the cluster")
         _put("record", chosen)
         for names in _taken("record"):
+            _expect_master()
             told.update(_record(names, timeout))
         for names in _taken("redistribute"):
             concerned = [name for name in nodes if name in names]
@@ -274,18 +273,23 @@ def _is_list(answer: Any) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
-    """Record what the outboxes of nodes tell, and acknowledge it there."""
+    """Record what the outboxes of nodes tell, and acknowledge it there. A node whose events can't
+    be recorded holds up no other, and names that are no node's any more are dropped."""
     told = {}
-    candidates = _candidates()
-    answers = _execute("brine.outbox_list", names, [], timeout=timeout)
-    for name in names:
+    nodes = {node["name"]: node for node in _all_nodes()}
+    candidates = [name for name, node in nodes.items() if node.get("master_candidate")]
+    known = [name for name in names if name in nodes]
+    answers = _execute("brine.outbox_list", known, [], timeout=timeout)
+    for name in known:
         events = answers.get(name, "it has not answered")
-        if not isinstance(events, list):
-            reason = f"its outbox is not known: {str(events)[:300]}"
-            log.error("brine.record: %s: %s", name, reason)
-            told[name] = {"recorded": 0, "refused": [reason]}
+        try:
+            if not isinstance(events, list):
+                raise _RefusedError(f"its outbox is not known: {str(events)[:300]}")
+            results = _written(name, events) if events else []
+        except _RefusedError as error:
+            log.error("brine.record: %s: %s", name, error)
+            told[name] = {"recorded": 0, "refused": [str(error)]}
             continue
-        results = _written(name, events, timeout) if events else []
         recorded = [one["id"] for one in results if one["recorded"]]
         refused = [f"{one['id']}: {one['reason']}" for one in results if not one["recorded"]]
         for line in refused:
@@ -298,26 +302,14 @@ def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
     return told
 
 
-def _written(name: str, events: list[Any], timeout: int | None) -> list[Result]:
-    """Have the events of a node be written to the configuration; what became of each."""
-    command = ["config", "record", "--node", name, "-"]
-    answers = __salt__["salt.execute"](
-        _WRITER,
-        "brine.ask",
-        command,
-        timeout=timeout,
-        tgt_type="compound",
-        kwarg={"stdin": json.dumps(events)},
-    )
-    answers = {minion: answer for minion, answer in answers.items() if not _is_silent(answer)}
-    if len(answers) != 1:
-        which = ", ".join(sorted(answers)) or "none has answered"
-        raise _RefusedError(f"one minion has to have brine:config:apply: true in pillar: {which}")
-    [(minion, answer)] = answers.items()
-    if not isinstance(answer, dict) or "refused" in answer:
-        said = answer.get("refused") if isinstance(answer, dict) else answer
-        raise _RefusedError(f"{minion} has recorded nothing of {name}: {str(said)[:300]}")
-    return answer["said"]["events"]  # type: ignore[no-any-return]
+def _written(name: str, events: list[Any]) -> list[Result]:
+    """Write the events of a node to this host's configuration; what became of each."""
+    try:
+        text = json.dumps(events)
+    except (TypeError, ValueError, RecursionError) as error:  # Salt also carries bytes and the like
+        raise _RefusedError(f"its outbox is no JSON: {error}") from None
+    told = _brine("config", "record", "--node", name, "-", "--json", stdin=text)
+    return told["events"]  # type: ignore[no-any-return]
 
 
 def _put(queue: str, names: Collection[str]) -> None:
@@ -528,23 +520,39 @@ def _nodes() -> dict[str, bool]:
     return {node["name"]: bool(node.get("offline")) for node in _all_nodes()}
 
 
-def _candidates() -> list[str]:
-    """The nodes that have the whole configuration."""
-    return [node["name"] for node in _all_nodes() if node.get("master_candidate")]
-
-
 def _all_nodes() -> list[dict[str, Any]]:
-    command = ["brine", "config", "show", "/nodes"]
+    return list(_config("/nodes").values())
+
+
+def _expect_master() -> None:
+    """Refuse to write where the configuration is a copy of another host's."""
+    name = _config(f"/nodes/{_config('/cluster/master_node')}/name")
+    if not _is_same(name, os.uname().nodename):
+        text = f"the cluster's master, {name}, writes the configuration; this is"
+        raise _RefusedError(f"{text} {os.uname().nodename}")
+
+
+def _config(pointer: str) -> Any:
+    """A part of this host's configuration."""
+    return _brine("config", "show", pointer)
+
+
+def _brine(*command: str, stdin: str = "") -> Any:
+    """What a command prints on this host."""
     try:
         run = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False
+            ["brine", *command],
+            input=stdin.encode(),
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _RefusedError(f"brine can't be run: {error}") from None
     if run.returncode != 0:
         said = run.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
         raise _RefusedError(said[0])
-    return list(json.loads(run.stdout).values())
+    return json.loads(run.stdout)
 
 
 def _is_same(node: str, minion: str) -> bool:

@@ -82,9 +82,10 @@ def define_all(arguments: argparse.Namespace) -> int:
     configuration = _configuration(arguments.config)
     node = find_node(configuration, arguments.node or os.uname().nodename).uuid
     ours = [one for one in configuration.instances.values() if one.primary_node == node]
-    unheard = {one.instance: one.time for one in outbox.events() if one.kind == ADMIN_STATE}
+    # The cluster does not know yet what was decided here on their admin_state.
+    unheard = {one.instance for one in outbox.events() if one.kind == ADMIN_STATE}
     given = [
-        _input_of(configuration, one, unheard.get(one.uuid, 0.0))
+        _input_of(configuration, one, keeps_state=one.uuid in unheard)
         for one in sorted(ours, key=lambda one: one.name)
     ]
     if arguments.live:
@@ -93,7 +94,7 @@ def define_all(arguments: argparse.Namespace) -> int:
         given,
         dry_run=arguments.dry_run,
         live=arguments.live,
-        keeps_user_state=True,  # the configuration may not know of it yet
+        keeps_user_state=arguments.keep_user_state,
     )
     others = elsewhere(configuration, node)
     rows = [{"name": name, "node": owner} for name, owner in others.items()]
@@ -121,11 +122,10 @@ def _configuration(file: str | None) -> Configuration:
         raise BrineError(f"standard input: {error}", hint=error.hint) from error
 
 
-def _input_of(configuration: Configuration, instance: Instance, decided: float) -> SpecInput:
+def _input_of(configuration: Configuration, instance: Instance, *, keeps_state: bool) -> SpecInput:
     """The spec of an instance.
 
-    :param decided: when somebody decided on its admin_state here, which the cluster does not know
-        yet, in seconds since 1970: a configuration from before does not overrule that.
+    :param keeps_state: whether its admin_state stays, unless it is to be offline.
     """
     name = instance.name
     try:
@@ -137,7 +137,7 @@ def _input_of(configuration: Configuration, instance: Instance, decided: float) 
         text = f"the configuration has something of it that can't be: {error}"
         fault = InstanceError(name, text, hint="brine config verify tells where")
         return SpecInput(name, name, fault=fault)
-    if decided > instance.mtime:
+    if keeps_state:
         data = without_state(data)
     return SpecInput(name, name, data, ignored=ignored)
 
