@@ -16,17 +16,19 @@ from lab.progress import step
 from lab.salt import wire
 from lab.signals import run_program
 from lab.tree import TREE
+from lab.version import repeat_version
 
 
 def main(args: Sequence[str]) -> int:
     """Run one command of `./dev`, and return its exit status."""
     parser = argparse.ArgumentParser(prog="./dev")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("debs", help="build the Debian packages into dist/")
+    commands.add_parser("debs", help="build the Debian packages into dist/, a signed repository")
     node = commands.add_parser("node", help="a shell in a throw-away node")
     node.add_argument("release", nargs="?", choices=sorted(RELEASES), default="")
     run = commands.add_parser("run", help="run a command from the source tree")
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="COMMAND")
+    commands.add_parser("version", help="write the version of debian/changelog to all places")
     commands.add_parser("clean", help="remove the cached trees")
     given = parser.parse_args(args)
     try:
@@ -37,6 +39,9 @@ def main(args: Sequence[str]) -> int:
             return shell_in_node(given.release or host_release())
         elif given.command == "run":
             run_from_source(given.args)
+        elif given.command == "version":
+            for file in repeat_version():
+                print(file.relative_to(TREE))
         else:
             cache.clean()
     except LabError as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import cli, paths
+from brine.common import __version__, cli, paths
 from brine.common.cli import Command, EntryPoint, entry_points
 from brine.common.errors import BrineError, UsageError
 from brine.common.markers import MarkerKind, write_marker
@@ -76,6 +76,7 @@ def test_help_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> Non
         (["--colour"], 2, ["there is no option --colour", "see brine --help"]),
         (["greet"], 2, ["required: who", "see brine greet --help"]),
         (["greet", "a", "b"], 2, ["unrecognized arguments: b", "see brine greet --help"]),
+        (["--version", "-v"], 2, ["no other option than --json", "see brine --help"]),
         (["fail"], 1, ["the disk is full", "make room"]),
     ],
 )
@@ -224,6 +225,20 @@ def test_a_groups_entries_are_found_in_whatever_kind_of_metadata(tmp_path: Path)
         EntryPoint("nic1", "brine.hotplug.cli:NIC"),
     ]
     assert entry_points("nobody's", path) == []
+
+
+def test_each_installed_part_has_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("brine_common-9.dist-info", "brine_kvmd-9.1.egg-info", "other_kvmd-1.dist-info"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "later/brine_kvmd-8.dist-info").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path / "later")])
+    assert cli.main(["--version", "--json"]) == 0
+    assert cli.main(["--version"]) == 0
+    as_json, plain = capsys.readouterr().out.splitlines()
+    assert json.loads(as_json) == {"version": __version__, "parts": {"kvmd": "9.1"}}
+    assert plain == f"brine {__version__}"
 
 
 @pytest.mark.parametrize("group", ["pytest11", "brine.commands"])

@@ -41,8 +41,8 @@ def entry_points(group: str, path: Iterable[str] | None = None) -> list[EntryPoi
     :param path: folders that modules are imported from; None is :data:`sys.path`.
     """
     found: dict[str, EntryPoint] = {}
-    for folder in dict.fromkeys(sys.path if path is None else path):
-        for line in _lines(folder or ".", f"[{group}]"):
+    for folder in _metadata(path):
+        for line in _lines(f"{folder}/entry_points.txt", f"[{group}]"):
             name, is_entry, value = line.partition("=")
             if is_entry and not line.startswith(("#", ";")):
                 entry = EntryPoint(name.strip(), value.partition("[")[0].strip())
@@ -50,21 +50,40 @@ def entry_points(group: str, path: Iterable[str] | None = None) -> list[EntryPoi
     return list(found.values())
 
 
-def _lines(folder: str, section: str) -> Iterator[str]:
-    """The lines of a section in the ``entry_points.txt`` of all distributions in a folder."""
-    with contextlib.suppress(OSError):  # not there, or an archive
-        for name in sorted(os.listdir(folder)):
-            if not name.endswith((".dist-info", ".egg-info")):
-                continue
-            here = False
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                with open(f"{folder}/{name}/entry_points.txt", encoding="utf-8") as file:
-                    for line in map(str.strip, file):
-                        if line.startswith("["):
-                            here = line == section
-                        elif here:
-                            yield line
+def versions(path: Iterable[str] | None = None) -> dict[str, str]:
+    """The version of each installed part of Brine, by its name, such as ``kvmd``.
 
+    :param path: as of :func:`entry_points`.
+    """
+    found: dict[str, str] = {}
+    for folder in _metadata(path):
+        if ours := _OURS.fullmatch(os.path.basename(folder)):
+            found.setdefault(ours[1], ours[2])
+    return dict(sorted(found.items()))
+
+
+def _metadata(path: Iterable[str] | None) -> Iterator[str]:
+    """The folders with the metadata of all distributions in the folders of *path*."""
+    for folder in dict.fromkeys(sys.path if path is None else path):
+        with contextlib.suppress(OSError):  # not there, or an archive
+            for name in sorted(os.listdir(folder or ".")):
+                if name.endswith((".dist-info", ".egg-info")):
+                    yield f"{folder or '.'}/{name}"
+
+
+def _lines(file: str, section: str) -> Iterator[str]:
+    """The lines of a section of a file of entry points, which may be missing."""
+    here = False
+    with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as lines:
+        for line in map(str.strip, lines):
+            if line.startswith("["):
+                here = line == section
+            elif here:
+                yield line
+
+
+_OURS = re.compile(r"brine_(\w+)-([^-]+)\.(?:dist|egg)-info")
+"""The name of a part's metadata."""
 
 _OTHER_VERBS = {
     **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
@@ -200,8 +219,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(_overview(nouns))
         return 0
     if noun == "--version":
-        print(f"brine {__version__}")
-        return 0
+        return _print_version(arguments[1:])
     if noun not in nouns:
         if noun.startswith("-"):
             raise UsageError(f"there is no option {noun}", hint="see brine --help")
@@ -210,6 +228,17 @@ def _run(arguments: Sequence[str]) -> int:
     parser = Parser(prog=f"brine {noun}", description=command.summary, allow_abbrev=False)
     command.configure(parser)
     return execute(parser.parse_args(arguments[1:]))
+
+
+def _print_version(options: Sequence[str]) -> int:
+    if options not in ([], ["--json"]):
+        raise UsageError("--version has no other option than --json", hint="see brine --help")
+    parts = versions() if options else {}
+    parts.pop("common", None)  # whose version it is
+    print(
+        json.dumps({"version": __version__, "parts": parts}) if options else f"brine {__version__}"
+    )
+    return 0
 
 
 def execute(parsed: argparse.Namespace) -> int:
@@ -222,7 +251,7 @@ def execute(parsed: argparse.Namespace) -> int:
 def _overview(nouns: dict[str, EntryPoint]) -> str:
     lines = [
         "usage: brine COMMAND ...",
-        "       brine --help | --version",
+        "       brine --help | --version [--json]",
         "",
         "Looks after the virtual machines of KVM and Xen nodes.",
         "",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from brine.common import journal, paths
+from brine.common import __version__, journal, paths
 from brine.common.cli import Parser
 from brine.common.errors import BrineError, die
 from brine.common.settings import SettingsError, load
@@ -59,7 +59,7 @@ class DaemonProgram(Generic[S]):
     resort = ""
     """What :meth:`last_resort` returns, in words."""
 
-    def __init__(self, part: str, version: str, about: str, kind: type[S]) -> None:
+    def __init__(self, part: str, about: str, kind: type[S]) -> None:
         self.name = f"brine-{part}"
         self.service = ServiceManager()
         self._kind = kind
@@ -70,7 +70,7 @@ class DaemonProgram(Generic[S]):
         self.parser.add_argument("--config", type=Path, metavar="FILE", help=help_)
         help_ = "check the settings and leave"
         self.parser.add_argument("--check", action="store_true", help=help_)
-        version = f"{self.name} {version}"
+        version = f"{self.name} {__version__}"
         self.parser.add_argument("--version", action="version", version=version)
 
     @property

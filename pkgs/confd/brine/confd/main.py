@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from brine.common import journal
 from brine.common.daemon import DaemonProgram
 from brine.common.errors import BrineError, die
-from brine.confd import __version__, messages
+from brine.confd import messages
 from brine.confd.keys import SHORTEST, FoundKey, KeyFileError, find_keys, hand_over_keys
 from brine.confd.server import PortError
 from brine.confd.settings import ConfdSettings
@@ -24,7 +24,7 @@ class ConfdProgram(DaemonProgram[ConfdSettings]):
 
     def __init__(self) -> None:
         about = "Answers for the cluster's configuration over UDP."
-        super().__init__("confd", __version__, about, ConfdSettings)
+        super().__init__("confd", about, ConfdSettings)
         help_ = "give the keys to the running daemon, for its reload, and leave; needs root"
         self.parser.add_argument("--hand-over-keys", action="store_true", help=help_)
 

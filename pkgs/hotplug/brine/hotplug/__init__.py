@@ -1,3 +1,1 @@
 """Taps, and NICs and disks that plug into any running QEMU with a QMP socket."""
-
-__version__ = "0.2.0"

@@ -1,3 +1,1 @@
 """The KVM daemon: one process, every VM's QMP event socket, one verdict for each end."""
-
-__version__ = "0.2.0"

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from brine.common.daemon import DaemonProgram
 from brine.common.files import write_whole
 from brine.common.settings import SettingsError, load
-from brine.kvmd import __version__
 from brine.kvmd.daemon import Daemon
 from brine.kvmd.settings import KvmdSettings
 
@@ -27,7 +26,7 @@ class KvmdProgram(DaemonProgram[KvmdSettings]):
 
     def __init__(self) -> None:
         about = "Watches the VMs of this node and says who ended each."
-        super().__init__("kvmd", __version__, about, KvmdSettings)
+        super().__init__("kvmd", about, KvmdSettings)
         folder = self.service.runtime_dir
         self._last_good = folder / "settings.toml" if folder else None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from brine.common.daemon import DaemonProgram
-from brine.lifecycle import __version__
 from brine.lifecycle.handler import Handler
 from brine.lifecycle.settings import LifecycleSettings
 
@@ -23,7 +22,7 @@ class LifecycleProgram(DaemonProgram[LifecycleSettings]):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the handler until it is told to end. Returns its exit status; 2 is for bad settings."""
     about = "Ends the VMs whose owners are gone."
-    program = LifecycleProgram("lifecycle", __version__, about, LifecycleSettings)
+    program = LifecycleProgram("lifecycle", about, LifecycleSettings)
     program.begin(arguments)
 
     def reload() -> None:

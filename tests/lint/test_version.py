@@ -1,0 +1,22 @@
+"""All places that have Brine's version have the same one."""
+
+from __future__ import annotations
+
+import re
+
+from lab.tree import TREE
+from lab.version import NEWS, places, versions
+
+
+def test_every_place_repeats_the_changelogs_version() -> None:
+    version = versions()[0]
+    found = {str(place.file.relative_to(TREE)): place.version for place in places()}
+    parts = {f"pkgs/{folder.name}/pyproject.toml" for folder in TREE.glob("pkgs/*")}
+    assert found.keys() > {"docs/man/brine.1.rst", "salt/FORMULA", *parts}
+    others = {file: other for file, other in found.items() if other != version}
+    assert others == {}, "./dev version writes the changelog's version to all places"
+
+
+def test_the_news_are_of_every_version() -> None:
+    told = re.findall(r"^Brine ([0-9][^ ]*), ", NEWS.read_text(), re.MULTILINE)
+    assert told == versions()
