@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from lab.command import run_command
@@ -13,43 +14,71 @@ from lab.errors import LabError
 from lab.lock import folder_lock
 from lab.machine import require_commands
 from lab.progress import step
+from lab.repository import make_repository
 from lab.tree import TREE, copy_sources, digest, source_files
 
 DIST = TREE / "dist"
 
 _SOURCES = ("debian", "docs", "pkgs", "salt")
 _STAMP = DIST / ".sources"
+# What makes dist/ of the packages.
+_RECIPES = [TREE / "lab" / name for name in ("packages.py", "repository.py", "signing.py")]
+_TIMEOUT_S = 900.0
 
 
 def build_packages() -> list[Path]:
     """Brine's Debian packages, in `dist/`; built anew only when their sources have changed.
 
-    The build runs in a copy of the tree, so that it sees nothing but sources and leaves nothing.
+    `dist/` is a signed repository. The build runs in a copy of the tree, so that it sees nothing
+    but sources and leaves nothing.
     """
-    require_commands("building packages", ["dpkg-buildpackage"])
     sources = list(source_files(*_SOURCES))
     if not any(path.parent.name == "debian" for path in sources):
         raise LabError("the tree has no debian/", hint="a whole clone is needed")
     sources += [path for path in TREE.glob("[A-Z]*") if path.is_file()]
-    wanted = digest(sources)
+    wanted = digest([*sources, *_RECIPES])
     # Another ./dev in this tree makes dist/, too.
     with folder_lock(TREE, fcntl.LOCK_EX):
         if not (_STAMP.exists() and _STAMP.read_text() == wanted and _packages()):
             with step("building the Debian packages (into dist/)"):
-                _build(sources, wanted)
+                _make_dist(sources, wanted)
         return _packages()
 
 
-def _build(sources: list[Path], stamp: str) -> None:
+def build(
+    sources: Iterable[Path],
+    folder: Path,
+    *,
+    with_tests: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Build the packages in the empty `folder`, from a copy of files of the tree.
+
+    `with_tests` also runs the unit tests, for which `sources` is the whole tree, and builds the
+    source package. Of this process's environment, the build has only what `environment` names.
+    """
+    require_commands("building packages", ["dpkg-buildpackage"])
+    copy = folder / "brine"
+    copy_sources(sources, copy)
+    command = ["dpkg-buildpackage", "--no-sign"]
+    command += ["--build=full"] if with_tests else ["--build=binary", "--build-profiles=nocheck"]
+    run_command(
+        command,
+        cwd=copy,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "DEB_BUILD_OPTIONS": "" if with_tests else "nocheck",
+            **(environment or {}),
+        },
+        timeout_s=_TIMEOUT_S,
+    )
+
+
+def _make_dist(sources: list[Path], stamp: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / "brine"
-        copy_sources(sources, copy)
-        run_command(
-            ["dpkg-buildpackage", "--build=binary", "--no-sign"],
-            cwd=copy,
-            env={"PATH": os.environ["PATH"], "HOME": scratch, "LANG": "C.UTF-8"},
-            timeout_s=900,
-        )
+        build(sources, Path(scratch))
         try:
             if DIST.exists():
                 shutil.rmtree(DIST)
@@ -60,6 +89,7 @@ def _build(sources: list[Path], stamp: str) -> None:
             ) from None
         for package in Path(scratch).glob("*.deb"):
             shutil.copy(package, DIST)
+        make_repository(DIST)
         _STAMP.write_text(stamp)
 
 

@@ -14,7 +14,7 @@ import pytest
 from lab.command import run_command
 from lab.errors import LabError
 from lab.node import Node
-from lab.repository import FOLDER
+from lab.repository import FOLDER, KEY
 from lab.salt import PILLAR, STATES, apply_state, give_states
 from lab.tree import copy_sources, source_files
 from node.kvmd_on_node import kvmd_pid
@@ -383,8 +383,8 @@ def test_repository_of_pillar_and_clean(node: Node) -> None:
         file.write_text("# somebody else's\n")
     node.write(f"{STATES}/other.sls", json.dumps(OTHER_STATE))
 
-    line = f"deb [trusted=yes] file:{FOLDER} ./"
-    repository = {"line": line, "key": "-----BEGIN KEY-----\nabc"}
+    line = f"deb [signed-by={ours[1]}] file:{FOLDER} ./"
+    repository = {"line": line, "key": node.read(f"{FOLDER}/{KEY}")}
     give_pillar(node, {"repository": repository, **GANETI})
     results = apply_state(node, "other,brine")
     assert results[0].name == "dpkg"
