@@ -26,6 +26,8 @@ class Minions:
 
     :ivar silent: the minions that do not answer.
     :ivar failing: the minions whose reload fails.
+    :ivar keyless: the minions to which the external pillar gives no key.
+    :ivar without: those whose pillar says that they have no brine-confd.
     :ivar own: minions whose pillar's SLS files declare a key.
     """
 
@@ -33,6 +35,8 @@ class Minions:
         self.keys_file = keys_file
         self.silent: set[str] = set()
         self.failing: set[str] = set()
+        self.keyless: set[str] = set()
+        self.without: set[str] = set()
         self.own: dict[str, str] = {}
         self.keys: dict[str, dict[str, str]] = {}
         self.calls: list[tuple[str, list[str], dict[str, Any]]] = []
@@ -68,6 +72,10 @@ class Minions:
         assert state == "brine.confd"
         if not self.keys_file.exists():
             return {"a": result("brine-ssconf", changes={"ssconf_x": "written"})}
+        if minion in self.keyless:
+            return {"a": result("brine-config-copied")}
+        if minion in self.without:
+            return {"a": result("brine-clean-confd-package")}
         keys = json.loads(self.keys_file.read_text())
         keys["key"] = self.own.get(minion, keys["key"])
         self.keys.setdefault(minion, {}).update(keys)
@@ -224,6 +232,25 @@ def test_a_rotation_stops_and_names_those_that_have_not_confirmed(
     setattr(minions, kind, set())
     assert runner.rotate_key()["result"] is True
     assert json.loads(minions.keys_file.read_text())["key"] == new
+
+
+def test_a_rotation_stops_where_a_node_gets_no_key(runner: ModuleType, minions: Minions) -> None:
+    minions.keyless = {NODES[1]}
+    told = runner.rotate_key()
+    assert (told["result"], told["step"], [*told["not_confirmed"]]) == (False, "accept", [NODES[1]])
+    assert "gets no key" in told["not_confirmed"][NODES[1]]
+    minions.keyless, minions.without = set(), {NODES[1]}
+    assert runner.rotate_key()["result"] is True
+
+
+@pytest.mark.parametrize("kind", ["keyless", "without"])
+def test_a_rotation_that_reaches_no_node_says_what_to_look_at(
+    runner: ModuleType, minions: Minions, kind: str
+) -> None:
+    setattr(minions, kind, {*NODES})
+    told = runner.rotate_key()
+    assert told["result"] is False
+    assert "is the external pillar brine in the master's configuration" in told["comment"]
 
 
 def test_a_node_that_is_offline_is_not_waited_for(

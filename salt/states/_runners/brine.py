@@ -443,12 +443,15 @@ def _confirm(
     away = [name for name in nodes if name not in answers and nodes[name]]
     unconfirmed = {name: "has not answered" for name in nodes if name not in {*answers, *away}}
     files: dict[tuple[str, str], list[str]] = {}
+    keyless = []
     for name, answer in answers.items():
         states = {one.get("__id__"): one for one in _states(answer)}
         ours = {key: one for key, one in states.items() if str(key).startswith("brine-confd")}
         failed = [one for one in ours.values() if one["result"] is not True]
         if not states or failed:
             unconfirmed[name] = "; ".join(_told(answer)["failed"]) or "a state has failed"
+        elif not states.keys() & {"brine-confd-key", "brine-clean-confd-package"}:
+            keyless.append(name)
         for state, key in (
             ("brine-confd-key", "key"),
             ("brine-confd-previous-key", "previous_key"),
@@ -458,6 +461,8 @@ def _confirm(
     if answers and not unconfirmed and not files:
         text = "no node gets the key: is the external pillar brine in the master's configuration"
         raise _RefusedError(f"{text}, and brine:confd:enabled not false everywhere?")
+    text = "gets no key: the log of the master says why, or the node's pillar"
+    unconfirmed.update(dict.fromkeys(keyless, text))
     for (path, key), names in files.items():
         digest = hashlib.sha256(f"{keys[key]}\n".encode()).hexdigest()
         found = _execute("file.get_hash", names, [path, "sha256"], timeout=timeout)
