@@ -51,6 +51,7 @@ class Minions:
     """The minions of three nodes, of which node1 is the master's host.
 
     :ivar outboxes: the ids of the events of each node, or whole events.
+    :ivar failing: those whose states fail.
     :ivar at_work: what happens while an outbox is looked at; once.
     """
 
@@ -58,6 +59,7 @@ class Minions:
         self.place = place
         self.outboxes: dict[str, Any] = {name: [] for name in NODES}
         self.silent: set[str] = set()
+        self.failing: set[str] = set()
         self.serials = {NODES[0]: 7}
         self.applied: list[str] = []
         self.at_work: Any = None
@@ -110,7 +112,8 @@ class Minions:
             return "0.2.0"
         assert (function, arguments) == ("state.apply", ("brine.confd",))
         self.applied.append(minion)
-        return {"a": {"name": "a", "result": True, "changes": {}, "__run_num__": 0}}
+        told = {"name": "a", "result": minion not in self.failing, "comment": "a\nforged"}
+        return {"a": {**told, "changes": {}, "__run_num__": 0}}
 
 
 @pytest.fixture
@@ -182,11 +185,27 @@ def test_what_is_refused_stays_and_stops_no_other(runner: ModuleType, minions: M
     assert minions.recorded == [(NODES[1], ["bad1", "c"])]
 
 
-@pytest.mark.parametrize("minion", ["node9", "*", "..", "", "node1.example.com|node2"])
-def test_a_stranger_is_refused(runner: ModuleType, minions: Minions, minion: str) -> None:
+@pytest.mark.parametrize("minion", ["node9", "*", "..", "", "node1.example.com|node2", "x\n\x1b"])
+def test_a_stranger_is_refused(
+    runner: ModuleType, minions: Minions, caplog: pytest.LogCaptureFixture, minion: str
+) -> None:
     told = runner.record(minion)
     assert (told["result"], minions.recorded) == (False, [])
-    assert f"{minion} is no node" in told["comment"]
+    shown = minion.replace("\n", "\\n").replace("\x1b", "\\x1b")
+    assert told["comment"] == f"{shown} is no node of the cluster"
+    assert caplog.messages == [f"brine.record: {shown} is no node of the cluster"]
+
+
+def test_what_a_minion_says_forges_no_line_of_the_log(
+    runner: ModuleType, minions: Minions, caplog: pytest.LogCaptureFixture
+) -> None:
+    minions.outboxes[NODES[1]] = "it failed\n[ERROR] forged \x1b[2J" + "x" * 1000
+    runner.record(NODES[1])
+    (message,) = caplog.messages
+    assert message.startswith(
+        r"brine.record: node2.example.com: its outbox is not known: it failed\n[ERROR] forged \x1b["
+    )
+    assert len(message) < 500
 
 
 @pytest.mark.parametrize("host", ["node2", "salt.example.com"])
@@ -234,6 +253,34 @@ def test_a_node_that_is_removed_while_it_waits_is_dropped(
     give_nodes(tmp_path, NODES[:2])
     assert runner.record(NODES[1])["nodes"].keys() == {NODES[1]}
     assert minions.recorded == [(NODES[1], ["a"])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("silent", "it has not answered"), ("failing", "a: a\nforged")]
+)
+def test_a_candidate_that_has_not_got_the_configuration_gets_it_in_a_later_call(
+    runner: ModuleType,
+    minions: Minions,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    reason: str,
+) -> None:
+    minions.outboxes[NODES[2]] = ["a"]
+    setattr(minions, kind, {NODES[1]})
+    told = runner.record(NODES[2])
+    assert (told["result"], told["not_redistributed"]) == (False, {NODES[1]: reason})
+    assert told["nodes"] == {NODES[2]: {"recorded": 1, "refused": []}}
+    (message,) = caplog.messages
+    assert message.startswith("brine.record: node2.example.com has not got the configuration: ")
+    assert "\n" not in message
+    minions.applied.clear()
+    assert runner.record(NODES[0])["result"] is False
+    setattr(minions, kind, set())
+    minions.applied.clear()
+    assert runner.record(NODES[0])["result"] is True
+    assert minions.applied == [NODES[1]]
+    runner.record(NODES[0])
+    assert minions.applied == [NODES[1]]
 
 
 def test_one_call_works_at_a_time_and_takes_what_comes_meanwhile(

@@ -44,6 +44,7 @@ Result = dict[str, Any]
 _KEYS = "/etc/brine/salt/keys.json"
 _KEY_FILE = "/etc/brine/hmac.key"
 _TIMEOUT_S = 60
+_LONGEST_SAID = 300
 # The steps of a rotation, each with what comes after it: the new key is accepted besides the old
 # one; the new one signs, and the old one is accepted; the old one goes.
 _NEXT = {"accept": "sign", "sign": "drop", "drop": "done"}
@@ -169,12 +170,15 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
     new one. What is recorded is acknowledged; what is refused stays in the outbox.
 
     One call works at a time, and also does what others leave to it meanwhile. If it is killed, or a
-    minion is away, the beacon's next event has it done.
+    minion is away, the beacon's next event has it done. Nodes that were to get the new
+    configuration and have not, get it in the next call, whichever node that is of.
 
     :param minion: of the node.
     :param timeout: how long a minion may take to say that it is there, in seconds.
 
-    Returns ``nodes``, for each how many events were ``recorded``, and why others were ``refused``.
+    Returns ``nodes``, for each how many events were ``recorded``, and why others were ``refused``;
+    and ``not_redistributed``, the nodes that have not got the new configuration, and why. If there
+    are any, it fails.
 
     CLI Example::
 
@@ -182,24 +186,30 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
         salt-run brine.record node1.example.com
     """
     told: dict[str, Result] = {}
+    undone: dict[str, str] = {}
     try:
         nodes = _nodes()
         chosen = [name for name in nodes if minion is None or _is_same(name, minion)]
         if not chosen:
-            raise _RefusedError(f"{minion} is no node of the cluster")
+            raise _RefusedError(f"{_printable(minion)} is no node of the cluster")
         _put("record", chosen)
-        for names in _taken("record"):
+        for names, _ in _taken("record"):
             _expect_master()
             told.update(_record(names, timeout))
-        for names in _taken("redistribute"):
+        for names, left in _taken("redistribute"):
+            nodes = _nodes()
             concerned = [name for name in nodes if name in names]
-            _redistributed(concerned, nodes, timeout=timeout)
+            failed = _undone(_redistributed(concerned, nodes, timeout=timeout))
+            undone = {name: why for name, why in undone.items() if name not in names} | failed
+            left.extend(failed)
     except _RefusedError as error:
         log.error("brine.record: %s", error)
         return _ended(False, str(error))
     count = sum(one["recorded"] for one in told.values())
     comment = f"{count} events are recorded" if told else "left to another call, which is at work"
-    return _ended(True, comment, nodes=told)
+    for name, reason in undone.items():
+        log.error("brine.record: %s has not got the configuration: %s", name, _printable(reason))
+    return _ended(not undone, comment, nodes=told, not_redistributed=undone)
 
 
 def redistribute(test: bool = False, timeout: int | None = None) -> Result:
@@ -284,7 +294,7 @@ def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
         events = answers.get(name, "it has not answered")
         try:
             if not isinstance(events, list):
-                raise _RefusedError(f"its outbox is not known: {str(events)[:300]}")
+                raise _RefusedError(f"its outbox is not known: {_printable(events)}")
             results = _written(name, events) if events else []
         except _RefusedError as error:
             log.error("brine.record: %s: %s", name, error)
@@ -320,12 +330,14 @@ def _put(queue: str, names: Collection[str]) -> None:
             pass
 
 
-def _taken(queue: str) -> Iterator[list[str]]:
-    """The nodes that wait in a queue, and then those that have come meanwhile. Nobody else takes
-    any at the same time; if somebody else is at work, they are left to that one."""
+def _taken(queue: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The nodes that wait in a queue, and then those that have come meanwhile; each time with a
+    list, which the caller fills with those to be left for the next call. Nobody else takes any at
+    the same time; if somebody else is at work, they are left to that one."""
     folder = _queue_folder(queue)
+    kept: set[str] = set()
     with open(os.path.join(folder, ".lock"), "w") as lock:
-        while any(not name.startswith(".") for name in os.listdir(folder)):
+        while any(not name.startswith(".") and name not in kept for name in os.listdir(folder)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -334,10 +346,18 @@ def _taken(queue: str) -> Iterator[list[str]]:
                 if name.endswith(".waiting"):
                     file = os.path.join(folder, name)
                     os.replace(file, f"{file.removesuffix('.waiting')}.taken")
-            taken = [name for name in os.listdir(folder) if name.endswith(".taken")]
-            yield [urllib.parse.unquote(name.removesuffix(".taken")) for name in sorted(taken)]
-            for name in taken:
-                os.unlink(os.path.join(folder, name))
+                    kept.discard(f"{name.removesuffix('.waiting')}.taken")
+            taken = {
+                urllib.parse.unquote(name.removesuffix(".taken")): name
+                for name in sorted(os.listdir(folder))
+                if name.endswith(".taken") and name not in kept
+            }
+            left: list[str] = []
+            yield [*taken], left
+            kept.update(taken[name] for name in left)
+            for name in taken.values():
+                if name not in kept:
+                    os.unlink(os.path.join(folder, name))
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
@@ -375,6 +395,13 @@ def _redistributed(
         comment = f"{len(told) - len(failed)} of {len(names)} nodes would have the configuration"
     is_done = not failed and not silent
     return _ended(is_done, comment, nodes=told, not_answered=silent, offline=away)
+
+
+def _undone(done: Result) -> dict[str, str]:
+    """The nodes that a redistribution has failed on or had no answer of, and why."""
+    failed = {name: "; ".join(one["failed"]) for name, one in done.get("nodes", {}).items()}
+    silent = dict.fromkeys(done.get("not_answered", []), "it has not answered")
+    return {name: reason for name, reason in {**failed, **silent}.items() if reason}
 
 
 # The steps of a rotation.
@@ -625,6 +652,11 @@ def _told(answer: Any) -> Result:
     changed = [one["name"] for one in states if one.get("changes")]
     failed = [f"{one['name']}: {one['comment']}" for one in states if one["result"] is False]
     return {"changed": changed, "failed": failed}
+
+
+def _printable(value: Any) -> str:
+    """What others have said, in one line that forges no other one of a log."""
+    return repr(str(value))[1:-1][:_LONGEST_SAID]
 
 
 def _ended(result: bool, comment: str, **more: Any) -> Result:
