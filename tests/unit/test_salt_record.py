@@ -52,6 +52,8 @@ class Minions:
 
     :ivar outboxes: the ids of the events of each node, or whole events.
     :ivar failing: those whose states fail.
+    :ivar instances: what each node says of its instances.
+    :ivar applying: what nodes say when they are to apply states, if that is something else.
     :ivar at_work: what happens while an outbox is looked at; once.
     """
 
@@ -60,6 +62,9 @@ class Minions:
         self.outboxes: dict[str, Any] = {name: [] for name in NODES}
         self.silent: set[str] = set()
         self.failing: set[str] = set()
+        self.instances: dict[str, Any] = {NODES[0]: [], NODES[1]: [WEB1], NODES[2]: []}
+        self.parts = ["config", "instance"]
+        self.applying: dict[str, Any] = {}
         self.serials = {NODES[0]: 7}
         self.applied: list[str] = []
         self.at_work: Any = None
@@ -107,11 +112,13 @@ class Minions:
             self.outboxes[minion] = [one for one in self.outboxes[minion] if one not in arguments]
             return []
         if function == "brine.list":
-            return [WEB1] if minion == NODES[1] else []
+            return self.instances[minion]
         if function == "grains.get":
-            return "0.2.0"
+            return {"version": "0.2.0", "parts": self.parts}
         assert (function, arguments) == ("state.apply", ("brine.confd",))
         self.applied.append(minion)
+        if minion in self.applying:
+            return self.applying[minion]
         told = {"name": "a", "result": minion not in self.failing, "comment": "a\nforged"}
         return {"a": {**told, "changes": {}, "__run_num__": 0}}
 
@@ -316,6 +323,59 @@ def test_the_instances_of_all_nodes(runner: ModuleType, minions: Minions) -> Non
     assert not runner.find("web")["result"]
 
 
+def test_a_name_that_is_a_number_is_found_and_recorded(
+    runner: ModuleType, minions: Minions, tmp_path: Path
+) -> None:
+    minions.instances[NODES[1]] = [{**WEB1, "name": "100"}]
+    assert runner.find(100)["comment"] == "100 is on node2.example.com"
+    assert runner.record(100)["comment"] == "100 is no node of the cluster"
+
+
+RUBBISH: list[Any] = [[{}], [{"name": "web1"}], [{"name": 5, "status": []}], [5], {}, None, b"x"]
+
+
+@pytest.mark.parametrize("said", RUBBISH)
+def test_a_node_that_answers_nonsense_hides_no_other(
+    runner: ModuleType, minions: Minions, said: Any
+) -> None:
+    minions.instances[NODES[2]] = said
+    assert runner.list_()[NODES[1]] == {"web1.example.com": "running"}
+    told = runner.find("web1")
+    assert (told["result"], told["unknown"]) == (True, {NODES[2]: said})
+    told = runner.health()
+    assert told["result"] is False
+    assert [*told["stale"]] == [NODES[2]]
+    assert "its instances are not known" in told["stale"][NODES[2]][0]
+
+
+@pytest.mark.parametrize("said", [{"a": "rubbish"}, {"a": {"name": "a"}}, {}, [], "failed", None])
+def test_a_node_that_answers_nonsense_about_states_has_failed(
+    runner: ModuleType, minions: Minions, said: Any
+) -> None:
+    minions.applying = {NODES[1]: said}
+    for told in (runner.redistribute(), runner.redistribute(test=True)):
+        assert told["result"] is False
+        assert [name for name, one in told["nodes"].items() if one["failed"]] == [NODES[1]]
+    assert [*runner.health()["stale"]] == [NODES[1]]
+
+
+def test_health_knows_what_would_change_without_changes(
+    runner: ModuleType, minions: Minions
+) -> None:
+    stopped = {"name": "brine-confd.service", "result": None, "comment": "is set to start"}
+    minions.applying = {NODES[1]: {"b": {**stopped, "changes": {}, "__run_num__": 1}}}
+    told = runner.health()
+    assert (told["result"], told["stale"]) == (False, {NODES[1]: ["brine-confd.service"]})
+
+
+def test_a_node_without_the_command_for_instances_is_well(
+    runner: ModuleType, minions: Minions
+) -> None:
+    minions.instances = dict.fromkeys(NODES, "brine: error: there is no command instance")
+    minions.parts = ["config"]
+    assert runner.health()["result"] is True
+
+
 def test_health(runner: ModuleType, minions: Minions) -> None:
     minions.outboxes[NODES[1]] = ["bad1"]
     told = runner.health()
@@ -325,8 +385,14 @@ def test_health(runner: ModuleType, minions: Minions) -> None:
     assert told["nodes"][NODES[0]]["serial"] == 7
     minions.serials[NODES[1]] = 6
     told = runner.health()
-    assert (told["result"], told["stale"]) == (False, {NODES[1]: ["serial 6; the newest is 7"]})
+    assert (told["result"], told["stale"]) == (False, {NODES[1]: ["serial 6; this host has 7"]})
+    # A node that boasts makes no other one stale.
+    minions.serials[NODES[1]] = 10**9
+    assert [*runner.health()["stale"]] == [NODES[1]]
     minions.serials[NODES[1]] = 7
+    minions.outboxes[NODES[1]] = "it failed"
+    assert runner.health()["stale"] == {NODES[1]: ["its outbox is not known: it failed"]}
+    minions.outboxes[NODES[1]] = []
     minions.silent = {NODES[2]}
     told = runner.health()
     assert (told["result"], told["not_answered"]) == (False, [NODES[2]])

@@ -72,7 +72,7 @@ def list_(timeout: int | None = None) -> Result:
     except _RefusedError as error:
         return _ended(False, str(error))
     return {
-        node: {one["name"]: one["status"] for one in answer} if _is_list(answer) else answer
+        node: {one["name"]: one["status"] for one in answer} if _are_instances(answer) else answer
         for node, answer in found.items()
     }
 
@@ -91,6 +91,7 @@ def find(instance: str, timeout: int | None = None) -> Result:
 
         salt-run brine.find web1
     """
+    instance = str(instance)  # Salt makes a number of 100
     try:
         found = _instances(timeout)
     except _RefusedError as error:
@@ -99,10 +100,10 @@ def find(instance: str, timeout: int | None = None) -> Result:
     nodes = {
         node: {key: one.get(key) for key in keys}
         for node, answer in found.items()
-        for one in (answer if _is_list(answer) else [])
+        for one in (answer if _are_instances(answer) else [])
         if instance in (one["name"], one["name"].partition(".")[0], one.get("uuid"))
     }
-    unknown = {node: answer for node, answer in found.items() if not _is_list(answer)}
+    unknown = {node: answer for node, answer in found.items() if not _are_instances(answer)}
     comment = f"{instance} is on {', '.join(nodes)}" if nodes else f"no node has {instance}"
     return _ended(bool(nodes), comment, nodes=nodes, unknown=unknown)
 
@@ -116,43 +117,55 @@ def health(timeout: int | None = None) -> Result:
     Returns ``nodes``: for each its version of Brine, the serial of its configuration if it has one,
     its instances by state, and the events that are not recorded yet. ``not_answered`` and
     ``offline`` are names of nodes; so is ``stale``, with what ``brine.redistribute`` would change
-    there, or why that is not known. It fails if one is not well.
+    there, or why that is not known, and with a serial that this host does not have. It fails if one
+    is not well.
 
     CLI Example::
 
         salt-run brine.health
     """
     asked: dict[str, list[Any]] = {
-        "grains.get": ["brine:version"],
+        "grains.get": ["brine"],
         "brine.list": [],
         "brine.outbox_list": [],
         "brine.ask": ["config", "show", "/cluster/serial_no"],
     }
     try:
         nodes = _nodes()
+        newest = _serial()
         answers = _execute([*asked], nodes, [*asked.values()], timeout=timeout)
     except _RefusedError as error:
         return _ended(False, str(error))
     told: dict[str, Result] = {}
+    faults: dict[str, list[str]] = {}
     for name, answer in sorted(answers.items()):
-        answer = answer if isinstance(answer, dict) else {}
+        answer = answer if isinstance(answer, dict) else dict.fromkeys(asked, answer)
         instances, events = answer.get("brine.list"), answer.get("brine.outbox_list")
-        serial = answer.get("brine.ask")
+        serial, grains = answer.get("brine.ask"), answer.get("grains.get")
+        grains = grains if isinstance(grains, dict) else {}
+        parts = grains.get("parts")
+        faults[name] = []
+        # A node that is to run no instances lacks the command that lists them.
+        lacks_list = isinstance(parts, list) and "instance" not in parts
+        if not _are_instances(instances) and not lacks_list:
+            faults[name].append(f"its instances are not known: {_printable(instances)}")
+        if not isinstance(events, list):
+            faults[name].append(f"its outbox is not known: {_printable(events)}")
         said = serial.get("said") if isinstance(serial, dict) else None
-        states = [one["status"] for one in instances] if _is_list(instances) else []
+        states = [one["status"] for one in instances] if _are_instances(instances) else []
         told[name] = {
-            "version": answer.get("grains.get") or "",
+            "version": grains.get("version") or "",
             "serial": said if isinstance(said, int) else None,
             "instances": {state: states.count(state) for state in sorted(set(states))},
-            "not_recorded": len(events) if _is_list(events) else 0,
+            "not_recorded": len(events) if isinstance(events, list) else 0,
         }
     would = _redistributed([*answers], nodes, test=True, timeout=timeout).get("nodes", {})
-    stale = {name: one["failed"] or one["changed"] for name, one in would.items()}
-    newest = max((one["serial"] for one in told.values() if one["serial"]), default=0)
+    for name, one in would.items():
+        faults[name] += one["failed"] or one["changed"]
     for name, one in told.items():
         if one["serial"] not in (None, newest):
-            stale.setdefault(name, []).append(f"serial {one['serial']}; the newest is {newest}")
-    stale = {name: lines for name, lines in stale.items() if lines}
+            faults[name].append(f"serial {one['serial']}; this host has {newest}")
+    stale = {name: lines for name, lines in faults.items() if lines}
     silent = sorted(name for name in nodes if name not in answers and not nodes[name])
     away = sorted(name for name in nodes if name not in answers and nodes[name])
     comment = f"{len(told)} of {len(nodes)} nodes answer, and {len(stale)} of these are stale"
@@ -189,7 +202,7 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
     undone: dict[str, str] = {}
     try:
         nodes = _nodes()
-        chosen = [name for name in nodes if minion is None or _is_same(name, minion)]
+        chosen = [name for name in nodes if minion is None or _is_same(name, str(minion))]
         if not chosen:
             raise _RefusedError(f"{_printable(minion)} is no node of the cluster")
         _put("record", chosen)
@@ -274,9 +287,12 @@ def _instances(timeout: int | None) -> dict[str, Any]:
     return {name: answers.get(name, "has not answered") for name in sorted(nodes)}
 
 
-def _is_list(answer: Any) -> TypeGuard[list[dict[str, Any]]]:
-    """Whether an answer is a list of objects, as it should be."""
-    return isinstance(answer, list) and all(isinstance(one, dict) for one in answer)
+def _are_instances(answer: Any) -> TypeGuard[list[dict[str, Any]]]:
+    """Whether an answer is a list of instances, as it should be."""
+    return isinstance(answer, list) and all(
+        isinstance(one, dict) and all(isinstance(one.get(key), str) for key in ("name", "status"))
+        for one in answer
+    )
 
 
 # The outboxes of the nodes.
@@ -472,8 +488,8 @@ def _confirm(
     files: dict[tuple[str, str], list[str]] = {}
     keyless = []
     for name, answer in answers.items():
-        states = {one.get("__id__"): one for one in _states(answer)}
-        ours = {key: one for key, one in states.items() if str(key).startswith("brine-confd")}
+        states = {str(one.get("__id__")): one for one in _states(answer)}
+        ours = {key: one for key, one in states.items() if key.startswith("brine-confd")}
         failed = [one for one in ours.values() if one["result"] is not True]
         if not states or failed:
             unconfirmed[name] = "; ".join(_told(answer)["failed"]) or "a state has failed"
@@ -484,7 +500,7 @@ def _confirm(
             ("brine-confd-previous-key", "previous_key"),
         ):
             if state in ours and keys[key] and name not in unconfirmed:
-                files.setdefault((ours[state]["name"], key), []).append(name)
+                files.setdefault((str(ours[state]["name"]), key), []).append(name)
     if answers and not unconfirmed and not files:
         text = "no node gets the key: is the external pillar brine in the master's configuration"
         raise _RefusedError(f"{text}, and brine:confd:enabled not false everywhere?")
@@ -564,6 +580,11 @@ def _expect_master() -> None:
         raise _RefusedError(f"{text} {os.uname().nodename}")
 
 
+def _serial() -> int:
+    """The configuration's, which each change makes a larger one."""
+    return int(_config("/cluster/serial_no"))
+
+
 def _config(pointer: str) -> Any:
     """A part of this host's configuration."""
     return _brine("config", "show", pointer)
@@ -637,20 +658,25 @@ def _is_silent(answer: Any) -> bool:
 
 
 def _states(answer: Any) -> list[dict[str, Any]]:
-    """The results of a state.apply, in their order; none if it was refused as a whole."""
-    if not isinstance(answer, dict):
+    """The results of a state.apply, in their order; none if it was refused as a whole, or this is
+    something else."""
+    states = [*answer.values()] if isinstance(answer, dict) else []
+    keys = {"name", "result", "comment"}
+    if not all(isinstance(one, dict) and one.keys() >= keys for one in states):
         return []
-    return sorted(answer.values(), key=lambda one: int(one.get("__run_num__", 0)))
+    return sorted(states, key=lambda one: str(one.get("__run_num__")).zfill(9))
 
 
 def _told(answer: Any) -> Result:
     """What a state.apply changed, and what failed."""
-    if not isinstance(answer, dict):
-        lines = answer if isinstance(answer, list) else [answer]
-        return {"changed": [], "failed": [" ".join(str(line).split()) for line in lines]}
     states = _states(answer)
-    changed = [one["name"] for one in states if one.get("changes")]
-    failed = [f"{one['name']}: {one['comment']}" for one in states if one["result"] is False]
+    if not states:
+        lines = answer if isinstance(answer, list) and answer else [answer]
+        return {"changed": [], "failed": [" ".join(str(line).split()) for line in lines]}
+    # In test mode, what would change may not say more than that its result is none.
+    changed = [one["name"] for one in states if one.get("changes") or one["result"] is None]
+    wrong = [one for one in states if one["result"] not in (True, None)]
+    failed = [f"{one['name']}: {one['comment']}" for one in wrong]
     return {"changed": changed, "failed": failed}
 
 
