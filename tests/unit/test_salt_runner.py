@@ -7,7 +7,7 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,9 +122,15 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minions: Minions) ->
     return module
 
 
-def give_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, offline: str = "") -> None:
+def give_nodes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    names: Iterable[str] = NODES,
+    offline: str = "",
+) -> None:
     """Has the command ``brine`` print the configuration's nodes."""
-    nodes = {name: {"name": name, "offline": name == offline} for name in NODES}
+    nodes = {name: {"name": name, "offline": name == offline} for name in names}
     command = tmp_path / "bin/brine"
     command.parent.mkdir(exist_ok=True)
     command.write_text(f"#!/bin/sh\necho '{json.dumps(nodes)}'\n")
@@ -251,6 +257,40 @@ def test_a_rotation_that_reaches_no_node_says_what_to_look_at(
     told = runner.rotate_key()
     assert told["result"] is False
     assert "is the external pillar brine in the master's configuration" in told["comment"]
+
+
+def test_a_node_that_is_added_during_a_rotation_is_waited_for(
+    runner: ModuleType,
+    minions: Minions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    give_nodes(tmp_path, monkeypatch, names=NODES[:2])
+    minions.silent = {NODES[2]}
+    apply = minions._apply
+
+    def added(minion: str, state: str) -> Any:
+        give_nodes(tmp_path, monkeypatch)
+        return apply(minion, state)
+
+    monkeypatch.setattr(minions, "_apply", added)
+    told = runner.rotate_key()
+    assert (told["result"], told["step"], [*told["not_confirmed"]]) == (False, "sign", [NODES[2]])
+
+
+def test_a_rotation_stops_where_a_node_answers_nonsense(
+    runner: ModuleType, minions: Minions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = minions._apply
+
+    def answered(minion: str, state: str) -> Any:
+        answer = apply(minion, state)
+        return {**answer, "z": "rubbish"} if minion == NODES[1] else answer
+
+    monkeypatch.setattr(minions, "_apply", answered)
+    told = runner.rotate_key()
+    assert (told["result"], [*told["not_confirmed"]]) == (False, [NODES[1]])
+    assert "rubbish" in told["not_confirmed"][NODES[1]]
 
 
 def test_a_node_that_is_offline_is_not_waited_for(

@@ -434,6 +434,7 @@ def _rotate(timeout: int | None) -> Result:
     while keys["step"] != "done":
         step = keys["step"]
         _write_keys(keys)
+        nodes = _nodes()  # one may have been added meanwhile
         unconfirmed, away = _confirm(nodes, keys, timeout)
         if unconfirmed:
             names = ", ".join(unconfirmed)
