@@ -29,6 +29,7 @@ def pillar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "_KEYS", str(tmp_path / "keys.json"))
+    vars(module).update(__opts__={"pki_dir": str(tmp_path / "pki")})
     return module
 
 
@@ -42,7 +43,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
     def said(stdout: str, stderr: str = "", status: int = 0) -> None:
         (tmp_path / "stdout").write_text(stdout)
         (tmp_path / "stderr").write_text(stderr)
-        wanted = f'[ "$*" = "config export-node {NODE} --json" ] || exit 9'
+        wanted = '[ "$1 $2 $4" = "config export-node --json" ] || exit 9'
         text = f"cat {tmp_path}/stdout; cat {tmp_path}/stderr >&2; exit {status}"
         command.write_text(f"#!/bin/sh\n{wanted}\n{text}\n")
         command.chmod(0o755)
@@ -50,12 +51,12 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
     return said
 
 
-def exported(*files: Path) -> str:
+def exported(*files: Path, node: str = NODE) -> str:
     """What ``brine config export-node`` prints."""
     return json.dumps(
         {
             "serial": 7,
-            "node": NODE,
+            "node": node,
             "candidate": True,
             "instances": ["web1"],
             "configuration": '{"serial_no":7}\n',
@@ -92,6 +93,38 @@ def test_a_node_gets_its_own_and_the_files_with_their_owners(
     assert [files[str(one)]["mode"] for one in (password, users)] == ["0640", "0600"]
     assert files[str(password)]["user"] == password.owner()
     assert files[str(password)]["group"] == password.group()
+
+
+@pytest.mark.parametrize(
+    ("node", "minion", "others", "gets"),
+    [
+        (NODE, NODE, ["node1.customer.org", "node1"], True),
+        (NODE, "node1", ["node2.example.com"], True),
+        (NODE, "node1", [NODE], False),
+        ("node1", "node1.customer.org", [], True),
+        ("node1", "node1.customer.org", ["node1", "node1.example.com"], False),
+        ("node1", "node1.customer.org", ["node1.example.com"], None),
+        ("node1", "node1", ["node1.customer.org"], True),
+        # Of which brine knows the node, too.
+        (NODE, "f54bcc82-234c-4a84-ac91-f833715dd9ee", [], False),
+        (NODE, "f54bcc82-234c-4a84-ac91-f833715dd9ee.customer.org", [], False),
+    ],
+)
+def test_one_minion_is_the_node(
+    pillar: ModuleType,
+    say: Say,
+    tmp_path: Path,
+    node: str,
+    minion: str,
+    others: list[str],
+    gets: bool | None,
+) -> None:
+    """None: there is no telling, and the minion's states are to fail."""
+    for one in [minion, *others]:
+        written(tmp_path / "pki/minions" / one, b"its key")
+    say(exported(node=node))
+    got = pillar.ext_pillar(minion, {}).get("brine", {}).get("distributed", {})
+    assert ("serial" in got, "fault" in got) == (gets is True, gets is None)
 
 
 def test_what_can_not_be_read_is_left_out_and_logged(

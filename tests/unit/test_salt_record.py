@@ -51,6 +51,7 @@ class Minions:
     """The minions of three nodes, of which node1 is the master's host.
 
     :ivar outboxes: the ids of the events of each node, or whole events.
+    :ivar others: minions that are no nodes.
     :ivar failing: those whose states fail.
     :ivar instances: what each node says of its instances.
     :ivar applying: what nodes say when they are to apply states, if that is something else.
@@ -62,6 +63,7 @@ class Minions:
         self.outboxes: dict[str, Any] = {name: [] for name in NODES}
         self.silent: set[str] = set()
         self.failing: set[str] = set()
+        self.others: list[str] = []
         self.instances: dict[str, Any] = {NODES[0]: [], NODES[1]: [WEB1], NODES[2]: []}
         self.parts = ["config", "instance"]
         self.applying: dict[str, Any] = {}
@@ -86,7 +88,8 @@ class Minions:
         kwarg: Any = None,
     ) -> dict[str, Any]:
         assert tgt_type == "pcre"
-        ids = [each for each in NODES if re.match(tgt, each) and each not in self.silent]
+        known = [one for one in (*NODES, *self.others) if re.match(tgt, one)]
+        ids = [each for each in known if each not in self.silent]
         if isinstance(fun, list):
             return {
                 each: {
@@ -366,6 +369,30 @@ def test_health_knows_what_would_change_without_changes(
     minions.applying = {NODES[1]: {"b": {**stopped, "changes": {}, "__run_num__": 1}}}
     told = runner.health()
     assert (told["result"], told["stale"]) == (False, {NODES[1]: ["brine-confd.service"]})
+
+
+def test_minions_that_answer_as_the_same_node_are_not_believed(
+    runner: ModuleType, minions: Minions, tmp_path: Path
+) -> None:
+    short = "node3"
+    give_nodes(tmp_path, [*NODES[:2], short])
+    minions.others = ["node3.customer.org"]
+    for table in (minions.instances, minions.outboxes):
+        table["node3.customer.org"] = table[NODES[2]]
+    minions.outboxes[NODES[1]] = ["a"]
+    reason = (
+        "the minions node3.customer.org, node3.example.com answer as the same node: "
+        "give it its whole name in the configuration"
+    )
+    told = runner.record()["nodes"]
+    assert told[short] == {"recorded": 0, "refused": [f"its outbox is not known: {reason}"]}
+    assert told[NODES[1]]["recorded"] == 1
+    assert runner.list_()[short] == reason
+    assert reason in runner.health()["stale"][short][0]
+    told = runner.redistribute()
+    assert told["nodes"][short] == {"changed": [], "failed": [reason]}
+    minions.silent = {"node3.customer.org"}
+    assert runner.redistribute()["result"] is True
 
 
 def test_a_node_without_the_command_for_instances_is_well(

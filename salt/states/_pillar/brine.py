@@ -10,12 +10,12 @@ An external pillar. On the Salt master, whose host has the cluster's configurati
           files:
             - /etc/brine/users
 
-A minion whose id is the name of a node gets, under ``brine:distributed``, what the state
-``brine.config`` puts in place there: the configuration if it is a master candidate, else an
-excerpt; ssconf's values; and files: VNC passwords and the like that the cluster or an instance of
-that node names, and all of ``files``, each with its owner, its group and its mode. A folder counts
-as all files below it. If ``brine.rotate_key`` keeps the cluster's key, it gets that, too. Other
-minions get nothing.
+A minion whose id is the name of a node, where either may be the short one, gets, under
+``brine:distributed``, what the state ``brine.config`` puts in place there: the configuration if it
+is a master candidate, else an excerpt; ssconf's values; and files: VNC passwords and the like that
+the cluster or an instance of that node names, and all of ``files``, each with its owner, its group
+and its mode. A folder counts as all files below it. If ``brine.rotate_key`` keeps the cluster's
+key, it gets that, too. Other minions get nothing.
 
 The master must be able to read these files. If it does not run as root (Salt's packages have it run
 as ``salt``), set ``user: root`` in its configuration.
@@ -24,6 +24,7 @@ as ``salt``), set ``user: root`` in its configuration.
 from __future__ import annotations
 
 import base64
+import contextlib
 import grp
 import json
 import logging
@@ -36,6 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+    __opts__: dict[str, Any] = {}
 
 _KEYS = "/etc/brine/salt/keys.json"
 _LARGEST_FILE = 1024 * 1024
@@ -60,7 +63,7 @@ def ext_pillar(
         if more or not listed:
             raise ValueError("ext_pillar: give brine {} or {files: [/PATH, ...]}")
         exported = _exported(minion_id)
-        if exported is None:
+        if exported is None or not _is_node(exported["node"], minion_id):
             return {}
         inside = pillar.get("brine")
         inside = inside if isinstance(inside, dict) else {}
@@ -96,6 +99,28 @@ def _exported(minion_id: str) -> dict[str, Any] | None:
         return None
     exported: dict[str, Any] = json.loads(run.stdout)
     return exported
+
+
+def _is_node(node: str, minion_id: str) -> bool:
+    """Whether a minion is the node whose name or short name it has: not if another minion has the
+    whole name.
+
+    :raises ValueError: if that is not known.
+    """
+    accepted = []
+    with contextlib.suppress(FileNotFoundError):  # without a master
+        accepted = os.listdir(os.path.join(__opts__["pki_dir"], "minions"))
+    if minion_id == node or node in accepted or not _is_same(node, minion_id):
+        return minion_id == node
+    others = ", ".join(sorted(one for one in accepted if _is_same(node, one) and one != minion_id))
+    if others:
+        raise ValueError(f"{others} may be {node}, too: give the node its whole name")
+    return True
+
+
+def _is_same(node: str, minion_id: str) -> bool:
+    """Whether both name the same node. ``brine`` also knows it by its UUID."""
+    return minion_id in (node, node.partition(".")[0]) or minion_id.partition(".")[0] == node
 
 
 def _password_files(inside: Mapping[str, Any]) -> Iterator[str]:

@@ -638,18 +638,25 @@ def _execute(
     timeout: int | None,
     **named: Any,
 ) -> dict[str, Any]:
-    """Call a function on the nodes' minions; returns the answers by node."""
+    """Call a function on the nodes' minions; returns the answers by node. Where several minions may
+    be a node, none of them is believed."""
     if not nodes:
         return {}
     ids = "|".join(map(_pattern, nodes))
     answers = __salt__["salt.execute"](
         f"(?:{ids})$", function, arguments, timeout=timeout, tgt_type="pcre", kwarg=named
     )
-    found = {}
-    for minion, answer in answers.items():
+    found: dict[str, Any] = {}
+    minions: dict[str, list[str]] = {}
+    for minion, answer in sorted(answers.items()):
         for name in nodes:
             if not _is_silent(answer) and _is_same(name, minion):
                 found[name] = answer
+                minions.setdefault(name, []).append(minion)
+    for name, several in minions.items():
+        if len(several) > 1:
+            text = "answer as the same node: give it its whole name in the configuration"
+            found[name] = f"the minions {', '.join(several)} {text}"
     return found
 
 
