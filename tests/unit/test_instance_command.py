@@ -686,6 +686,21 @@ def test_several_stops_that_are_told_to_end_undo_what_they_began(
         assert "interrupted: web1 is down; its admin_state is down" in err
 
 
+def test_where_no_process_can_be_made_each_instance_has_the_error(
+    web1: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", fork)
+    status, out, err = web1("stop", "web1", "web2")
+    assert (status, out) == (1, "")
+    assert err.splitlines() == [
+        f"brine: error: {name}: the system: Resource temporarily unavailable"
+        for name in ("web1", "web2")
+    ]
+
+
 @pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_that_is_told_to_end_undoes_what_it_began(
     web1: Run, monkeypatch: pytest.MonkeyPatch, told: signal.Signals

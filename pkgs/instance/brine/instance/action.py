@@ -110,11 +110,14 @@ def _results(names: Sequence[str], act: Act, at_most: int) -> Generator[ActionRe
     try:
         while waiting or running:
             while waiting and len(running) < at_most:
-                with _signals_held():
-                    child = _Child(waiting.popleft(), act)
-                    running[child.reader] = child
-            ready, _, _ = select.select(list(running), [], [])
-            for reader in ready:
+                name = waiting.popleft()
+                try:
+                    with _signals_held():
+                        child = _Child(name, act)
+                        running[child.reader] = child
+                except OSError as error:  # the node has no room for a process more
+                    yield ActionResult(name, error=system_error(name, error))
+            for reader in select.select(list(running), [], [])[0] if running else ():
                 with _signals_held():  # it has written its result, and ends
                     result = running.pop(reader).result()
                 yield result
@@ -154,7 +157,12 @@ class _Child:
         self.reader, writer = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        self._pid = os.fork()
+        try:
+            self._pid = os.fork()
+        except OSError:
+            os.close(self.reader)
+            os.close(writer)
+            raise
         if self._pid == 0:
             _act_and_exit(name, act, writer)
         os.close(writer)
