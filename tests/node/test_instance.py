@@ -823,6 +823,34 @@ def test_what_can_not_be_changed_live_is_told_and_tried_again(node: Node) -> Non
     assert plugged(node, "web1") == ([c], [])
 
 
+def test_what_is_recorded_for_the_next_start_is_defined_live(node: Node) -> None:
+    node.run(["truncate", "--size=2M", DISKS / "e.img"])
+    e = f"{DISKS}/e.img"
+    boot(node, "web1")
+    later = ["brine", "disk", "add", "web1", "--path", e, "--no-hotplug"]
+    node.run(later)
+    spec = {"name": "web1", **SMALLEST, "disks": [{"path": e}]}
+    told = defined_live(node, spec)
+    assert changes(told) == {"attached": [e], "detached": [], "restart_pending": []}
+    assert plugged(node, "web1") == ([e], [])
+    # Another disk with the same file.
+    spec["disks"] = [{"path": e, "uuid": "11111111-1111-4111-8111-111111111111"}]
+    for options in (["--dry-run"], []):
+        told = defined_live(node, spec, *options)
+        assert changes(told) == {"attached": [e], "detached": [e], "restart_pending": []}
+    assert plugged(node, "web1") == ([e], [])
+    told = defined_live(node, {**spec, "disks": []})
+    assert changes(told) == {"attached": [], "detached": [e], "restart_pending": []}
+    # What a former spec had is not there after the next start.
+    spec["disks"] = [{"path": e}]
+    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+    node.run(later)
+    told = defined_live(node, {**spec, "disks": []})
+    assert changes(told) == {"attached": [], "detached": [], "restart_pending": []}
+    runtime = json.loads(node.read("/var/lib/brine/runtime/web1.json"))
+    assert (runtime["disks"], runtime["spec"]["disks"]) == ([], [])
+
+
 def test_a_disk_moves_between_instances_that_run(node: Node) -> None:
     node.run(["truncate", "--size=2M", DISKS / "d.img"])
     disk = {"path": f"{DISKS}/d.img"}

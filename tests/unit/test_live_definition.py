@@ -89,6 +89,17 @@ def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
     assert steps(started, with_it) == [f"detach NIC {BY_HAND}"]
 
 
+def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
+    started, with_it = web1(ONE), web1(ONE, TWO, disks=[{"path": "/a"}])
+    file = start(started)
+    nic, disk = nic_of(with_it, with_it.nics[1]), disk_of(with_it.disks[0])
+    change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, recorded_nic(nic)))
+    change(file, lambda runtime: runtime.with_device(DeviceKind.DISK, recorded_disk(disk, 10)))
+    assert steps(started, started) == []
+    assert steps(with_it, started) == ["attach disk /a", f"attach NIC {TWO}"]
+    assert steps(started, with_it) == ["detach disk /a", f"detach NIC {TWO}"]
+
+
 def test_what_was_taken_out_by_hand_is_plugged_in_again_if_the_spec_has_it() -> None:
     spec = web1(ONE)
     file = start(spec)

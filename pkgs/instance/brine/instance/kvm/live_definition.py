@@ -116,9 +116,17 @@ def steps_of(spec: Spec, before: Spec | None, devices: DevicesNow) -> list[Devic
                 steps.append(step(key, now[uuid], None))
         for uuid, new in wanted.items():
             old = now.get(uuid)
+            if old and _is_for_next_start(old):
+                old = None
             if old is None or as_asked(old) != as_asked(new):
                 steps.append(step(key, old, new))
     return sorted(steps, key=lambda one: ("detach", "modify", "attach").index(one.verb))
+
+
+def _is_for_next_start(device: DiskSpec | NicSpec) -> bool:
+    """Whether a device of the runtime file is only recorded there, by ``--no-hotplug``."""
+    is_fixed = isinstance(device, DiskSpec) and device.interface == Interface.IDE
+    return device.slot < 0 and not is_fixed
 
 
 def change_live(
@@ -217,9 +225,11 @@ class _LiveWork:
         return True
 
     def _do(self, vm: Vm, step: DeviceStep) -> bool:
+        if self._dry_run and self._replaces_one(step):
+            return True
         if step.new is None:
             assert step.old
-            return _take_out(vm, _kind(step), step.old.uuid)
+            return _take_out(vm, _kind(step), step.old)
         if isinstance(step.new, DiskSpec):
             return self._plug_disk(vm, step.new)
         nic = nic_of(self.spec, step.new)
@@ -227,6 +237,12 @@ class _LiveWork:
             nic = replace(nic, network=plug_nic.nic_of(found).network)
             return plug_nic.modify_nic(vm, found, nic).changed
         return plug_nic.add_nic(vm, nic).changed
+
+    def _replaces_one(self, step: DeviceStep) -> bool:
+        """Whether a device that comes with a UUID of its own has the path or address of one that
+        has gone before; but in a dry run that is still there."""
+        gone = [in_words(one.old) for one in self.done if one.old and not one.new]
+        return step.old is None and step.new is not None and in_words(step.new) in gone
 
     def _plug_disk(self, vm: Vm, spec: DiskSpec) -> bool:
         disk, is_scsi = disk_of(spec), spec.interface == Interface.SCSI
@@ -295,9 +311,12 @@ def _kind(step: DeviceStep) -> DeviceKind:
     return DeviceKind.DISK if step.key == "disks" else DeviceKind.NIC
 
 
-def _take_out(vm: Vm, kind: DeviceKind, uuid: str) -> bool:
-    found = vm.find(kind, uuid)
-    if found is None:
-        vm.refuse_boot_device(kind, uuid)
-        return False
-    return remove_device(vm, found).changed
+def _take_out(vm: Vm, kind: DeviceKind, device: DiskSpec | NicSpec) -> bool:
+    found = vm.find(kind, device.uuid)
+    if found:
+        return remove_device(vm, found).changed
+    if not _is_for_next_start(device):
+        vm.refuse_boot_device(kind, device.uuid)
+    elif vm.runtime and not vm.dry_run:
+        change(vm.runtime, lambda runtime: runtime.without_device(kind, device.uuid))
+    return False
