@@ -110,6 +110,28 @@ def test_mistakes_are_one_line_each_and_change_nothing(filled: Run) -> None:
     assert filled("config", "show", "/serial_no")[1] == "42\n"
 
 
+def test_keys_with_line_ends_are_told_in_one_line(filled: Run, tmp_path: Path) -> None:
+    given = {"cluster": {"a\nb": 1, "data_collectors": {"\n\x1b[31m": []}}, "nodes": {"n\n1": {}}}
+    _, _, error = filled("config", "apply", "-", stdin=given)
+    lines = error.splitlines()
+    assert lines[0] == r"brine: error: /cluster/a\nb: is not known"
+    assert lines[1] == r"  /cluster/data_collectors/\n\x1b[31m: must be an object, but is a list"
+    assert [line for line in lines[2:-1] if not line.startswith(r"  /nodes/n\n1/")] == []
+    data = json.loads((tmp_path / "config.data").read_text())
+    data["cluster"] |= {"x\ny": 1}
+    file = tmp_path / "other.data"
+    file.write_text(json.dumps(data))
+    assert r"/cluster/x\ny: is not known" in filled("config", "verify", str(file))[1].splitlines()
+    assert r"+ /cluster/x\ny: 1" in filled("config", "diff", "42", str(file))[1].splitlines()
+    data["cluster"]["data_collectors"] = {"\n": []}
+    file.write_text(json.dumps(data))
+    status, _, error = filled("config", "check-copy", str(file))
+    assert (status, error.splitlines()[0]) == (
+        1,
+        rf"brine: error: {file}: /cluster/data_collectors/\n: must be an object, but is a list",
+    )
+
+
 def test_show_takes_names(filled: Run) -> None:
     assert filled("config", "show", "/instances/instance1/nics/0/ip") == (0, '"10.0.0.1"\n', "")
     assert (

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from brine.common.errors import printable
 from brine.common.schema import member
 from brine.config.model import KINDS, Configuration, Stamped
 from brine.config.schema import PRIVATE_KEYS, SECRET_PLACE, same, shallow
@@ -33,7 +34,7 @@ class Change:
             values = [value for value in values if value is not None]
         note = f" ({self.note})" if self.note else ""
         what = f": {' -> '.join(map(_text, values))}" if values else ""
-        return f"{_SIGNS[self.change]} {self.pointer}{note}{what}"
+        return printable(f"{_SIGNS[self.change]} {self.pointer}{note}{what}")
 
 
 def _text(value: Any) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from brine.common.errors import nearest
+from brine.common.errors import nearest, printable
 from brine.common.schema import KeySchema, SchemaError, key_schema
 
 Component = Mapping[str, KeySchema]
@@ -243,7 +243,7 @@ class Mistake:
     kind: str = "parameter"
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.text}"
+        return printable(f"{self.where}: {self.text}")
 
 
 def validate(
