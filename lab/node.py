@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,7 @@ class Node(Machine):
 def boot_node(
     release: str,
     *,
+    image: Callable[[str], Path] = node_image,
     name: str = "",
     network_bridge: str = "",
     bind_read_only: Sequence[Path] = (),
@@ -122,6 +123,7 @@ def boot_node(
 ) -> Iterator[Node]:
     """A node of a Debian release, up and `running`; it is gone when the context ends.
 
+    `image` makes the tree that it boots from: `lab.images.node_image`, or `lab.fedora.dnf_image`.
     It has no network but its own loopback, or, with `network_bridge`, one interface `host0` on that
     bridge. `name` becomes its host name. `bind_read_only` are folders of the host that it sees
     under the same paths; `bind` are those that it may write, too. With `keeps_files` it has after a
@@ -134,7 +136,7 @@ def boot_node(
     binds += [f"--bind={path}" for path in bind]
     options = [*network, *binds]
     with _booted(
-        node_image(release), name or f"{release}-node", options, keeps_files=keeps_files
+        image(release), name or f"{release}-node", options, keeps_files=keeps_files
     ) as node:
         yield node
 
