@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from lab import cache
 from lab.debian import RELEASES, host_release
 from lab.errors import LabError
+from lab.fedora import DNF_OF_RELEASE
 from lab.from_source import run_from_source
 from lab.node import boot_node
 from lab.packages import build_packages
 from lab.progress import step
+from lab.rpm_packages import build_rpms
 from lab.salt import wire
 from lab.signals import run_program
 from lab.tree import TREE
@@ -24,6 +26,8 @@ def main(args: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("debs", help="build the Debian packages into dist/, a signed repository")
+    rpms = commands.add_parser("rpms", help="build the RPMs into dist/rpms/, a signed repository")
+    rpms.add_argument("release", nargs="?", choices=list(DNF_OF_RELEASE), default="trixie")
     node = commands.add_parser("node", help="a shell in a throw-away node")
     node.add_argument("release", nargs="?", choices=sorted(RELEASES), default="")
     run = commands.add_parser("run", help="run a command from the source tree")
@@ -34,6 +38,9 @@ def main(args: Sequence[str]) -> int:
     try:
         if given.command == "debs":
             for package in build_packages():
+                print(package.relative_to(TREE))
+        elif given.command == "rpms":
+            for package in sorted(build_rpms(given.release).glob("*.rpm")):
                 print(package.relative_to(TREE))
         elif given.command == "node":
             return shell_in_node(given.release or host_release())

@@ -80,9 +80,10 @@ def _make_dist(sources: list[Path], stamp: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         build(sources, Path(scratch))
         try:
-            if DIST.exists():
-                shutil.rmtree(DIST)
-            DIST.mkdir()
+            DIST.mkdir(exist_ok=True)
+            for old in DIST.iterdir():
+                if old.is_file():  # dist/rpms/ is not ours
+                    old.unlink()
         except OSError as error:
             raise LabError(
                 f"cannot replace {error.filename}: {error.strerror}", hint="sudo rm -r dist"
