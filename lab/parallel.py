@@ -6,7 +6,7 @@ import re
 
 from xdist.scheduler import LoadScopeScheduling
 
-_RELEASES = re.compile(r"[\[-](bookworm|trixie)[\]-]")
+_RELEASES = re.compile(r"[\[-](bookworm|trixie|forky)[\]-]")
 
 
 _LONGEST_FIRST = ("tests/xen/test_instances_at_length.py", "tests/xen/")

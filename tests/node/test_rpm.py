@@ -1,0 +1,270 @@
+"""The RPMs, on Debian trees with rpm and dnf: what install, upgrade and remove do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lab.command import CommandError
+from lab.fedora import dnf_image
+from lab.guest_image import guest_image
+from lab.node import Node, boot_node
+from lab.repository import FOLDER
+from lab.rpm_packages import add_to_repository, build_on, build_rpms, publish_rpms
+from lab.tree import TREE
+from node.instance_on_node import GUEST, define, info, order, start
+from node.kvmd_on_node import verdicts, wait_verdict
+
+NEEDED = ["brine-common", "brine-config", "brine-hotplug", "brine-instance", "brine-kvmd"]
+"""What a running instance needs."""
+
+RECOMMENDED = ["brine-confd", "brine-lifecycle", "brine-watcher"]
+PARTS = sorted([*NEEDED, *RECOMMENDED])
+
+ENABLED = [
+    "brine-confd.service",
+    "brine-instances.target",
+    "brine-kvmd.path",
+    "brine-lifecycle-executor.socket",
+    "brine-lifecycle-folders.service",
+    "brine-lifecycle.path",
+    "brine-stopper.socket",
+    "brine-tap-gc.timer",
+    "brine-watcher.timer",
+]
+DISABLED = ["brine-lifecycle-fence.service"]
+
+MODES = {
+    "/etc/brine": "root:root 755",
+    "/run/brine": "root:root 755",
+    "/run/brine/ctrl": "root:brine-ctrl 2770",
+    "/run/brine/ended": "root:root 700",
+    "/run/brine/lifecycle": "root:root 755",
+    "/run/brine/marks": "root:brine-kvmd 2775",
+    "/run/lock/brine": "root:root 755",
+    "/var/lib/brine": "root:brine 755",
+    "/var/lib/brine/config.versions": "root:brine 750",
+    "/var/lib/brine/instances": "root:brine 750",
+    "/var/lib/brine/runtime": "root:root 700",
+    "/var/lib/brine/ssconf": "root:root 755",
+}
+
+
+@pytest.fixture(scope="module", params=["trixie", pytest.param("forky", marks=pytest.mark.long)])
+def release(request: pytest.FixtureRequest) -> str:
+    """The Debian releases whose rpm and dnf are those of a Fedora."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module")
+def rpms(release: str) -> Path:
+    """The repository of RPMs that are built from this tree."""
+    return build_rpms(release)
+
+
+@contextmanager
+def node_with(rpms: Path, release: str) -> Iterator[Node]:
+    """A node that knows the repository, and has nothing of it."""
+    with boot_node(release, image=dnf_image) as node:
+        publish_rpms(node, rpms)
+        yield node
+
+
+@pytest.fixture
+def bare_node(release: str, rpms: Path) -> Iterator[Node]:
+    """A node without Brine, for one test alone."""
+    with node_with(rpms, release) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def node(release: str, rpms: Path) -> Iterator[Node]:
+    """A node with Brine, on which an instance runs when a test begins and when it ends."""
+    with node_with(rpms, release) as node:
+        dnf(node, "install", "brine")
+        yield node
+
+
+def dnf(node: Node, *args: str) -> str:
+    """Have dnf do something without questions, and return what it said."""
+    done = node.run(["dnf", "--assumeyes", *args], timeout_s=300)
+    return done.stdout + done.stderr
+
+
+def refused(node: Node, *args: str) -> str:
+    """What dnf says when it refuses to do something."""
+    with pytest.raises(CommandError) as failed:
+        dnf(node, *args)
+    return failed.value.stdout + failed.value.stderr
+
+
+def installed(node: Node) -> list[str]:
+    """The packages of Brine that a node has."""
+    listing = node.run(["rpm", "--query", "--all", "--queryformat", "%{NAME}\n", "brine*"])
+    return sorted(listing.stdout.split())
+
+
+def pid_of(node: Node) -> int:
+    """The QEMU of the instance."""
+    pid: int = info(node, "web1")["pid"]
+    return pid
+
+
+def invocation(node: Node, unit: str) -> str:
+    """Which run of a unit this is."""
+    shown = node.run(["systemctl", "show", "--property=InvocationID", "--value", unit])
+    return shown.stdout.strip()
+
+
+@pytest.fixture
+def running(node: Node) -> int:
+    """The QEMU of an instance, web1, which runs on the node with all parts."""
+    if installed(node) != ["brine", *PARTS]:
+        dnf(node, "install", "brine", *PARTS)
+    node.run(["systemctl", "start", "brine-kvmd.path", "brine-stopper.socket"])
+    if not node.path(GUEST).exists():
+        node.put(guest_image().folder, GUEST)
+        define(node, "web1")
+    if info(node, "web1")["status"] != "running":
+        start(node, "web1")
+    return pid_of(node)
+
+
+def test_rpmlint_finds_nothing_but_what_its_filter_explains(node: Node) -> None:
+    node.put(TREE / "rpm/rpmlint.toml", "/srv/rpmlint.toml")
+    node.put(TREE / "rpm/brine.spec", "/srv/brine.spec")
+    said = node.shell(f"rpmlint --config /srv/rpmlint.toml /srv/brine.spec {FOLDER}/*.rpm")
+    assert " 0 errors, 0 warnings" in said, said
+
+
+def test_dnf_installs_all_parts_of_a_node(node: Node) -> None:
+    assert installed(node) == ["brine", *PARTS]
+    assert node.run(["rpm", "--verify", "brine", *PARTS], check=False).stdout == ""
+    for path, mode in MODES.items():
+        assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
+    for user, group in {"confd": "brine", "kvmd": "brine-kvmd"}.items():
+        groups = node.run(["id", "--name", "--groups", f"brine-{user}"]).stdout
+        assert groups.split() == [group]
+    assert "brine instance" in node.run(["brine", "instance", "--help"]).stdout
+    catalog = node.run(["journalctl", "--no-pager", "--list-catalog"]).stdout
+    assert "Brine:" in catalog
+    for program in ("/usr/bin/brine", "/usr/sbin/brine-kvmd"):
+        assert node.read(program).startswith("#!/usr/bin/python3 -I\n")
+
+
+def test_presets_enable_units_and_nothing_starts_them(release: str, rpms: Path) -> None:
+    with node_with(rpms, release) as node:
+        dnf(node, "install", "brine")
+        for state, units in (("enabled", ENABLED), ("disabled", DISABLED)):
+            shown = node.run(["systemctl", "is-enabled", *units], check=False).stdout
+            assert shown.split() == [state] * len(units)
+        active = ["systemctl", "list-units", "--no-legend", "--state=active", "brine*"]
+        assert node.run(active).stdout == ""
+
+
+def test_a_user_who_powers_off_is_told_from_a_crash(node: Node, running: int) -> None:
+    order(node, "web1", "poweroff")
+    assert wait_verdict(node, "web1") == ("user", "guest-shutdown")
+    start(node, "web1")
+    node.run(["kill", "-KILL", str(pid_of(node))])
+    assert wait_verdict(node, "web1", times=2)[0] == "crash"
+
+
+def test_upgrade_and_downgrade_end_no_instance_and_lose_no_verdict(
+    node: Node, running: int
+) -> None:
+    before = invocation(node, "brine-kvmd.service")
+    add_to_repository(node, build_on(node, revision=2))
+    for verb, release in (("upgrade", "2"), ("downgrade", "1")):
+        dnf(node, verb, "--refresh", "brine*")
+        query = ["rpm", "--query", "--queryformat", "%{RELEASE}\n", "brine", *PARTS]
+        assert set(node.run(query).stdout.split()) == {release}
+        assert pid_of(node) == running
+        after = invocation(node, "brine-kvmd.service")
+        assert after != before
+        before = after
+    given = len(verdicts(node, "web1"))
+    order(node, "web1", "poweroff")
+    assert wait_verdict(node, "web1", times=given + 1) == ("user", "guest-shutdown")
+
+
+@pytest.mark.parametrize("package", NEEDED)
+def test_what_a_running_instance_needs_is_not_removed(
+    node: Node, running: int, package: str
+) -> None:
+    """And nothing goes that would go with it."""
+    said = refused(node, "remove", package)
+    assert f"{package}: error: virtual machines run, stop them first: brine-instance@web1" in said
+    assert installed(node) == ["brine", *PARTS]
+    assert node.run(["rpm", "--verify", "brine", *PARTS], check=False).stdout == ""
+    assert pid_of(node) == running
+
+
+@pytest.mark.parametrize("package", RECOMMENDED)
+def test_another_part_goes_alone(node: Node, running: int, package: str) -> None:
+    dnf(node, "remove", package)
+    assert installed(node) == sorted({"brine", *PARTS} - {package})
+    assert pid_of(node) == running
+
+
+def test_removal_leaves_what_was_made_since(node: Node, running: int) -> None:
+    node.write("/etc/brine/kvmd.toml", 'log_level = "debug"\n')
+    node.run(["brine", "instance", "stop", "--force", "web1"])
+    dnf(node, "remove", "brine-common")
+    assert installed(node) == []
+    left = node.shell("""
+        find /etc/brine /usr /var/lib /var/log -path '*brine*' -not -path '/var/lib/dnf/*' -type f
+    """).split()
+    assert sorted(left) == [
+        "/etc/brine/kvmd.toml",
+        "/var/lib/brine/instances/web1.json",
+        "/var/lib/brine/runtime/web1.json",
+        "/var/log/brine/console/web1.log",
+    ]
+    loaded = ["systemctl", "list-units", "--no-legend", "--all", "brine*"]
+    assert node.run(loaded).stdout == ""
+    assert "brine" not in node.shell("find /etc/systemd/system")
+
+
+def test_a_missing_dependency_is_named_and_nothing_is_installed(bare_node: Node) -> None:
+    node = bare_node
+    # dnf knows no more of what the tree has.
+    node.run(["rpm", "--erase", "debian-tree"])
+    said = refused(node, "install", "brine-hotplug")
+    assert re.search(
+        r"^ .*nothing provides python3\.\d+dist\(pyroute2\) needed by brine-hotplug-",
+        said,
+        re.MULTILINE,
+    )
+    assert installed(node) == []
+
+
+def test_what_nobody_known_has_signed_is_not_installed(bare_node: Node) -> None:
+    node = bare_node
+    index = f"{FOLDER}/repodata/repomd.xml"
+    text = node.read(index)
+    node.write(index, text.replace("<revision>", "<revision>1"))
+    assert "Bad" in refused(node, "install", "brine")
+    node.write(index, text)
+
+    package = next(node.path(FOLDER).glob("brine-common-*.rpm"))
+    content = package.read_bytes()
+    package.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert "checksum" in refused(node, "install", "brine")
+    package.write_bytes(content)
+
+    # The packages have a stranger's signature, and nobody vouches for the index.
+    node.shell(f"""
+        gpg --batch --quiet --passphrase '' --quick-generate-key stranger ed25519 sign never
+        rpmsign --addsign --define '_gpg_name stranger' \\
+            --define '_openpgp_sign_id stranger' {FOLDER}/*.rpm
+        createrepo_c --quiet {FOLDER}
+        sed -i s/repo_gpgcheck=1/repo_gpgcheck=0/ /etc/yum.repos.d/brine.repo
+    """)
+    assert "brine-common" in refused(node, "--refresh", "install", "brine")
+    assert installed(node) == []
