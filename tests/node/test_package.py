@@ -12,10 +12,12 @@ import pytest
 
 from lab.command import run_command
 from lab.guest import start_guest
+from lab.guest_image import guest_image
 from lab.node import Node, boot_node
 from lab.repository import publish
 from lab.waiting import wait_for
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
+from node.instance_on_node import GUEST, boot_idle
 from node.kvmd_on_node import (
     CAN_BE_HELD_BACK,
     held_back,
@@ -93,6 +95,13 @@ def apt(node: Node, *args: str) -> str:
     apt_get = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--quiet=2"]
     done = node.run([*apt_get, *args], timeout_s=300)
     return done.stdout + done.stderr
+
+
+def installed(node: Node) -> set[str]:
+    """Those of our packages that are installed."""
+    query = ["dpkg-query", "--show", "--showformat=${db:Status-Status} ${Package}\\n", "brine*"]
+    lines = node.run(query).stdout.splitlines()
+    return {name for status, name in map(str.split, lines) if status == "installed"}
 
 
 def unit_states(node: Node) -> list[str]:
@@ -499,6 +508,61 @@ def test_purge_leaves_the_key_and_the_configuration_and_says_so(node: Node) -> N
     assert set(left.split()) == {"/etc/brine", KEY_FILE, "/var/lib/brine", CONFIG}
     files = node.shell("find /etc /usr /run -xdev -name '*brine-*' -not -name '*-lab*'")
     assert files == ""
+
+
+# What dpkg and apt keep of any package, and accounts: they stay, or others could get their ids.
+NOT_OF_PACKAGES = [
+    "/etc/group*",
+    "/etc/gshadow*",
+    "/etc/passwd*",
+    "/etc/shadow*",
+    "/var/cache/*",
+    "/var/lib/apt/*",
+    "/var/lib/dpkg/*",
+    "/var/log/*",
+]
+
+
+def files_of(node: Node) -> set[str]:
+    """The files of a node, with their owners, modes and, of /etc, contents."""
+    others = " ".join(f"-not -path '{pattern}'" for pattern in NOT_OF_PACKAGES)
+    found = node.shell(f"""
+        find /etc /opt /usr /var -xdev {others} -printf '%p %u:%g %m %l\n'
+        find /etc -xdev -type f {others} -exec sha256sum {{}} +
+    """)
+    return set(found.splitlines())
+
+
+@pytest.mark.both_releases
+def test_purge_leaves_the_system_as_it_was(release: str, packages: list[Path]) -> None:
+    with boot_node(release) as node:
+        publish(node, packages)
+        before = files_of(node)
+        install(node)
+        node.shell("brine instance list; brine watcher run; python3 -m brine.kvmd.main --check")
+        apt(node, "reinstall", *PACKAGES)
+        apt(node, "remove", *PACKAGES)
+        install(node)
+        apt(node, "purge", *PACKAGES)
+        assert files_of(node) ^ before == set()
+
+
+def test_a_refused_removal_names_all_that_is_gone(node: Node) -> None:
+    node.put(guest_image().folder, GUEST)
+    boot_idle(node, "web1")
+    remove = ["apt-get", "remove", "--yes", "brine-common"]
+    done = node.run(remove, check=False, timeout_s=300)
+    assert done.returncode != 0
+    assert "brine-instance: error: virtual machines run: brine-instance@web1.service" in done.stdout
+    said = re.search(r"to have them back: (apt install .*)", done.stdout)
+    assert said
+    gone = set(PACKAGES) - installed(node)
+    assert "brine-watcher" in gone
+    assert set(said[1].split()[2:]) == gone
+    node.shell(f"DEBIAN_FRONTEND=noninteractive {said[1].replace('apt', 'apt-get --yes')}")
+    assert installed(node) == set(PACKAGES)
+    node.run(["brine", "instance", "stop", "--force", "web1"])
+    assert wait_verdict(node, "web1")[0] == "admin"
 
 
 def test_control_directory_of_ganeti(node: Node) -> None:
