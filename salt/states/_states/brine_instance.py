@@ -265,6 +265,7 @@ def from_config(
         both = "both in brine:instance:instances and in the cluster's configuration"
         return _failure(name, f"{', '.join(twice)}: declared {both}; remove one of the two")
     rows = answer["said"]["instances"]
+    seen, refused = _states(rows), ""
     if not __opts__["test"] and any(map(_row_changes, rows)):
         answer = __salt__["brine.ask"](*command, stdin=stdin)
         if "said" not in answer:
@@ -272,13 +273,17 @@ def from_config(
         rows = answer["said"]["instances"]
         for row in rows:
             _forget(row["name"])
+        listed = __salt__["brine.ask"]("instance", "list")
+        seen = {one["name"]: one for one in listed.get("said", ())}
+        refused = "" if "said" in listed else listed["refused"]
     changes = {row["name"]: found for row in rows if (found := _row_changes(row))}
     problems = [row["error"] for row in rows if "error" in row]
     problems += [error for row in rows for error in row.get("live_errors", ())]
+    problems += filter(None, [refused])
     waiting = [(row["name"], _pending(row.get("restart_pending"))) for row in rows]
     notes = [f"{instance} {line}" for instance, lines in waiting for line in lines]
     specs = {row["name"]: row["spec"] for row in rows if "spec" in row}
-    _bring_to_state(specs, changes, problems, notes)
+    _bring_to_state(specs, seen, changes, problems, notes)
     for one in answer["said"].get("elsewhere", ()):
         moved = elsewhere(one["name"], one["node"])
         if moved["result"] is False:
@@ -307,14 +312,16 @@ def _row_changes(row: Result) -> Result:
 
 
 def _bring_to_state(
-    specs: Mapping[str, Result], changes: Result, problems: list[str], notes: list[str]
+    specs: Mapping[str, Result],
+    seen: Mapping[str, Result],
+    changes: Result,
+    problems: list[str],
+    notes: list[str],
 ) -> None:
-    """Stop and start instances as their specs say; adds to what is to be told."""
-    if not specs:
-        return
-    listed = __salt__["brine.ask"]("instance", "list")
-    seen = {one["name"]: one for one in listed.get("said", ())}
-    problems += [listed["refused"]] if "said" not in listed else []
+    """Stop and start instances as their specs say; adds to what is to be told.
+
+    :param seen: the instances as they were seen last.
+    """
     stops, starts = [], []
     for name in sorted(specs, key=lambda one: (specs[one]["start_order"], one)):
         here = seen.get(name)
@@ -471,14 +478,20 @@ def _found() -> dict[str, dict[str, Result]]:
             answer = _define(f"[{','.join(declared)}]", "--dry-run")
             results = answer.get("said", {}).get("instances", [])
             tried = dict(zip(declared, results, strict=False))
-            known = [one for one in results if one.get("before") and one["state"]]
-            seen = [{**one["before"], **one, **one["state"]} for one in known]
+            seen = _states(results)
         else:
             # One with a fault is not in the list. It is asked for by its name.
-            seen = __salt__["brine.ask"]("instance", "list").get("said", [])
-        __context__[_FOUND] = {_SEEN: {one["name"]: one for one in seen}, _TRIED: tried}
+            listed = __salt__["brine.ask"]("instance", "list").get("said", [])
+            seen = {one["name"]: one for one in listed}
+        __context__[_FOUND] = {_SEEN: seen, _TRIED: tried}
     found: dict[str, dict[str, Result]] = __context__[_FOUND]
     return found
+
+
+def _states(rows: Sequence[Result]) -> dict[str, Result]:
+    """What a trial has seen of instances, by name, as ``brine instance info`` says it."""
+    known = [one for one in rows if one.get("before") and one.get("state")]
+    return {one["name"]: {**one["before"], **one, **one["state"]} for one in known}
 
 
 def _declared() -> Iterator[str]:
