@@ -49,8 +49,13 @@ print(json.dumps(exported))"
 """
 
 
-def declared(*, candidates: int = 2, **web2: Any) -> dict[str, Any]:
-    """The cluster: three nodes, some of them candidates, and an instance on each but the first."""
+def declared(
+    *, candidates: int = 2, passwords: tuple[int, ...] = (2, 3), **web2: Any
+) -> dict[str, Any]:
+    """The cluster: three nodes, some of them candidates, and an instance on each but the first.
+
+    :param passwords: which instances have a VNC password.
+    """
     guest = {"kvm_flag": "disabled", "kernel_path": f"{GUEST}/kernel", "user_shutdown": True}
     guest |= {"initrd_path": f"{GUEST}/initramfs", "kernel_args": "panic=-1 quiet", "root_path": ""}
     guest |= {"vnc_bind_address": "127.0.0.1"}
@@ -59,7 +64,12 @@ def declared(*, candidates: int = 2, **web2: Any) -> dict[str, Any]:
             "primary_node": IDS[number - 1],
             "admin_state": "up",
             "beparams": {"maxmem": 128, "minmem": 128, "vcpus": 1},
-            "hvparams": guest | {"vnc_password_file": f"{PASSWORDS}/web{number}"},
+            "hvparams": {
+                **guest,
+                **(
+                    {"vnc_password_file": f"{PASSWORDS}/web{number}"} if number in passwords else {}
+                ),
+            },
             **(web2 if number == 2 else {}),
         }
         for number in (2, 3)
@@ -172,6 +182,17 @@ def test_instances_follow_the_configuration(fleet: Fleet) -> None:
     give(fleet)
     redistribute(fleet)
     wait_status(second, "web2", "running")
+
+
+def test_a_password_that_a_node_needs_no_more_is_removed_there(fleet: Fleet) -> None:
+    first, second, _ = fleet.nodes
+    give(fleet, passwords=(3,))
+    redistribute(fleet)
+    assert not second.path(f"{PASSWORDS}/web2").exists()
+    assert first.path(f"{PASSWORDS}/web2").exists()
+    give(fleet)
+    redistribute(fleet)
+    assert second.read(f"{PASSWORDS}/web2") == SECRETS["web2"]
 
 
 def test_an_offline_node_is_named_and_catches_up(fleet: Fleet) -> None:

@@ -35,10 +35,13 @@ def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grp, "getgrnam", lambda _: own_group)
 
 
-def config_states(*, test: bool = False, refusal: str = "", **distributed: Any) -> ModuleType:
+def config_states(
+    *, test: bool = False, refusal: str = "", cache: Path = Path("/nonexistent"), **distributed: Any
+) -> ModuleType:
     """The states of the configuration, for a node that is given these.
 
     :param refusal: of ``brine config check-copy``.
+    :param cache: the minion's folder for what it has to know in its next run.
     """
 
     def run_all(command: list[str], **_: Any) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def config_states(*, test: bool = False, refusal: str = "", **distributed: Any) 
     return load(
         "states",
         "brine_config",
-        __opts__={"test": test},
+        __opts__={"test": test, "cachedir": str(cache)},
         __pillar__={"brine": {"distributed": given} if distributed != {"serial": 0} else {}},
         __salt__={"brine.ask": execution_module(run_all).ask},
     )
@@ -109,13 +112,13 @@ def test_a_former_candidate_has_no_configuration(tmp_path: Path, test: bool) -> 
 def test_a_node_that_is_given_nothing_keeps_what_it_has(tmp_path: Path) -> None:
     config = tmp_path / "config.data"
     config.write_text(OLD)
-    nothing = config_states(serial=0)
-    for result in (
-        nothing.copied(str(config)),
-        nothing.ssconf_copied(str(tmp_path)),
-        nothing.files_copied("files"),
-    ):
-        assert (result["result"], result["changes"]) == (True, {})
+    for nothing in (config_states(serial=0), config_states(fault="the master's log says why")):
+        for result in (
+            nothing.copied(str(config)),
+            nothing.ssconf_copied(str(tmp_path)),
+            nothing.files_copied("files"),
+        ):
+            assert (result["result"], result["changes"]) == (True, {})
     assert config.read_text() == OLD
 
 
@@ -154,7 +157,7 @@ def test_files_are_put_in_place_and_nothing_of_them_is_told(tmp_path: Path, test
     mode.write_text(SECRET)
     mode.chmod(0o600)
     files = {str(file): given() for file in (old, new, mode)}
-    result = config_states(test=test, files=files).files_copied("files")
+    result = config_states(test=test, files=files, cache=tmp_path).files_copied("files")
     changed = {str(old): "replaced", str(new): "written", str(mode): "owner or mode changed"}
     assert result["changes"] == changed
     assert result["result"] is (None if test else True)
@@ -162,7 +165,8 @@ def test_files_are_put_in_place_and_nothing_of_them_is_told(tmp_path: Path, test
     if not test:
         assert {file.read_text() for file in (old, new, mode)} == {SECRET}
         assert {file.stat().st_mode & 0o777 for file in (old, new, mode)} == {0o640}
-        assert config_states(files=files).files_copied("files")["changes"] == {}
+        again = config_states(files=files, cache=tmp_path).files_copied("files")
+        assert again["changes"] == {}
 
 
 def test_a_file_that_can_not_be_written_stops_no_other(tmp_path: Path) -> None:
@@ -172,11 +176,57 @@ def test_a_file_that_can_not_be_written_stops_no_other(tmp_path: Path) -> None:
         str(tmp_path / "foreign"): given(user="nobody-here"),
         str(tmp_path / "sound"): given(),
     }
-    result = config_states(files=files).files_copied("files")
+    result = config_states(files=files, cache=tmp_path).files_copied("files")
     assert result["result"] is False
     assert result["changes"] == {str(tmp_path / "sound"): "written"}
     assert "no user nobody-here" in result["comment"]
     assert len(result["comment"].splitlines()) == 3
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_a_file_that_is_not_given_any_more_goes_if_this_state_has_created_it(
+    tmp_path: Path, test: bool
+) -> None:
+    by_hand, web1, web2, lost, below = (
+        tmp_path / name for name in ("by-hand", "web1", "web2", "lost", "folder/lost")
+    )
+    by_hand.write_text("before")
+    names = (by_hand, web1, web2, lost, below)
+    files = {str(file): given() for file in names}
+    config_states(files=files, cache=tmp_path).files_copied("files")
+    unread = [str(lost), str(below.parent)]
+    left: dict[str, Any] = {"files": {str(web2): given()}, "unread": unread, "cache": tmp_path}
+    result = config_states(test=test, **left).files_copied("files")
+    assert result["changes"] == {str(web1): "removed"}
+    assert result["result"] is (None if test else True)
+    assert [file.exists() for file in names] == [True, test, True, True, True]
+    if not test:
+        assert config_states(**left).files_copied("files")["changes"] == {}
+        # By now somebody else has put it there.
+        web1.write_text("by hand")
+        assert config_states(**left).files_copied("files")["changes"] == {}
+        left["unread"] = []
+        result = config_states(**left).files_copied("files")
+        assert result["changes"] == {str(lost): "removed", str(below): "removed"}
+
+
+def test_a_file_that_was_created_by_a_run_that_was_killed_goes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web1, replace = tmp_path / "web1", os.rename
+
+    def killed(old: str, new: str) -> None:
+        replace(old, new)
+        if new == str(web1):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            files = {str(web1): given()}
+            config_states(files=files, cache=tmp_path).files_copied("files")
+    result = config_states(files={}, cache=tmp_path).files_copied("files")
+    assert result["changes"] == {str(web1): "removed"}
 
 
 # Instances of the cluster's configuration.

@@ -83,11 +83,8 @@ def test_a_node_gets_its_own_and_the_files_with_their_owners(
     say(exported(password, certificate.parents[1]))
     got = pillar.ext_pillar(NODE, {}, files=[str(users)])["brine"]
     files = got["distributed"].pop("files")
-    assert got == {
-        "distributed": {
-            key: value for key, value in json.loads(exported()).items() if key != "files"
-        }
-    }
+    given = {**json.loads(exported()), "unread": []}
+    assert got == {"distributed": {key: one for key, one in given.items() if key != "files"}}
     assert files.keys() == {str(password), str(certificate), str(users)}
     assert base64.b64decode(files[str(password)]["contents"]) == b"\xff secret\n"
     assert [files[str(one)]["mode"] for one in (password, users)] == ["0640", "0600"]
@@ -133,10 +130,13 @@ def test_what_can_not_be_read_is_left_out_and_logged(
     os.mkfifo(tmp_path / "pipe")
     large = written(tmp_path / "large", b"x" * (1024 * 1024 + 1))
     sound = written(tmp_path / "sound", b"x")
-    say(exported(tmp_path / "missing", tmp_path / "pipe", large, sound))
+    missing, pipe = tmp_path / "missing", tmp_path / "pipe"
+    say(exported(missing, pipe, large, sound))
     with caplog.at_level(logging.ERROR):
-        got = pillar.ext_pillar(NODE, {})
-    assert list(got["brine"]["distributed"]["files"]) == [str(sound)]
+        got = pillar.ext_pillar(NODE, {})["brine"]["distributed"]
+    assert list(got["files"]) == [str(sound)]
+    # A node that has them from before keeps them.
+    assert got["unread"] == [str(large), str(missing), str(pipe)]
     assert len(caplog.messages) == 3
 
 
@@ -153,6 +153,8 @@ def test_specs_of_the_nodes_own_pillar_count_too(
     say(exported())
     got = pillar.ext_pillar(NODE, {"brine": {"instance": {"instances": specs}}})
     assert list(got["brine"]["distributed"]["files"]) == [str(password)]
+    # The node may have it of an earlier time, when the master had it.
+    assert got["brine"]["distributed"]["unread"] == [str(tmp_path / "managed-by-hand")]
 
 
 @pytest.mark.parametrize("brine", [None, "text", {"instance": "text"}, {"confd": 5}])

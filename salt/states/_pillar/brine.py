@@ -14,8 +14,8 @@ A minion whose id is the name of a node, where either may be the short one, gets
 ``brine:distributed``, what the state ``brine.config`` puts in place there: the configuration if it
 is a master candidate, else an excerpt; ssconf's values; and files: VNC passwords and the like that
 the cluster or an instance of that node names, and all of ``files``, each with its owner, its group
-and its mode. A folder counts as all files below it. If ``brine.rotate_key`` keeps the cluster's
-key, it gets that, too. Other minions get nothing.
+and its mode. A folder counts as all files below it; ``unread`` names what can't be read. If
+``brine.rotate_key`` keeps the cluster's key, it gets that, too. Other minions get nothing.
 
 The master must be able to read these files. If it does not run as root (Salt's packages have it run
 as ``salt``), set ``user: root`` in its configuration.
@@ -67,8 +67,10 @@ def ext_pillar(
             return {}
         inside = pillar.get("brine")
         inside = inside if isinstance(inside, dict) else {}
-        paths = [*exported.pop("files"), *_password_files(inside), *files]
-        found: dict[str, Any] = {"distributed": {**exported, "files": dict(_read_all(paths))}}
+        by_hand, passwords = _password_files(inside)
+        contents, unread = _read_all([*exported.pop("files"), *passwords, *files])
+        given = {**exported, "files": contents, "unread": [*unread, *by_hand]}
+        found: dict[str, Any] = {"distributed": given}
         if keys := _keys(inside):
             found["confd"] = keys
     except FileNotFoundError as error:  # the master has no brine yet
@@ -123,39 +125,45 @@ def _is_same(node: str, minion_id: str) -> bool:
     return minion_id in (node, node.partition(".")[0]) or minion_id.partition(".")[0] == node
 
 
-def _password_files(inside: Mapping[str, Any]) -> Iterator[str]:
-    """VNC password files that specs in the node's own pillar name, and the master has."""
+def _password_files(inside: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """VNC password files that specs in the node's own pillar name: those that the master does not
+    have, and those that it has."""
     instance = inside.get("instance")
     specs = instance.get("instances") if isinstance(instance, dict) else None
-    for spec in specs.values() if isinstance(specs, dict) else ():
-        path = spec.get("vnc_password_file") if isinstance(spec, dict) else None
-        if isinstance(path, str) and os.path.isfile(path):
-            yield path
+    specs = specs.values() if isinstance(specs, dict) else ()
+    paths = [spec.get("vnc_password_file") for spec in specs if isinstance(spec, dict)]
+    named = [path for path in paths if isinstance(path, str)]
+    there = [path for path in named if os.path.isfile(path)]
+    return [path for path in named if path not in there], there
 
 
-def _read_all(paths: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each file, and each file below a folder, with what the state needs to write it. One that
-    can't be read is left out, and logged.
+def _read_all(paths: Iterable[str]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Each file, and each file below a folder, with what the state needs to write it; and those
+    that can't be read, which are logged.
 
     :raises ValueError: if there are too many.
     """
+    found: dict[str, dict[str, Any]] = {}
+    unread: list[str] = []
     sorted_paths = sorted({os.path.normpath(path) for path in paths if os.path.isabs(path)})
     for count, file in enumerate(chain.from_iterable(map(_below, sorted_paths))):
         if count == _MOST_FILES:
             raise ValueError(f"there are more than {_MOST_FILES} files")
         try:
-            yield file, _read(file)
+            found[file] = _read(file)
         except (OSError, ValueError) as error:
             log.error("brine: %s is given to no node: %s", file, _one_line(error))
+            unread.append(file)
+    return found, unread
 
 
 def _below(path: str) -> Iterator[str]:
-    if not os.path.isdir(path):
-        yield path
-        return
-    for folder, _, names in os.walk(path):
+    """The files below a folder; what is no folder, or can't be looked into, counts as a file."""
+    unread: list[OSError] = []
+    for folder, _, names in os.walk(path, onerror=unread.append):
         for name in sorted(names):
             yield os.path.join(folder, name)
+    yield from (str(error.filename) for error in unread)
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -171,12 +171,32 @@ def ssconf_copied(name: str = "/var/lib/brine/ssconf") -> Result:
 
 def files_copied(name: str) -> Result:
     """Have the files be there that the external pillar gives, such as VNC passwords, with their
-    owners and modes. No content is told. Files that are not given any more stay.
+    owners and modes. No content is told.
+
+    A file that this state has created is removed when the node is to have it no more. It stays if
+    the master only could not read it.
 
     :param name: for people; nothing depends on it.
     """
+    if not (distributed := _distributed()):
+        return _result(name, {}, "the external pillar brine gives this node nothing")
+    wanted, unread = distributed.get("files", {}), distributed.get("unread", ())
+    before = _created()
+    created = before | {file for file in wanted if not os.path.lexists(file)}
+    unneeded = created - wanted.keys()
+    unneeded -= {file for file in unneeded if any(_is_below(file, path) for path in unread)}
     changes, problems = {}, []
-    for file, given in _distributed().get("files", {}).items():
+    try:
+        _note_created(created, before)  # first: a run that is killed forgets none
+        for file in sorted(unneeded):
+            if os.path.lexists(file):
+                changes[file] = "removed"
+                if not __opts__["test"]:
+                    os.unlink(file)
+        _note_created(created - unneeded, created)
+    except OSError as error:
+        problems.append(f"{error.filename}: {error.strerror}")
+    for file, given in wanted.items():
         try:
             if changed := _put(file, base64.b64decode(given["contents"]), given):
                 changes[file] = changed
@@ -189,11 +209,32 @@ def files_copied(name: str) -> Result:
     return _result(name, changes, comment)
 
 
+def _created() -> set[str]:
+    """The files that runs of this state have created here."""
+    return set(json.loads(_content(_note()) or b"[]"))
+
+
+def _note_created(files: set[str], before: set[str]) -> None:
+    """Note them, if they are others than before."""
+    if files != before and not __opts__["test"]:
+        owner = {"user": "0", "group": "0", "mode": "0600"}
+        os.rename(_written(_note(), json.dumps(sorted(files)).encode(), owner), _note())
+
+
+def _note() -> str:
+    return os.path.join(__opts__["cachedir"], "brine_files.json")
+
+
+def _is_below(file: str, path: str) -> bool:
+    """Whether a file is this one, or below this folder."""
+    return file == path or file.startswith(f"{path}/")
+
+
 def _distributed() -> Result:
-    """What the external pillar gives this node; empty if that is nothing."""
+    """What the external pillar gives this node; empty if that is nothing, or not known."""
     inside = __pillar__.get("brine")
     given = inside.get("distributed") if isinstance(inside, dict) else None
-    return given if isinstance(given, dict) else {}
+    return given if isinstance(given, dict) and "fault" not in given else {}
 
 
 def _put(path: str, data: bytes, owner: Result) -> str:
