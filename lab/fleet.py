@@ -69,12 +69,24 @@ class Fleet:
         self, state: str = "brine", *, nodes: Sequence[Node] | None = None, test: bool = False
     ) -> dict[str, list[StateResult]]:
         """Apply a state on some nodes, else on all, by the master; the results in order, by minion
-        id.
+        id. A node that is just applying states, as a redistribution has it do, is waited for.
 
         Raises LabError when a state fails, or a minion does not answer.
         """
-        said = self.call("state.apply", state, f"test={test}", "queue=True", nodes=nodes)
-        return {minion: state_results(answer, minion, state) for minion, answer in said.items()}
+        said: dict[str, Any] = {}
+        left = [*(self.nodes if nodes is None else nodes)]
+        ids = [self.id_of(node) for node in left]
+
+        def all_have() -> bool:
+            said.update(self.call("state.apply", state, f"test={test}", nodes=left))
+            left[:] = [node for node in left if is_busy(said[self.id_of(node)])]
+            return not left
+
+        def is_busy(answer: Any) -> bool:
+            return isinstance(answer, list) and "is running as PID" in str(answer)
+
+        wait_for(f"{state} to be applied", all_have, timeout_s=_RUN_TIMEOUT_S, interval_s=1)
+        return {minion: state_results(said[minion], minion, state) for minion in ids}
 
     def call(
         self, function: str, *arguments: str, nodes: Sequence[Node] | None = None
@@ -175,8 +187,11 @@ def _set_up_master(node: Node, address: str) -> None:
     if (states / "_pillar/brine.py").exists():
         master["ext_pillar"] = [{"brine": {}}]
     if (states / "brine/reactor").exists():
-        reactor = "salt://brine/reactor/recorded.sls"
-        master["reactor"] = [{"salt/beacon/*/brine/": [reactor]}]
+        reactor = "salt://brine/reactor"
+        master["reactor"] = [
+            {"salt/beacon/*/brine/": [f"{reactor}/recorded.sls"]},
+            {"brine/config/changed": [f"{reactor}/changed.sls"]},
+        ]
     node.write("/etc/salt/master.d/lab.conf", json.dumps(master, indent=2))
     node.write(f"{PILLAR}/top.sls", json.dumps({"base": {}}))
     _start(node, "master", kill_mode="mixed")

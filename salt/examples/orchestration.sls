@@ -1,5 +1,5 @@
 ---
-# The whole fleet, in order: as /srv/salt/orch/brine.sls, by
+# The whole fleet, in order, without the reactor: as /srv/salt/orch/brine.sls, by
 #   salt-run state.orchestrate orch.brine
 # The node that makes the cluster's configuration comes first. Then all others get theirs, ten at
 # a time.

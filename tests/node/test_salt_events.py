@@ -1,4 +1,4 @@
-"""A fleet under a Salt master: from a user's poweroff to the cluster's configuration."""
+"""A fleet under a Salt master: the cluster's configuration, from pillar to all nodes and back."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ WEB1, WEB2, WEB3 = (f"web{number}.example.com" for number in (1, 2, 3))
 LONG_S = 300
 
 
-def declared() -> dict[str, Any]:
-    """Three nodes, of which the last is no master candidate, with an instance each."""
+def declared(*tags: str) -> dict[str, Any]:
+    """Three nodes, of which the last is no master candidate, with an instance each.
+
+    :param tags: of the cluster.
+    """
     guest = {"kvm_flag": "disabled", "kernel_path": f"{GUEST}/kernel", "user_shutdown": True}
     guest |= {"initrd_path": f"{GUEST}/initramfs", "root_path": "", "serial_console": True}
     guest |= {"kernel_args": "console=ttyS0 panic=-1 quiet"}
     memory = {"maxmem": 128, "minmem": 128, "vcpus": 1}
     return {
-        "cluster": {"name": "lab.example.com", "master": NODES[0]},
+        "cluster": {"name": "lab.example.com", "master": NODES[0], "tags": [*tags]},
         "nodes": {
             name: {"primary_ip": f"192.0.2.{number}", "master_candidate": number < 3}
             for number, name in enumerate(NODES, 1)
@@ -47,16 +50,15 @@ def declared() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def cluster(fleet: Fleet) -> Fleet:
-    """The fleet with a cluster's configuration, which node1 writes."""
-    instance = {"enabled": True}
-    fleet.pillar(
-        {"brine": {"instance": instance}},
-        node1={"brine": {"config": {"apply": True}, **declared()}},
-    )
-    # The master's host first: its configuration is what the others' instances are made of.
-    fleet.apply("brine", nodes=[fleet.master])
-    fleet.apply("brine", nodes=fleet.nodes[1:])
+    """The fleet with a cluster's configuration, which node1 writes, after one run of the states."""
+    declare(fleet)
+    fleet.apply("brine")
     return fleet
+
+
+def declare(fleet: Fleet, *tags: str) -> None:
+    """Have the pillar of node1 declare the cluster."""
+    fleet.pillar({}, node1={"brine": {"config": {"apply": True}, **declared(*tags)}})
 
 
 def in_config(fleet: Fleet, name: str) -> dict[str, Any]:
@@ -104,6 +106,108 @@ def master_log(fleet: Fleet) -> str:
     return fleet.master.read("/var/log/salt/master")
 
 
+def serial_of(node: Node) -> int:
+    """The serial of the configuration that a node has; 0 if it has none."""
+    if not node.path(CONFIG).exists():
+        return 0
+    serial: int = json.loads(node.read(CONFIG))["cluster"]["serial_no"]
+    return serial
+
+
+def wait_well(fleet: Fleet) -> dict[str, Any]:
+    """Wait until all nodes are as they should be; what the runner says of them."""
+
+    def found() -> dict[str, Any] | None:
+        told: dict[str, Any] = fleet.run("brine.health", check=False)
+        return told if told["result"] else None
+
+    return wait_for("all nodes to be well", found, timeout_s=LONG_S, interval_s=1)
+
+
+def jobs(fleet: Fleet, function: str) -> int:
+    """How often the master had a function run."""
+    return sum(one["Function"] == function for one in fleet.run("jobs.list_jobs").values())
+
+
+def test_one_run_of_the_states_sets_up_the_whole_cluster(cluster: Fleet) -> None:
+    told = wait_well(cluster)["nodes"]
+    for number, (node, name) in enumerate(zip(cluster.nodes, NODES, strict=True), 1):
+        wait_status(node, f"web{number}.example.com", "running")
+        assert node.path("/etc/salt/minion.d/brine-beacon.conf").exists()
+        assert told[name]["serial"] == (serial_of(cluster.master) if number < 3 else None)
+    for results in cluster.apply("brine").values():
+        assert [one for one in results if one.changes] == []
+
+
+def test_a_change_that_is_applied_on_its_writer_alone_reaches_the_others(cluster: Fleet) -> None:
+    before = serial_of(cluster.master)
+    declare(cluster, "changed")
+    cluster.apply("brine.config", nodes=[cluster.master])
+    assert serial_of(cluster.master) > before
+    wait_for(
+        "the other candidate",
+        lambda: serial_of(cluster.nodes[1]) == serial_of(cluster.master),
+        timeout_s=LONG_S,
+    )
+    assert serial_of(cluster.nodes[2]) == 0
+    wait_well(cluster)
+
+
+def test_a_node_that_was_away_is_named_and_gets_it_by_its_next_run(cluster: Fleet) -> None:
+    away = cluster.nodes[1]
+    declare(cluster, "away")
+    away.run(["systemctl", "stop", "salt-minion"])
+    try:
+        said = master_log(cluster)
+        cluster.apply("brine.config", nodes=[cluster.master])
+        wait_for(
+            "the runner to give up",
+            lambda: f"{NODES[1]} has not got the configuration" in master_log(cluster)[len(said) :],
+            timeout_s=LONG_S,
+        )
+    finally:
+        away.run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
+        cluster.wait_answering()
+    told = cluster.run("brine.health", check=False)
+    assert [*told["stale"]] == [NODES[1]]
+    cluster.apply("brine", nodes=[away])
+    assert serial_of(away) == serial_of(cluster.master)
+    wait_well(cluster)
+
+
+def test_many_bells_are_one_redistribution_and_forged_ones_are_none(cluster: Fleet) -> None:
+    """Any minion may ring, with any data."""
+    count = 8
+    bells = [{"tag": "brine/config/changed", "data": {}}] * (count - 1)
+    bells += [{"tag": "brine/config/changed", "data": {"if_changed": False, "test": "{{ 1/0 }}"}}]
+
+    def ring() -> int:
+        """Ring all of them; how often states were applied."""
+        before = jobs(cluster, "runner.brine.redistribute"), jobs(cluster, "state.apply")
+        forge(cluster.nodes[2], bells)
+        wait_for(
+            "all bells to be heard",
+            lambda: jobs(cluster, "runner.brine.redistribute") >= before[0] + count,
+            timeout_s=LONG_S,
+            interval_s=0.5,
+        )
+        return jobs(cluster, "state.apply") - before[1]
+
+    assert ring() == 0
+    declare(cluster, "by hand")
+    change = {"cluster": {"tags": ["by hand"]}}
+    cluster.master.run(["brine", "config", "apply", "-"], stdin=json.dumps(change))
+    assert ring() == 1
+    assert serial_of(cluster.nodes[1]) == serial_of(cluster.master)
+    assert ring() == 0
+
+
+def test_a_runner_that_fails_says_so_by_its_exit_status(cluster: Fleet) -> None:
+    for command, status in ((["brine.find", "web2"], 0), (["brine.find", "nosuch"], 1)):
+        done = cluster.master.run(["salt-run", *command], check=False, timeout_s=LONG_S)
+        assert done.returncode == status
+
+
 def test_a_poweroff_is_recorded_in_the_configuration(cluster: Fleet) -> None:
     node = cluster.nodes[1]
     wait_ready(node, WEB2)
@@ -117,7 +221,7 @@ def test_a_poweroff_is_recorded_in_the_configuration(cluster: Fleet) -> None:
 
 
 def test_a_highstate_changes_nothing_of_what_is_set_up(cluster: Fleet) -> None:
-    for results in cluster.apply("brine.watcher").values():
+    for results in cluster.apply("brine").values():
         assert [one for one in results if one.changes] == []
 
 
@@ -132,24 +236,16 @@ def test_a_master_that_was_away_hears_of_it(cluster: Fleet) -> None:
     wait_recorded(cluster, WEB3, node)
 
 
-def test_a_writer_that_was_away_records_it_later(cluster: Fleet) -> None:
+def test_it_is_recorded_while_the_minion_of_the_masters_host_is_away(cluster: Fleet) -> None:
     set_up(cluster, WEB3)
     node = cluster.nodes[2]
     cluster.master.run(["systemctl", "stop", "salt-minion"])
     try:
-        said = master_log(cluster)
         put_event(node, in_config(cluster, WEB3))
-        wait_for(
-            "the runner to find no writer",
-            lambda: "none has answered" in master_log(cluster)[len(said) :],
-            timeout_s=LONG_S,
-        )
-        assert outbox(node)
-        assert admin_state(cluster, WEB3) == ("up", "admin")
+        wait_recorded(cluster, WEB3, node)
     finally:
         cluster.master.run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
         cluster.wait_answering()
-    wait_recorded(cluster, WEB3, node)
 
 
 def test_a_node_may_speak_of_its_own_instances_only(cluster: Fleet) -> None:
@@ -179,8 +275,12 @@ with salt.channel.client.ReqChannel.factory(opts) as channel:
 """
 
 
+def forge(node: Node, events: list[dict[str, Any]]) -> None:
+    """Have a node's minion send events. A master takes any tag and any data."""
+    node.run(["/opt/salt/bin/python", "-c", FORGE], stdin=json.dumps(events))
+
+
 def test_an_event_that_another_minion_forges_says_nothing(cluster: Fleet) -> None:
-    """A master takes any tag and any data from any minion that it knows."""
     liar = cluster.nodes[2]
     web1 = in_config(cluster, WEB1)
     event = {"id": "01764000000000000000-0123abcd", "time": 1.0, "kind": "admin-state"}
@@ -197,7 +297,7 @@ def test_an_event_that_another_minion_forges_says_nothing(cluster: Fleet) -> Non
             ("node9.example.com", [event]),
         )
     ]
-    liar.run(["/opt/salt/bin/python", "-c", FORGE], stdin=json.dumps(forged))
+    forge(liar, forged)
     wait_for(
         "the master to hear of it",
         lambda: "node9.example.com is no node of the cluster" in master_log(cluster),
@@ -256,11 +356,8 @@ def test_a_node_that_is_to_have_no_beacon_loses_it_without_a_restart(cluster: Fl
     node = cluster.nodes[2]
     pid = node.run(["systemctl", "show", "--property=MainPID", "salt-minion"]).stdout
     no_beacon = {"brine": {"watcher": {"beacon": False}}}
-    cluster.pillar(
-        {"brine": {"instance": {"enabled": True}}},
-        node1={"brine": {"config": {"apply": True}, **declared()}},
-        node3=no_beacon,
-    )
+    writer = {"config": {"apply": True}, **declared()}
+    cluster.pillar({}, node1={"brine": writer}, node3=no_beacon)
     for results in cluster.apply("brine.watcher", nodes=[node]).values():
         assert [one.name for one in results if one.changes]
     beacons = cluster.call("beacons.list", "return_yaml=False", nodes=[node])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
+
+import pytest
 
 SALT = Path(__file__).parents[2] / "salt"
 
@@ -36,3 +39,12 @@ def load(kind: str, name: str, **given: Any) -> ModuleType:
 def execution_module(run_all: Any) -> ModuleType:
     """The execution module ``brine``, for which this function is Salt's cmd.run_all."""
     return load("modules", "brine", __salt__={"cmd.run_all": run_all}, __context__={})
+
+
+def be_on(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the master's host have this name."""
+
+    class Uname:
+        nodename = host
+
+    monkeypatch.setattr(os, "uname", Uname)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from unit.salt_loader import load
+from unit.salt_loader import be_on, load
 
 NODES = ("node1.example.com", "node2.example.com", "node3.example.com")
 WEB1 = {"name": "web1.example.com", "uuid": "u1", "status": "running", "admin_state": "up"}
@@ -69,6 +69,7 @@ class Minions:
         self.applying: dict[str, Any] = {}
         self.serials = {NODES[0]: 7}
         self.applied: list[str] = []
+        self.states: set[str] = set()
         self.at_work: Any = None
 
     @property
@@ -118,7 +119,8 @@ class Minions:
             return self.instances[minion]
         if function == "grains.get":
             return {"version": "0.2.0", "parts": self.parts}
-        assert (function, arguments) == ("state.apply", ("brine.confd",))
+        assert function == "state.apply"
+        self.states.update(arguments)
         self.applied.append(minion)
         if minion in self.applying:
             return self.applying[minion]
@@ -152,15 +154,6 @@ def give_nodes(tmp_path: Path, names: Iterable[str]) -> None:
     (tmp_path / "nodes").write_text(json.dumps(nodes))
 
 
-def be_on(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the master's host have this name."""
-
-    class Uname:
-        nodename = host
-
-    monkeypatch.setattr(os, "uname", Uname)
-
-
 def test_an_outbox_is_recorded_redistributed_and_acknowledged(
     runner: ModuleType, minions: Minions
 ) -> None:
@@ -174,6 +167,8 @@ def test_an_outbox_is_recorded_redistributed_and_acknowledged(
     assert minions.recorded == [(NODES[2], ["a", "b"])]
     assert minions.outboxes[NODES[2]] == []
     assert sorted(minions.applied) == sorted(NODES)
+    # The rest of what pillar says is not applied on this occasion.
+    assert minions.states == {"brine.confd"}
     minions.applied.clear()
     # Of a candidate, only candidates hear.
     minions.outboxes[NODES[1]] = ["c"]
@@ -323,7 +318,7 @@ def test_the_instances_of_all_nodes(runner: ModuleType, minions: Minions) -> Non
         assert told["comment"] == f"{name} is on node2.example.com"
         assert told["nodes"][NODES[1]]["status"] == "running"
         assert told["unknown"] == {NODES[2]: "has not answered"}
-    assert not runner.find("web")["result"]
+    assert (runner.find("web")["result"], runner.find("web")["retcode"]) == (False, 1)
 
 
 def test_a_name_that_is_a_number_is_found_and_recorded(

@@ -7,12 +7,15 @@ import importlib.util
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+from unit.salt_loader import be_on
 
 RUNNER = Path(__file__).parents[2] / "salt/states/_runners/brine.py"
 KEY_FILE = "/etc/brine/hmac.key"
@@ -28,6 +31,8 @@ class Minions:
     :ivar failing: the minions whose reload fails.
     :ivar keyless: the minions to which the external pillar gives no key.
     :ivar without: those whose pillar says that they have no brine-confd.
+    :ivar busy: how often minions say that they are just applying states.
+    :ivar at_work: what happens while states are applied; once.
     :ivar own: minions whose pillar's SLS files declare a key.
     """
 
@@ -37,8 +42,11 @@ class Minions:
         self.failing: set[str] = set()
         self.keyless: set[str] = set()
         self.without: set[str] = set()
+        self.busy: dict[str, int] = {}
+        self.at_work: Callable[[], None] | None = None
         self.own: dict[str, str] = {}
         self.keys: dict[str, dict[str, str]] = {}
+        self.applied: list[str] = []
         self.calls: list[tuple[str, list[str], dict[str, Any]]] = []
 
     def execute(  # as Salt's runner salt.execute
@@ -69,9 +77,17 @@ class Minions:
         return {"brine": {"confd": {"key": key}}} if key else {}
 
     def _apply(self, minion: str, state: str) -> Any:
+        if self.busy.get(minion):
+            self.busy[minion] -= 1
+            return ['The function "state.apply" is running as PID 7 and was started at ...']
+        self.applied.append(minion)
+        if self.at_work:
+            work, self.at_work = self.at_work, None
+            work()
+        if state == "brine":
+            is_ok = minion not in self.failing
+            return {"a": result("brine-ssconf", is_ok, changes={"ssconf_x": "written"})}
         assert state == "brine.confd"
-        if not self.keys_file.exists():
-            return {"a": result("brine-ssconf", changes={"ssconf_x": "written"})}
         if minion in self.keyless:
             return {"a": result("brine-config-copied")}
         if minion in self.without:
@@ -114,7 +130,8 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minions: Minions) ->
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     functions = {"salt.execute": minions.execute, "pillar.show_pillar": minions.pillar}
-    vars(module).update(__salt__=functions, __context__={})
+    given = {"__opts__": {"cachedir": str(tmp_path)}, "__context__": {}}
+    vars(module).update(__salt__=functions, **given)
     (tmp_path / "hmac.key").write_text(f"{OLD}\n")
     monkeypatch.setattr(module, "_KEYS", str(tmp_path / "salt/keys.json"))
     monkeypatch.setattr(module, "_KEY_FILE", str(tmp_path / "hmac.key"))
@@ -129,11 +146,14 @@ def give_nodes(
     names: Iterable[str] = NODES,
     offline: str = "",
 ) -> None:
-    """Has the command ``brine`` print the configuration's nodes."""
+    """Has the command ``brine`` print the configuration's nodes, and the serial of a file."""
     nodes = {name: {"name": name, "offline": name == offline} for name in names}
+    serial = tmp_path / "serial"
+    serial.write_text("7")
     command = tmp_path / "bin/brine"
     command.parent.mkdir(exist_ok=True)
-    command.write_text(f"#!/bin/sh\necho '{json.dumps(nodes)}'\n")
+    shown = f"/nodes) echo '{json.dumps(nodes)}';; /cluster/serial_no) cat {serial};; *) exit 9"
+    command.write_text(f"#!/bin/sh\ncase $3 in {shown};; esac\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
 
@@ -145,18 +165,101 @@ def test_all_nodes_get_the_configuration(runner: ModuleType, minions: Minions, t
     assert told["nodes"] == {name: {"changed": ["brine-ssconf"], "failed": []} for name in NODES}
     assert {kwargs["test"] for *_, kwargs in minions.calls} == {test}
     assert ("would" in told["comment"]) is test
-    assert runner.__context__ == {}
+    assert "retcode" not in told
 
 
 def test_this_hosts_node_comes_first(
     runner: ModuleType, minions: Minions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Uname:
-        nodename = "node2"
+    be_on("node2", monkeypatch)
+    told = runner.redistribute()
+    assert (len(told["nodes"]), told["serial"]) == (3, 7)
+    assert minions.applied == [NODES[1], NODES[0], NODES[2]]
 
-    monkeypatch.setattr(os, "uname", Uname)
-    assert len(runner.redistribute()["nodes"]) == 3
-    assert len(minions.calls) == 2
+
+def test_a_bell_has_all_other_nodes_get_what_has_changed(
+    runner: ModuleType, minions: Minions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_on("node1", monkeypatch)
+    for serial in ("7", "8"):
+        (tmp_path / "serial").write_text(serial)
+        told = runner.redistribute(if_changed=True)
+        assert (told["result"], told["serial"]) == (True, int(serial))
+        assert minions.applied == [*NODES[1:]]
+        minions.applied.clear()
+        told = runner.redistribute(if_changed=True)
+        assert (told["comment"], minions.applied) == ("nothing is left to give", [])
+    runner.redistribute()
+    assert minions.applied == [*NODES]
+
+
+@pytest.mark.parametrize("if_changed", [False, True])
+def test_bells_during_a_redistribution_are_one_more(
+    runner: ModuleType,
+    minions: Minions,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    if_changed: bool,
+) -> None:
+    be_on("node3", monkeypatch)
+    others = [*NODES[:2]]
+
+    def ring() -> None:
+        (tmp_path / "serial").write_text("9")
+        for _ in range(5):
+            assert runner.redistribute(if_changed=True)["result"] is True
+
+    minions.at_work = ring
+    told = runner.redistribute(if_changed=if_changed)
+    # What the writer's own run changes, the others get at once.
+    assert minions.applied == ([*others, *others] if if_changed else [NODES[2], *others])
+    assert told["serial"] == 9
+
+
+def test_a_node_that_fails_or_is_away_is_named_in_the_log_and_not_tried_for_ever(
+    runner: ModuleType, minions: Minions, caplog: pytest.LogCaptureFixture
+) -> None:
+    minions.silent, minions.failing = {NODES[1]}, {NODES[2]}
+    told = runner.redistribute(if_changed=True)
+    assert (told["result"], told["not_answered"]) == (False, [NODES[1]])
+    text = "has not got the configuration"
+    assert caplog.messages == [
+        f"brine.redistribute: {NODES[2]} {text}: brine-ssconf: comment",
+        f"brine.redistribute: {NODES[1]} {text}: it has not answered",
+    ]
+    minions.applied.clear()
+    runner.redistribute(if_changed=True)
+    assert minions.applied == []
+
+
+def test_a_redistribution_that_was_killed_is_made_up_for(
+    runner: ModuleType, minions: Minions
+) -> None:
+    def killed() -> None:
+        raise KeyboardInterrupt
+
+    minions.at_work = killed
+    with pytest.raises(KeyboardInterrupt):
+        runner.redistribute(if_changed=True)
+    minions.applied.clear()
+    runner.redistribute(if_changed=True)
+    assert minions.applied == [*NODES]
+
+
+def test_a_node_that_applies_states_just_now_is_waited_for(
+    runner: ModuleType, minions: Minions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    minions.busy = {NODES[1]: 6}
+    assert runner.redistribute()["result"] is True
+    assert minions.applied == [NODES[0], NODES[2], NODES[1]]
+    assert [one for one in pauses if one >= 1] == [1, 2, 4, 8, 15, 15]  # others wait for brine
+    minions.busy = {NODES[1]: 10**9}
+    monkeypatch.setattr(runner, "_BUSY_TIMEOUT_S", 0)
+    told = runner.redistribute()
+    assert told["result"] is False
+    assert "is running as PID 7" in told["nodes"][NODES[1]]["failed"][0]
 
 
 def test_those_that_do_not_answer_are_named(
@@ -169,14 +272,18 @@ def test_those_that_do_not_answer_are_named(
     minions.silent = {NODES[1], NODES[2]}
     told = runner.redistribute()
     assert (told["result"], told["not_answered"]) == (False, [NODES[1]])
-    assert runner.__context__["retcode"] == 1
+    assert (told["retcode"], runner.__context__["retcode"]) == (1, 1)
+    # The reactor calls it with the same context.
+    minions.silent = set()
+    assert "retcode" not in runner.redistribute()
+    assert runner.__context__["retcode"] == 0
 
 
 def test_a_master_without_a_configuration_says_so(runner: ModuleType, tmp_path: Path) -> None:
     text = "brine: error: config.data: there is no configuration"
     (tmp_path / "bin/brine").write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
     for function in (runner.redistribute, runner.rotate_key):
-        assert function() == {"result": False, "comment": text}
+        assert function() == {"result": False, "comment": text, "retcode": 1}
 
 
 def test_a_rotation_goes_by_steps_that_all_confirm(
@@ -233,7 +340,7 @@ def test_a_rotation_stops_and_names_those_that_have_not_confirmed(
     told = runner.rotate_key()
     assert (told["result"], told["step"], [*told["not_confirmed"]]) == (False, "accept", [NODES[1]])
     assert json.loads(minions.keys_file.read_text())["key"] == OLD
-    assert runner.__context__["retcode"] == 1
+    assert told["retcode"] == 1
     new = json.loads(minions.keys_file.read_text())["previous_key"]
     setattr(minions, kind, set())
     assert runner.rotate_key()["result"] is True

@@ -18,8 +18,13 @@ def state() -> ModuleType:
     return load("states", "brine_config")
 
 
-def applied(state: ModuleType, *changes: dict[str, Any], test: bool) -> dict[str, Any]:
-    """What the state returns when the command says *changes*."""
+def applied(
+    state: ModuleType, *changes: dict[str, Any], test: bool, fire: Any = None
+) -> dict[str, Any]:
+    """What the state returns when the command says *changes*.
+
+    :param fire: Salt's event.fire_master; None is a minion without a master.
+    """
     said = {"dry_run": test, "old_serial": 4, "new_serial": None if test else 5, "notes": ["so"]}
 
     def run_all(command: list[str], **_: Any) -> dict[str, Any]:
@@ -27,10 +32,11 @@ def applied(state: ModuleType, *changes: dict[str, Any], test: bool) -> dict[str
         assert ("--dry-run" in command) is test
         return {"retcode": 0, "stdout": json.dumps({**said, "changes": changes}), "stderr": ""}
 
+    functions = {"brine.ask": execution_module(run_all).ask, "cmd.which": lambda name: name}
     vars(state).update(
-        __opts__={"test": test},
+        __opts__={"test": test, "file_client": "remote" if fire else "local"},
         __pillar__={"brine": {"cluster": {}}},
-        __salt__={"brine.ask": execution_module(run_all).ask, "cmd.which": lambda name: name},
+        __salt__=functions | ({"event.fire_master": fire} if fire else {}),
     )
     result: dict[str, Any] = state.applied("cluster")
     return result
@@ -56,6 +62,19 @@ def test_a_change_is_shown(
     assert result["changes"] == {"/x": shown}
     assert result["result"] is (None if test else True)
     assert result["comment"].endswith("\nso")
+
+
+@pytest.mark.parametrize("test", [False, True])
+@pytest.mark.parametrize("has_changed", [False, True])
+def test_the_master_hears_of_a_change_and_of_nothing_else(
+    state: ModuleType, has_changed: bool, test: bool
+) -> None:
+    fired: list[Any] = []
+    change = {"pointer": "/x", "change": "changed", "old": 1, "new": 2}
+    changes = [change] if has_changed else []
+    applied(state, *changes, test=test, fire=lambda *event: fired.append(event))
+    is_told = has_changed and not test
+    assert fired == ([({}, "brine/config/changed")] if is_told else [])
 
 
 @pytest.mark.parametrize("test", [False, True])

@@ -27,6 +27,7 @@ import os
 import re
 import secrets
 import subprocess
+import time
 import urllib.parse
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -45,6 +46,11 @@ _KEYS = "/etc/brine/salt/keys.json"
 _KEY_FILE = "/etc/brine/hmac.key"
 _TIMEOUT_S = 60
 _LONGEST_SAID = 300
+# A node that is just applying states is asked again after the first of these, then each time after
+# twice as long, up to the second. A first run installs packages, and takes minutes.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
+_BUSY_TIMEOUT_S = 900.0
+_BUSY = "is running as PID"
 # The steps of a rotation, each with what comes after it: the new key is accepted besides the old
 # one; the new one signs, and the old one is accepted; the old one goes.
 _NEXT = {"accept": "sign", "sign": "drop", "drop": "done"}
@@ -132,8 +138,10 @@ def health(timeout: int | None = None) -> Result:
     }
     try:
         nodes = _nodes()
+        # This comes first: it waits for nodes that are just becoming so.
+        would = _redistributed("brine", nodes, nodes, test=True, timeout=timeout).get("nodes", {})
         newest = _serial()
-        answers = _execute([*asked], nodes, [*asked.values()], timeout=timeout)
+        answers = _execute([*asked], would, [*asked.values()], timeout=timeout)
     except _RefusedError as error:
         return _ended(False, str(error))
     told: dict[str, Result] = {}
@@ -159,9 +167,8 @@ def health(timeout: int | None = None) -> Result:
             "instances": {state: states.count(state) for state in sorted(set(states))},
             "not_recorded": len(events) if isinstance(events, list) else 0,
         }
-    would = _redistributed([*answers], nodes, test=True, timeout=timeout).get("nodes", {})
-    for name, one in would.items():
-        faults[name] += one["failed"] or one["changed"]
+    for name in told:
+        faults[name] += would[name]["failed"] or would[name]["changed"]
     for name, one in told.items():
         if one["serial"] not in (None, newest):
             faults[name].append(f"serial {one['serial']}; this host has {newest}")
@@ -212,7 +219,7 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
         for names, left in _taken("redistribute"):
             nodes = _nodes()
             concerned = [name for name in nodes if name in names]
-            failed = _undone(_redistributed(concerned, nodes, timeout=timeout))
+            failed = _undone(_redistributed("brine.confd", concerned, nodes, timeout=timeout))
             undone = {name: why for name, why in undone.items() if name not in names} | failed
             left.extend(failed)
     except _RefusedError as error:
@@ -225,17 +232,28 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
     return _ended(not undone, comment, nodes=told, not_redistributed=undone)
 
 
-def redistribute(test: bool = False, timeout: int | None = None) -> Result:
+def redistribute(
+    test: bool = False, if_changed: bool = False, timeout: int | None = None
+) -> Result:
     """
-    Apply the state ``brine.confd``, which includes ``brine.config``, on all nodes of the cluster,
-    this host's first: what the external pillar gives them is put in place.
+    Apply the states ``brine`` on all nodes of the cluster, this host's first: what the external
+    pillar gives them is put in place.
+
+    The reactor ``brine/reactor/changed.sls`` calls this with ``if_changed=True`` when a minion says
+    that it has changed the configuration. Salt lets any minion send any event; so the configuration
+    itself is looked at, and nothing is done while its serial is that of the last redistribution.
+
+    One call works at a time. A node that is just applying states is waited for.
 
     :param test: only say what would change.
+    :param if_changed: do nothing if all nodes were given this configuration already, and leave it
+        to another call that is at work, which looks for changes before it ends. This host's node is
+        left out: its own run has changed the configuration.
     :param timeout: how long a minion may take to say that it is there, in seconds.
 
-    Returns ``nodes``, for each what changed and what failed, and the names of those that have
-    ``not_answered`` and of those that are ``offline`` in the configuration and have not answered.
-    The state has these catch up when they return.
+    Returns ``nodes``, for each what changed and what failed, the ``serial`` that they were given,
+    and the names of those that have ``not_answered`` and of those that are ``offline`` in the
+    configuration and have not answered. The next run of their states has these catch up.
 
     CLI Example::
 
@@ -243,8 +261,16 @@ def redistribute(test: bool = False, timeout: int | None = None) -> Result:
     """
     try:
         nodes = _nodes()
-        return _redistributed([*nodes], nodes, test=test, timeout=timeout)
+        if test:
+            return _redistributed("brine", nodes, nodes, test=True, timeout=timeout)
+        told = None
+        if not if_changed:
+            with _locked("redistribution", waits=True):
+                told = _redistributed("brine", nodes, nodes, timeout=timeout)
+                _note_given(told["serial"])
+        return _changes_redistributed(timeout) or told or _ended(True, "nothing is left to give")
     except _RefusedError as error:
+        log.error("brine.redistribute: %s", error)
         return _ended(False, str(error))
 
 
@@ -269,8 +295,11 @@ def rotate_key(timeout: int | None = None) -> Result:
         salt-run brine.rotate_key
     """
     try:
-        with _alone():
+        os.makedirs(os.path.dirname(_KEYS), mode=0o700, exist_ok=True)
+        with _locked("rotation"):
             return _rotate(timeout)
+    except BlockingIOError:
+        return _ended(False, "another brine.rotate_key is at work")
     except _RefusedError as error:
         return _ended(False, str(error))
     except OSError as error:
@@ -340,7 +369,7 @@ def _written(name: str, events: list[Any]) -> list[Result]:
 
 def _put(queue: str, names: Collection[str]) -> None:
     """Have nodes wait in a queue, where a kill does not lose them."""
-    folder = _queue_folder(queue)
+    folder = _folder(queue)
     for name in names:
         with open(os.path.join(folder, f"{urllib.parse.quote(name, safe='')}.waiting"), "w"):
             pass
@@ -350,7 +379,7 @@ def _taken(queue: str) -> Iterator[tuple[list[str], list[str]]]:
     """The nodes that wait in a queue, and then those that have come meanwhile; each time with a
     list, which the caller fills with those to be left for the next call. Nobody else takes any at
     the same time; if somebody else is at work, they are left to that one."""
-    folder = _queue_folder(queue)
+    folder = _folder(queue)
     kept: set[str] = set()
     with open(os.path.join(folder, ".lock"), "w") as lock:
         while any(not name.startswith(".") and name not in kept for name in os.listdir(folder)):
@@ -377,16 +406,48 @@ def _taken(queue: str) -> Iterator[tuple[list[str], list[str]]]:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
 
-def _queue_folder(queue: str) -> str:
-    folder = os.path.join(__opts__["cachedir"], "brine", queue)
+def _folder(*below: str) -> str:
+    """Where the runner keeps what it has to know in its next call."""
+    folder = os.path.join(__opts__["cachedir"], "brine", *below)
     os.makedirs(folder, mode=0o700, exist_ok=True)
     return folder
+
+
+@contextlib.contextmanager
+def _locked(what: str, *, waits: bool = False) -> Iterator[None]:
+    """Be the only call that does something, for the time of the block.
+
+    :raises BlockingIOError: if another call does it, and this one does not wait.
+    """
+    with open(os.path.join(_folder(), f"{what}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        yield
 
 
 # Redistribution.
 
 
+def _changes_redistributed(timeout: int | None) -> Result | None:
+    """Redistribute what has changed since the last time, until nothing has; what became of it. None
+    if there was nothing to do, or another call does it."""
+    told = None
+    while _serial() != _given():
+        try:
+            with _locked("redistribution"):
+                nodes = _nodes()
+                others = [name for name in nodes if not _is_here(name)]
+                told = _redistributed("brine", others, nodes, timeout=timeout)
+                _note_given(told["serial"])
+        except BlockingIOError:
+            break  # whoever has the lock looks again after that
+        for name, reason in _undone(told).items():
+            text = "brine.redistribute: %s has not got the configuration: %s"
+            log.error(text, name, _printable(reason))
+    return told
+
+
 def _redistributed(
+    state: str,
     names: Collection[str],
     nodes: Mapping[str, bool],
     *,
@@ -397,10 +458,11 @@ def _redistributed(
 
     :param nodes: those of the configuration, and whether each is offline.
     """
-    here = [name for name in names if _is_same(name, os.uname().nodename)]
-    answers = _apply("brine.confd", here, test=test, timeout=timeout)
+    here = [name for name in names if _is_here(name)]
+    answers = _apply(state, here, test=test, timeout=timeout)
+    serial = _serial()  # the others get this one, or a newer one
     others = [name for name in names if name not in here]
-    answers.update(_apply("brine.confd", others, test=test, timeout=timeout))
+    answers.update(_apply(state, others, test=test, timeout=timeout))
     told = {name: _told(answer) for name, answer in sorted(answers.items())}
     missing = sorted(name for name in names if name not in answers)
     away = [name for name in missing if nodes[name]]
@@ -410,7 +472,25 @@ def _redistributed(
     if test:
         comment = f"{len(told) - len(failed)} of {len(names)} nodes would have the configuration"
     is_done = not failed and not silent
-    return _ended(is_done, comment, nodes=told, not_answered=silent, offline=away)
+    more = {"nodes": told, "not_answered": silent, "offline": away}
+    return _ended(is_done, comment, serial=serial, **more)
+
+
+def _given() -> int | None:
+    """The serial of the configuration that was redistributed last, also to nodes that have failed
+    or not answered: ``brine.health`` names these."""
+    try:
+        with open(os.path.join(_folder(), "given"), encoding="ascii") as file:
+            return int(file.read())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _note_given(serial: int) -> None:
+    new = os.path.join(_folder(), "given.new")
+    with open(new, "w", encoding="ascii") as file:
+        file.write(str(serial))
+    os.replace(new, os.path.join(_folder(), "given"))
 
 
 def _undone(done: Result) -> dict[str, str]:
@@ -516,19 +596,6 @@ def _confirm(
     return unconfirmed, away
 
 
-@contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Be the only rotation for the time of the block."""
-    folder = os.path.dirname(_KEYS)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    with open(os.path.join(folder, ".lock"), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _RefusedError("another brine.rotate_key is at work") from None
-        yield
-
-
 def _read_keys() -> dict[str, str] | None:
     try:
         with open(_KEYS, encoding="ascii") as file:
@@ -546,6 +613,7 @@ def _read_keys() -> dict[str, str] | None:
 def _write_keys(keys: Mapping[str, str]) -> None:
     """Replace the file as a whole; it survives a power cut from when this returns."""
     folder = os.path.dirname(_KEYS)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
     new = f"{_KEYS}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(new)  # of one that was killed
@@ -576,7 +644,7 @@ def _all_nodes() -> list[dict[str, Any]]:
 def _expect_master() -> None:
     """Refuse to write where the configuration is a copy of another host's."""
     name = _config(f"/nodes/{_config('/cluster/master_node')}/name")
-    if not _is_same(name, os.uname().nodename):
+    if not _is_here(name):
         text = f"the cluster's master, {name}, writes the configuration; this is"
         raise _RefusedError(f"{text} {os.uname().nodename}")
 
@@ -609,6 +677,11 @@ def _brine(*command: str, stdin: str = "") -> Any:
     return json.loads(run.stdout)
 
 
+def _is_here(node: str) -> bool:
+    """Whether a node is this host."""
+    return _is_same(node, os.uname().nodename)
+
+
 def _is_same(node: str, minion: str) -> bool:
     """Whether both name the same node, where either may be the short name."""
     return minion in (node, node.partition(".")[0]) or minion.partition(".")[0] == node
@@ -625,9 +698,25 @@ def _pattern(node: str) -> str:
 def _apply(
     state: str, nodes: Collection[str], *, test: bool = False, timeout: int | None = None
 ) -> dict[str, Any]:
-    """Apply a state; returns the answers by node."""
-    # One that applies other states just now takes these afterwards.
-    return _execute("state.apply", nodes, [state], timeout=timeout, test=test, queue=True)
+    """Apply a state; returns the answers by node. One that is just applying states is asked again.
+
+    Salt's own ``queue=True`` is no help: as of 3008.5 the master is told that a job that waits on
+    its minion is none.
+    """
+    answers: dict[str, Any] = {}
+    busy, pause_s, until = [*nodes], _FIRST_PAUSE_S, time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        answers.update(_execute("state.apply", busy, [state], timeout=timeout, test=test))
+        busy = [name for name in busy if _is_busy(answers.get(name))]
+        if not busy or time.monotonic() > until:
+            return answers
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _is_busy(answer: Any) -> bool:
+    """Whether a minion has refused to apply states as it does so just now."""
+    return isinstance(answer, list) and any(_BUSY in str(line) for line in answer)
 
 
 def _execute(
@@ -694,7 +783,8 @@ def _printable(value: Any) -> str:
 
 
 def _ended(result: bool, comment: str, **more: Any) -> Result:
-    """What a function returns; salt-run fails if it has not succeeded."""
-    if not result:
-        __context__["retcode"] = 1
-    return {"result": result, "comment": comment, **{key: one for key, one in more.items() if one}}
+    """What a function returns. If it has not succeeded, salt-run exits with ``retcode``, and an
+    orchestration fails by the context. A master's reactor has one context for all its calls."""
+    __context__["retcode"] = 0 if result else 1
+    told = {"result": result, "comment": comment, **{key: one for key, one in more.items() if one}}
+    return told if result else {**told, "retcode": 1}

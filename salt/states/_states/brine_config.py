@@ -22,7 +22,10 @@ On the other nodes of the cluster, to which the external pillar ``brine`` gives 
     cluster-files:
       brine_config.files_copied: []
 
-Both talk to the ``brine`` command only, by the execution module ``brine``.
+When ``applied`` has changed something, the minion sends the event ``brine/config/changed``. The
+reactor ``brine/reactor/changed.sls`` then has the master bring it to the other nodes.
+
+All of them talk to the ``brine`` command only, by the execution module ``brine``.
 """
 
 from __future__ import annotations
@@ -77,6 +80,9 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
         comment = f"would be changed in {len(changes)} places"
     else:
         comment = f"changed in {len(changes)} places: serial {after}"
+        if __opts__["file_client"] != "local":
+            # No more than a bell: any minion may send it, so the master looks for itself.
+            __salt__["event.fire_master"]({}, "brine/config/changed")
     return _result(name, changes, "\n".join([comment, *done["said"]["notes"]]))
 
 
