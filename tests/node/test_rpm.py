@@ -205,6 +205,17 @@ def test_what_a_running_instance_needs_is_not_removed(
     assert pid_of(node) == running
 
 
+def test_what_ends_owned_instances_is_not_removed(node: Node, running: int) -> None:
+    folder = "/run/brine/lifecycle/web1"
+    node.run(["mkdir", folder])  # an instance with such a folder has an owner
+    try:
+        said = refused(node, "remove", "brine-lifecycle", "brine-watcher")
+    finally:
+        node.run(["rmdir", folder])
+    assert "brine-lifecycle: error: virtual machines run, stop them first: brine-inst" in said
+    assert installed(node) == ["brine", *PARTS]
+
+
 @pytest.mark.parametrize("package", RECOMMENDED)
 def test_another_part_goes_alone(node: Node, running: int, package: str) -> None:
     dnf(node, "remove", package)
