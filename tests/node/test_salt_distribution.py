@@ -286,6 +286,16 @@ def test_a_rotation_stops_where_a_node_is_away_and_continues_also_after_a_kill(
     assert new != old
 
 
+def test_health_sees_a_daemon_that_was_stopped(fleet: Fleet) -> None:
+    redistribute(fleet)
+    assert fleet.run("brine.health")["result"] is True
+    fleet.nodes[1].run(["systemctl", "stop", "brine-confd"])
+    told = fleet.run("brine.health", check=False)
+    assert (told["result"], told["stale"]) == (False, {IDS[1]: ["brine-confd.service"]})
+    redistribute(fleet)
+    assert fleet.run("brine.health")["result"] is True
+
+
 def test_secrets_are_nowhere_but_in_the_masters_pillar_cache(fleet: Fleet) -> None:
     redistribute(fleet, "test=True")
     master = fleet.master
