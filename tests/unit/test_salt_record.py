@@ -54,6 +54,7 @@ class Minions:
     :ivar others: minions that are no nodes.
     :ivar failing: those whose states fail.
     :ivar instances: what each node says of its instances.
+    :ivar told_when_applied: what the outbox of each node had when it last applied states.
     :ivar applying: what nodes say when they are to apply states, if that is something else.
     :ivar at_work: what happens while an outbox is looked at; once.
     """
@@ -69,6 +70,7 @@ class Minions:
         self.applying: dict[str, Any] = {}
         self.serials = {NODES[0]: 7}
         self.applied: list[str] = []
+        self.told_when_applied: dict[str, Any] = {}
         self.states: set[str] = set()
         self.at_work: Any = None
 
@@ -122,6 +124,7 @@ class Minions:
         assert function == "state.apply"
         self.states.update(arguments)
         self.applied.append(minion)
+        self.told_when_applied[minion] = list(self.outboxes[minion])
         if minion in self.applying:
             return self.applying[minion]
         told = {"name": "a", "result": minion not in self.failing, "comment": "a\nforged"}
@@ -165,6 +168,8 @@ def test_an_outbox_is_recorded_redistributed_and_acknowledged(
         "nodes": {NODES[2]: {"recorded": 2, "refused": []}},
     }
     assert minions.recorded == [(NODES[2], ["a", "b"])]
+    # It forgets them when it has the configuration that knows of them.
+    assert minions.told_when_applied[NODES[2]] == ["a", "b"]
     assert minions.outboxes[NODES[2]] == []
     assert sorted(minions.applied) == sorted(NODES)
     # The rest of what pillar says is not applied on this occasion.
@@ -286,6 +291,19 @@ def test_a_candidate_that_has_not_got_the_configuration_gets_it_in_a_later_call(
     assert minions.applied == [NODES[1]]
     runner.record(NODES[0])
     assert minions.applied == [NODES[1]]
+
+
+@pytest.mark.parametrize("kind", ["failing", "applying"])
+def test_a_node_forgets_what_is_recorded_when_it_has_the_configuration(
+    runner: ModuleType, minions: Minions, kind: str
+) -> None:
+    minions.outboxes[NODES[2]] = ["a"]
+    setattr(minions, kind, {NODES[2]: "it failed"})
+    assert runner.record(NODES[2])["nodes"] == {NODES[2]: {"recorded": 1, "refused": []}}
+    assert minions.outboxes[NODES[2]] == ["a"]
+    setattr(minions, kind, {})
+    assert runner.record(NODES[2])["result"] is True
+    assert minions.outboxes[NODES[2]] == []
 
 
 def test_one_call_works_at_a_time_and_takes_what_comes_meanwhile(

@@ -187,7 +187,8 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
     The reactor ``brine/reactor/recorded.sls`` calls this for each event of the beacon. The node's
     minion itself is asked, as Salt lets any minion send any event. This host, which has to be the
     cluster's master, writes the configuration. Then the node, and the master candidates, get their
-    new one. What is recorded is acknowledged; what is refused stays in the outbox.
+    new one. Once the node has it, what is recorded is acknowledged; what is refused stays in the
+    outbox.
 
     One call works at a time, and also does what others leave to it meanwhile. If it is killed, or a
     minion is away, the beacon's next event has it done. Nodes that were to get the new
@@ -206,6 +207,7 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
         salt-run brine.record node1.example.com
     """
     told: dict[str, Result] = {}
+    recorded: dict[str, list[str]] = {}
     undone: dict[str, str] = {}
     try:
         nodes = _nodes()
@@ -215,13 +217,17 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
         _put("record", chosen)
         for names, _ in _taken("record"):
             _expect_master()
-            told.update(_record(names, timeout))
+            told.update(_record(names, recorded, timeout))
         for names, left in _taken("redistribute"):
             nodes = _nodes()
             concerned = [name for name in nodes if name in names]
             failed = _undone(_redistributed("brine.confd", concerned, nodes, timeout=timeout))
             undone = {name: why for name, why in undone.items() if name not in names} | failed
             left.extend(failed)
+            # Until then, the node's own record of what its user wants is the only one it goes by.
+            for name in [name for name in concerned if name in recorded and name not in failed]:
+                events = recorded.pop(name)
+                _execute("brine.outbox_acknowledge", [name], events, timeout=timeout)
     except _RefusedError as error:
         log.error("brine.record: %s", error)
         return _ended(False, str(error))
@@ -327,9 +333,14 @@ def _are_instances(answer: Any) -> TypeGuard[list[dict[str, Any]]]:
 # The outboxes of the nodes.
 
 
-def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
-    """Record what the outboxes of nodes tell, and acknowledge it there. A node whose events can't
-    be recorded holds up no other, and names that are no node's any more are dropped."""
+def _record(
+    names: Collection[str], recorded: dict[str, list[str]], timeout: int | None
+) -> dict[str, Result]:
+    """Record what the outboxes of nodes tell. A node whose events can't be recorded holds up no
+    other, and names that are no node's any more are dropped.
+
+    :param recorded: gains the ids of each node's events that are on record now.
+    """
     told = {}
     nodes = {node["name"]: node for node in _all_nodes()}
     candidates = [name for name, node in nodes.items() if node.get("master_candidate")]
@@ -345,15 +356,14 @@ def _record(names: Collection[str], timeout: int | None) -> dict[str, Result]:
             log.error("brine.record: %s: %s", name, error)
             told[name] = {"recorded": 0, "refused": [str(error)]}
             continue
-        recorded = [one["id"] for one in results if one["recorded"]]
+        ids = [one["id"] for one in results if one["recorded"]]
         refused = [f"{one['id']}: {one['reason']}" for one in results if not one["recorded"]]
         for line in refused:
             log.warning("brine.record: %s may not say so, or says nothing known: %s", name, line)
-        if recorded:
-            # It is on record before the node forgets it.
+        if ids:
+            recorded[name] = ids
             _put("redistribute", [name, *candidates])
-            _execute("brine.outbox_acknowledge", [name], recorded, timeout=timeout)
-        told[name] = {"recorded": len(recorded), "refused": refused}
+        told[name] = {"recorded": len(ids), "refused": refused}
     return told
 
 
