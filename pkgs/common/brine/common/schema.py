@@ -223,7 +223,8 @@ def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
         if what is None:
             usual = getattr(kind, "OTHER_WORDS", {}).get(name.lower())
             hint = f"did you mean {usual}?" if usual else nearest(name, shape.by_key)
-            raise SchemaError(f"there is no such {noun}", where=member(where, name), hint=hint)
+            place = printable(member(where, name))
+            raise SchemaError(f"there is no such {noun}", where=place, hint=hint)
         if type(value) is type(what.default) and value == what.default:
             values[what.name] = value  # as good as left out; most of what we have written is that
         else:
