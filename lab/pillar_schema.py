@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
 from brine.common.schema import NOUNS, KeySchema, shape_of
 from brine.confd.settings import ConfdSettings
 from brine.config.merge import CLASSES
@@ -31,7 +29,7 @@ REFERENCE = TREE / "docs/pillar.md"
 EXAMPLE = TREE / "salt/pillar.example"
 
 _NOUNS: dict[str, str] = runpy.run_path(str(TREE / "salt/states/_states/brine_pillar.py"))["NOUNS"]
-_DEFAULTS = TREE / "salt/states/brine/defaults.yaml"
+_DEFAULTS: dict[str, Any] = runpy.run_path(str(TREE / "salt/states/brine/map.py"))["DEFAULTS"]
 _SETTINGS = {
     "kvmd": (KvmdSettings, "brine-kvmd.toml(5)"),
     "confd": (ConfdSettings, "brine-confd.toml(5)"),
@@ -114,8 +112,7 @@ def schema() -> Node:
     """The schema of pillar: of its key ``brine`` and all that is in it."""
     classes = _Classes()
     comments = dict(_comments(EXAMPLE.read_text()))
-    defaults = yaml.safe_load(_DEFAULTS.read_text())
-    formula = {key: _formula(value, key, comments) for key, value in defaults.items()}
+    formula = {key: _formula(value, key, comments) for key, value in _DEFAULTS.items()}
     for part, (kind, page) in _SETTINGS.items():
         description = comments[f"{part}:settings"]
         assert page in description

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +26,16 @@ def load(kind: str, name: str, **given: Any) -> ModuleType:
     :param kind: modules, states or grains.
     :param given: what Salt would put into it: ``__opts__``, ``__salt__``, ...
     """
-    spec = importlib.util.spec_from_file_location(name, SALT / f"states/_{kind}/{name}.py")
+    return _load(SALT / f"states/_{kind}/{name}.py", given)
+
+
+def load_map(**given: Any) -> ModuleType:
+    """Load the map of the states, as Salt's renderer py does."""
+    return _load(SALT / "states/brine/map.py", given)
+
+
+def _load(file: Path, given: Mapping[str, Any]) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

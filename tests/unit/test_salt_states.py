@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from unit.salt_loader import SALT, execution_module, load
+from unit.salt_loader import execution_module, load, load_map
 
 
 @pytest.fixture
@@ -85,8 +84,8 @@ def test_what_the_formula_does_not_know_is_for_the_command(state: ModuleType, te
         given.append(json.loads(stdin))
         return {"retcode": 1, "stdout": "", "stderr": "brine: error: /instancs: is not known"}
 
-    keys = re.findall(r"^(\w+):", (SALT / "states/brine/defaults.yaml").read_text(), re.MULTILINE)
-    pillar: dict[str, Any] = {**dict.fromkeys(keys), "instancs": {}, "networks": None}
+    of_the_formula = dict.fromkeys(load_map().DEFAULTS)
+    pillar: dict[str, Any] = {**of_the_formula, "instancs": {}, "networks": None}
     vars(state).update(
         __opts__={"test": test},
         __pillar__={"brine": pillar},

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-# What defaults.yaml has is for the states of this formula. "brine config apply" gets all else, and
-# refuses what it does not know.
+# What map.py has defaults of is for the states of this formula. "brine config apply" gets all
+# else, and refuses what it does not know.
 _OTHERS: tuple[str, ...] = ("version", "repository", "config", "kvmd", "confd")
 _OTHERS += ("hotplug", "instance", "lifecycle", "watcher", "distributed")
 

@@ -1,5 +1,6 @@
 {%- set tplroot = tpldir %}
-{%- from tplroot ~ "/map.jinja" import parts, sls_root with context %}
+{%- set sls_root = tplroot | replace("/", ".") %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - .loaded
@@ -8,11 +9,11 @@ include:
 brine-pillar:
   brine_pillar.valid:
     - schema: salt://{{ tplroot }}/schema.json
-    - parts: {{ parts | json }}
+    - parts: {{ brine.parts | json }}
     - require:
       - test: brine-states-loaded
     - require_in:
       - sls: {{ sls_root }}.repository
-{%- for part in parts %}
+{%- for part in brine.parts %}
       - sls: {{ sls_root }}.{{ part }}.clean
 {%- endfor %}

@@ -1,10 +1,11 @@
 {#- Undoes the states of this folder. The system user and group stay, as the numbers of removed ones could be given to somebody else while files
     still belong to them. #}
 {%- set tplroot = tpldir %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, family_known, sls_root with context %}
+{%- set sls_root = tplroot | replace("/", ".") %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
-{%- if not family_known %}
+{%- if not brine.family_known %}
   - .unknown_family
 {%- else %}
   - .watcher.clean
@@ -26,14 +27,14 @@ extend:
         - sls: {{ sls_root }}.hotplug.clean
 
 {#- The packages of parts are removed by now. A purge also takes what is left of them: settings, counters, records. #}
-{%- set packages = [brine.common_package, brine.config_package] %}
-{%- for part in parts %}
-{%- do packages.append(brine[part].package) %}
-{%- endfor %}
-
 brine-clean-packages:
   pkg.purged:
-    - pkgs: {{ packages | json }}
+    - pkgs:
+      - brine-common
+      - brine-config
+{%- for part in brine.parts %}
+      - brine-{{ part }}
+{%- endfor %}
     - require:
       - sls: {{ sls_root }}.watcher.clean
       - sls: {{ sls_root }}.lifecycle.clean

@@ -1,13 +1,13 @@
 {%- set tplroot = tpldir %}
-{%- from tplroot ~ "/map.jinja" import family_known, parts, parts_fit with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
-{%- if family_known and not parts_fit %}
+{%- if brine.family_known and not brine.parts_fit %}
   - .checked
-{%- elif family_known %}
+{%- elif brine.family_known %}
   - .common
 {#- A file that has nothing for this node takes time all the same. #}
-{%- for part in ["kvmd", "hotplug", "config", "confd", "instance", "lifecycle", "watcher"] if parts.get(part, true) %}
+{%- for part in ["kvmd", "hotplug", "config", "confd", "instance", "lifecycle", "watcher"] if brine.parts.get(part, true) %}
   - .{{ part }}
 {%- endfor %}
 {%- else %}

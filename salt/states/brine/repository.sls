@@ -1,5 +1,5 @@
 {%- set tplroot = tpldir %}
-{%- from tplroot ~ "/map.jinja" import brine with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - .checked

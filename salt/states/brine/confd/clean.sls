@@ -1,8 +1,8 @@
 {#- Undoes brine.confd, also where pillar says that a node has no configuration daemon. Keys that pillar does not have may be the only copies: they
     stay. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, confd_drop_in, key_file, previous_key_file with context %}
-{%- set keys = [key_file, previous_key_file] if brine.confd.key else [] %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
+{%- set keys = [brine.confd.key_file, brine.confd.previous_key_file] if brine.confd.key else [] %}
 {%- if salt["service.available"]("brine-confd.service") %}
 
 brine-clean-brine-confd.service:
@@ -17,7 +17,7 @@ brine-clean-brine-confd.service:
 
 brine-clean-confd-package:
   pkg.removed:
-    - name: {{ brine.confd.package }}
+    - name: brine-confd
 
 {#- The keys first, or the package could not remove their folder. #}
 {%- for file in keys %}
@@ -29,7 +29,7 @@ brine-clean-{{ file }}:
       - pkg: brine-clean-confd-package
 {%- endfor %}
 
-{%- for file in ["/etc/brine/confd.toml", confd_drop_in] %}
+{%- for file in ["/etc/brine/confd.toml", brine.confd.drop_in] %}
 
 brine-clean-{{ file }}:
   file.absent:
@@ -47,4 +47,4 @@ brine-clean-confd-units-read:
       - pkg: brine-clean-confd-package
 
 {%- from tplroot ~ "/emptied.jinja" import rmdir_if_ours with context %}
-{{ rmdir_if_ours(confd_drop_in, "brine-clean-confd-units-read") }}
+{{ rmdir_if_ours(brine.confd.drop_in, "brine-clean-confd-units-read") }}

@@ -1,18 +1,19 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, confd_said, confd_drop_in, key_file, previous_key_file with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..common
   - ..config
 
-{%- if parts.confd and confd_said %}
+{#- One that pillar says nothing of is upgraded with the others, and else left alone. #}
+{%- if brine.parts.confd and (brine.confd.enabled or brine.confd.key) %}
 
 {#- A node whose pillar has no key keeps what it has: the files are somebody else's. Brine itself checks a key before it is put in place. #}
 {%- if brine.confd.key %}
 
 brine-confd-key:
   file.managed:
-    - name: {{ key_file | json }}
+    - name: {{ brine.confd.key_file | json }}
     - contents_pillar: brine:confd:key
     - show_changes: false
     - user: root
@@ -27,7 +28,7 @@ brine-confd-key:
 brine-confd-previous-key:
 {%- if brine.confd.previous_key %}
   file.managed:
-    - name: {{ previous_key_file | json }}
+    - name: {{ brine.confd.previous_key_file | json }}
     - contents_pillar: brine:confd:previous_key
     - show_changes: false
     - user: root
@@ -36,7 +37,7 @@ brine-confd-previous-key:
     - check_cmd: /usr/bin/brine confd check-key
 {%- else %}
   file.absent:
-    - name: {{ previous_key_file | json }}
+    - name: {{ brine.confd.previous_key_file | json }}
 {%- endif %}
     - require:
       - pkg: brine-packages
@@ -69,15 +70,15 @@ brine-confd-settings:
 
 {#- The unit can't read the settings: it is told where they differ from its own. #}
 brine-confd-drop-in:
-{%- if brine.confd.root_only or key_file != "/etc/brine/hmac.key" or previous_key_file != "/etc/brine/hmac.key.previous" %}
+{%- if brine.confd.root_only or brine.confd.key_file != "/etc/brine/hmac.key" or brine.confd.previous_key_file != "/etc/brine/hmac.key.previous" %}
   file.managed:
-    - name: {{ confd_drop_in }}
+    - name: {{ brine.confd.drop_in }}
     - source: salt://{{ tplroot }}/files/confd-service.conf.jinja
     - template: jinja
     - context:
         config_file: {{ brine.confd.settings.get("config_file", "/var/lib/brine/config.data") | json }}
-        key_file: {{ key_file | json }}
-        previous_key_file: {{ previous_key_file | json }}
+        key_file: {{ brine.confd.key_file | json }}
+        previous_key_file: {{ brine.confd.previous_key_file | json }}
         root_only: {{ brine.confd.root_only | json }}
     - makedirs: true
     - user: root
@@ -85,7 +86,7 @@ brine-confd-drop-in:
     - mode: '0644'
 {%- else %}
   file.absent:
-    - name: {{ confd_drop_in }}
+    - name: {{ brine.confd.drop_in }}
 {%- endif %}
     - require:
       - file: brine-confd-settings
@@ -104,17 +105,17 @@ brine-confd-units-read:
 {{ taken_over("brine-confd-reloaded", "try-reload-or-restart", "brine-confd.service", keys + ["brine-confd-settings"],
               [{"file": "brine-confd-settings"}, {"cmd": "brine-confd-restarted"}]) }}
 
-{%- if brine.confd.daemon and not brine.confd.key and not salt["file.file_exists"](key_file) %}
+{%- if brine.confd.daemon and not brine.confd.key and not salt["file.file_exists"](brine.confd.key_file) %}
 
 {#- It is looked for again in its turn: other states may have brought it by then. The name says it all: in test mode Salt replaces the comment. #}
 brine-confd-has-no-key:
   test.fail_without_changes:
-    - name: {{ ("brine-confd is enabled and has no key: put the cluster's into pillar, brine:confd:key, or into the node's " ~ key_file
+    - name: {{ ("brine-confd is enabled and has no key: put the cluster's into pillar, brine:confd:key, or into the node's " ~ brine.confd.key_file
                 ~ "; \"openssl rand -hex 32\" makes the key of a new cluster") | json }}
     - comment: the daemon is not started
     - unless:
       - fun: file.file_exists
-        path: {{ key_file | json }}
+        path: {{ brine.confd.key_file | json }}
     - require:
       - pkg: brine-packages
     - require_in:

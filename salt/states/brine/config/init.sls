@@ -1,5 +1,5 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, distributed, has_configuration, node_name, specs with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..common
@@ -53,7 +53,7 @@ brine-config-writer-known:
     - onchanges:
       - brine_config: brine-config-applied
 {%- endif %}
-{%- elif distributed %}
+{%- elif brine.is_distributed %}
 
 brine-config-copied:
   brine_config.copied:
@@ -65,7 +65,7 @@ brine-config-copied:
 
 {#- What every node should know: made from the configuration where there is one, else copied. #}
 brine-ssconf:
-{%- if distributed and not (brine.config.source or brine.config.apply) %}
+{%- if brine.is_distributed and not (brine.config.source or brine.config.apply) %}
   brine_config.ssconf_copied:
 {%- else %}
   brine_config.ssconf_exported:
@@ -75,7 +75,7 @@ brine-ssconf:
       - pkg: brine-packages
       - test: brine-states-loaded
 
-{%- if brine.config.ssconf_source and not (distributed or brine.config.source or brine.config.apply) %}
+{%- if brine.config.ssconf_source and not (brine.is_distributed or brine.config.source or brine.config.apply) %}
 
 brine-ssconf-copied:
   file.recurse:
@@ -90,7 +90,7 @@ brine-ssconf-copied:
 {%- endif %}
 
 {#- VNC passwords and the like. The writer's host is where they come from. #}
-{%- if distributed and not brine.config.apply %}
+{%- if brine.is_distributed and not brine.config.apply %}
 
 brine-config-files:
   brine_config.files_copied:
@@ -100,13 +100,13 @@ brine-config-files:
 {%- endif %}
 
 {#- The cluster's instances of this node. Where all states are applied, brine.instance has more that comes before. #}
-{%- if has_configuration and parts.instance and parts_fit %}
+{%- if brine.has_configuration and brine.parts.instance and brine.parts_fit %}
 
 brine-instances-from-config:
   brine_instance.from_config:
     - config: {{ ("/var/lib/brine/config.data" if brine.config.apply or brine.config.source else "") | json }}
-    - node: {{ node_name | json }}
-    - declared: {{ specs | list | json }}
+    - node: {{ brine.node_name | json }}
+    - declared: {{ brine.specs | list | json }}
     - require:
       - pkg: brine-packages
       - test: brine-states-loaded

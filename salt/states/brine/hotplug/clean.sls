@@ -1,6 +1,6 @@
 {#- Undoes brine.hotplug, also where pillar says that a node has no hotplug. What was plugged into running VMs stays there, and so do their taps. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, scripts_dir with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 {#- Its package would take that one with it. #}
 include:
@@ -20,9 +20,9 @@ brine-clean-brine-tap-gc.timer:
 {#- The scripts first, or the package could not remove their folder. #}
 {%- for name in brine.hotplug.scripts | sort if name is match("^[A-Za-z0-9_-]+$") %}
 
-brine-clean-{{ scripts_dir }}/{{ name }}:
+brine-clean-{{ brine.hotplug.scripts_dir }}/{{ name }}:
   file.absent:
-    - name: {{ scripts_dir }}/{{ name }}
+    - name: {{ brine.hotplug.scripts_dir }}/{{ name }}
     - require:
       - pkg: brine-clean-instance-package
     - require_in:
@@ -31,6 +31,6 @@ brine-clean-{{ scripts_dir }}/{{ name }}:
 
 brine-clean-hotplug-package:
   pkg.removed:
-    - name: {{ brine.hotplug.package }}
+    - name: brine-hotplug
     - require:
       - pkg: brine-clean-instance-package

@@ -1,16 +1,16 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, scripts_dir with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..common
 
-{%- if parts.hotplug %}
+{%- if brine.parts.hotplug %}
 {%- for name, script in brine.hotplug.scripts | dictsort if script is string and name is match("^[A-Za-z0-9_-]+$") %}
 
 brine-hotplug-script-{{ name }}:
 {%- if script %}
   file.managed:
-    - name: {{ scripts_dir }}/{{ name }}
+    - name: {{ brine.hotplug.scripts_dir }}/{{ name }}
 {%- if script.startswith("salt://") %}
     - source: {{ script | json }}
 {%- else %}
@@ -21,7 +21,7 @@ brine-hotplug-script-{{ name }}:
     - mode: '0755'
 {%- else %}
   file.absent:
-    - name: {{ scripts_dir }}/{{ name }}
+    - name: {{ brine.hotplug.scripts_dir }}/{{ name }}
 {%- endif %}
     - require:
       - pkg: brine-packages

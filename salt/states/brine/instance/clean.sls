@@ -1,7 +1,8 @@
 {#- Undoes brine.instance, also where pillar says that a node runs no instances. While one runs nothing is undone. What instances should be stays: their
     UUIDs and MAC addresses may be nowhere else. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, sls_root with context %}
+{%- set sls_root = tplroot | replace("/", ".") %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 {#- Its package would take that one with it. #}
 include:
@@ -29,7 +30,7 @@ brine-clean-brine-instances.target:
 
 brine-clean-instance-package:
   pkg.removed:
-    - name: {{ brine.instance.package }}
+    - name: brine-instance
     - require:
       - pkg: brine-clean-watcher-package
       - brine_instance: brine-clean-no-instance-runs

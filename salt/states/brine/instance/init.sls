@@ -1,5 +1,6 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, specs, elsewhere, has_configuration, of_cluster, sls_root, unit_files with context %}
+{%- set sls_root = tplroot | replace("/", ".") %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..common
@@ -8,7 +9,7 @@ include:
   - ..hotplug
   - ..config
 
-{%- if parts.instance and parts_fit %}
+{%- if brine.parts.instance and brine.parts_fit %}
 
 {#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
 brine-instance-settings:
@@ -33,14 +34,14 @@ brine-instance-settings:
     - require:
       - pkg: brine-packages
 
-{%- if has_configuration %}
+{%- if brine.has_configuration %}
 
 extend:
   brine-instances-from-config:
     brine_instance:
       - require:
         - file: brine-instance-settings
-{%- if parts.kvmd %}
+{%- if brine.parts.kvmd %}
         - sls: {{ sls_root }}.kvmd
 {%- endif %}
         - sls: {{ sls_root }}.hotplug
@@ -58,7 +59,7 @@ brine-instance-at-boot:
       - pkg: brine-packages
 
 {#- One that has been here, and is another node's by now, must not run here too. #}
-{%- for name, node in elsewhere.items() if salt["file.file_exists"]("/var/lib/brine/instances/" ~ name ~ ".json") %}
+{%- for name, node in brine.elsewhere.items() if salt["file.file_exists"]("/var/lib/brine/instances/" ~ name ~ ".json") %}
 
 {{ ("brine-instance-" ~ name) | json }}:
   brine_instance.elsewhere:
@@ -69,18 +70,10 @@ brine-instance-at-boot:
       - test: brine-states-loaded
 {%- endfor %}
 
-{#- Those that are to go come first, as others may get their disks; then by the order in which they start with the node. #}
-{%- set ordered = [] %}
-{#- One that is the cluster's, too, is refused there. #}
-{%- for name, spec in specs.items() if name not in of_cluster %}
-{%- set order = spec.get("start_order") if spec is mapping else none %}
-{%- set goes = spec is mapping and spec.get("absent") is sameas true %}
-{%- do ordered.append([-1 if goes else order if order is integer else 100, name]) %}
-{%- endfor %}
 {#- A Brine that is there refuses what is wrong in a spec itself. #}
-{%- set is_there = salt["file.file_exists"](unit_files ~ "brine-instance@.service") %}
-{%- for _, name in ordered | sort %}
-{%- set spec = specs[name] %}
+{%- set is_there = salt["file.file_exists"]("/usr/lib/systemd/system/brine-instance@.service") %}
+{#- One that is the cluster's, too, is refused there. #}
+{%- for name, spec in brine.specs.items() if name not in brine.of_cluster %}
 {%- set id = "brine-instance-" ~ name %}
 {%- set goes = spec is mapping and spec.get("absent") is sameas true %}
 {%- if not is_there %}
@@ -107,7 +100,7 @@ brine-instance-at-boot:
     - require:
       - file: brine-instance-settings
       - test: brine-states-loaded
-{%- if parts.kvmd %}
+{%- if brine.parts.kvmd %}
       - sls: {{ sls_root }}.kvmd
 {%- endif %}
       - sls: {{ sls_root }}.hotplug

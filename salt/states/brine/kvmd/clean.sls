@@ -1,6 +1,6 @@
 {#- Undoes brine.kvmd, also where pillar says that a node has no KVM daemon. Verdicts that others still read stay in the control directory. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, path_drop_in, service_drop_in with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 {#- The timer and the path unit first: either could start the service again. #}
 {%- for unit in ["brine-kvmd-retry.timer", "brine-kvmd.path", "brine-kvmd.service"] if salt["service.available"](unit) %}
@@ -18,9 +18,9 @@ brine-clean-{{ unit }}:
 
 brine-clean-kvmd-package:
   pkg.removed:
-    - name: {{ brine.kvmd.package }}
+    - name: brine-kvmd
 
-{%- for file in ["/etc/brine/kvmd.toml", path_drop_in, service_drop_in] %}
+{%- for file in ["/etc/brine/kvmd.toml", brine.kvmd.path_drop_in, brine.kvmd.service_drop_in] %}
 
 brine-clean-{{ file }}:
   file.absent:
@@ -38,6 +38,6 @@ brine-clean-units-read:
       - pkg: brine-clean-kvmd-package
 
 {%- from tplroot ~ "/emptied.jinja" import rmdir_if_ours with context %}
-{%- for drop_in in [path_drop_in, service_drop_in] %}
+{%- for drop_in in [brine.kvmd.path_drop_in, brine.kvmd.service_drop_in] %}
 {{ rmdir_if_ours(drop_in, "brine-clean-units-read") }}
 {%- endfor %}

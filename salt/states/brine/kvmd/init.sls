@@ -1,5 +1,5 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, control_dir, suffix, path_drop_in, service_drop_in with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..common
@@ -31,33 +31,33 @@ brine-kvmd-settings:
 
 {#- The path unit can't read the settings: it is told where they differ from its own. #}
 brine-kvmd-path-drop-in:
-{%- if control_dir != "/run/brine/ctrl" or suffix != ".kvmd" %}
+{%- if brine.kvmd.control_dir != "/run/brine/ctrl" or brine.kvmd.suffix != ".kvmd" %}
   file.managed:
-    - name: {{ path_drop_in }}
+    - name: {{ brine.kvmd.path_drop_in }}
     - source: salt://{{ tplroot }}/files/path.conf.jinja
     - template: jinja
     - context:
-        control_dir: {{ control_dir | json }}
-        suffix: {{ suffix | json }}
+        control_dir: {{ brine.kvmd.control_dir | json }}
+        suffix: {{ brine.kvmd.suffix | json }}
     - makedirs: true
     - user: root
     - group: root
     - mode: '0644'
 {%- else %}
   file.absent:
-    - name: {{ path_drop_in }}
+    - name: {{ brine.kvmd.path_drop_in }}
 {%- endif %}
     - require:
       - file: brine-kvmd-settings
 
 brine-kvmd-service-drop-in:
-{%- if brine.kvmd.root_only or not control_dir.startswith("/run/") %}
+{%- if brine.kvmd.root_only or not brine.kvmd.control_dir.startswith("/run/") %}
   file.managed:
-    - name: {{ service_drop_in }}
+    - name: {{ brine.kvmd.service_drop_in }}
     - source: salt://{{ tplroot }}/files/service.conf.jinja
     - template: jinja
     - context:
-        control_dir: {{ control_dir | json }}
+        control_dir: {{ brine.kvmd.control_dir | json }}
         root_only: {{ brine.kvmd.root_only | json }}
     - makedirs: true
     - user: root
@@ -65,7 +65,7 @@ brine-kvmd-service-drop-in:
     - mode: '0644'
 {%- else %}
   file.absent:
-    - name: {{ service_drop_in }}
+    - name: {{ brine.kvmd.service_drop_in }}
 {%- endif %}
     - require:
       - file: brine-kvmd-settings

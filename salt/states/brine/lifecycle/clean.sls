@@ -1,7 +1,7 @@
 {#- Undoes brine.lifecycle, also where pillar says that a node has no handler. While an instance with an owner runs nothing is undone. Such
     instances do not start any more without the package. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..loaded
@@ -14,7 +14,7 @@ brine-clean-no-owned-instance-runs:
 
 brine-clean-lifecycle-package:
   pkg.removed:
-    - name: {{ brine.lifecycle.package }}
+    - name: brine-lifecycle
     - require:
       - brine_instance: brine-clean-no-owned-instance-runs
 

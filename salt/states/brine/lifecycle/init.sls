@@ -1,10 +1,10 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..common
 
-{%- if parts.lifecycle and parts_fit %}
+{%- if brine.parts.lifecycle and brine.parts_fit %}
 
 {#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
 brine-lifecycle-settings:

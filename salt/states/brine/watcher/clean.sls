@@ -1,6 +1,6 @@
 {#- Undoes brine.watcher, also where pillar says that a node has no watcher. What users shut down stays off. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, watcher_drop_in, beacon_file with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 {%- if salt["service.available"]("brine-watcher.timer") %}
 
 brine-clean-brine-watcher.timer:
@@ -12,9 +12,9 @@ brine-clean-brine-watcher.timer:
 
 brine-clean-watcher-package:
   pkg.removed:
-    - name: {{ brine.watcher.package }}
+    - name: brine-watcher
 
-{%- for file in ["/etc/brine/watcher.toml", watcher_drop_in] %}
+{%- for file in ["/etc/brine/watcher.toml", brine.watcher.drop_in] %}
 
 brine-clean-{{ file }}:
   file.absent:
@@ -32,13 +32,13 @@ brine-clean-watcher-units-read:
       - pkg: brine-clean-watcher-package
 
 {%- from tplroot ~ "/emptied.jinja" import rmdir_if_ours with context %}
-{{ rmdir_if_ours(watcher_drop_in, "brine-clean-watcher-units-read") }}
+{{ rmdir_if_ours(brine.watcher.drop_in, "brine-clean-watcher-units-read") }}
 
-{%- if salt["file.file_exists"](beacon_file) %}
+{%- if salt["file.file_exists"](brine.watcher.beacon_file) %}
 
 brine-clean-beacon:
   file.absent:
-    - name: {{ beacon_file | json }}
+    - name: {{ brine.watcher.beacon_file | json }}
 
 brine-clean-beacon-told:
   module.run:

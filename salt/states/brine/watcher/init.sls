@@ -1,11 +1,11 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- from tplroot ~ "/map.jinja" import brine, parts, parts_fit, watcher_drop_in, beacon_file with context %}
+{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..common
   - ..loaded
 
-{%- if parts.watcher and parts_fit %}
+{%- if brine.parts.watcher and brine.parts_fit %}
 
 {#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
 brine-watcher-settings:
@@ -35,7 +35,7 @@ brine-watcher-settings:
 brine-watcher-drop-in:
 {%- if interval is integer and interval != 300 %}
   file.managed:
-    - name: {{ watcher_drop_in }}
+    - name: {{ brine.watcher.drop_in }}
     - source: salt://{{ tplroot }}/files/watcher-timer.conf.jinja
     - template: jinja
     - context:
@@ -46,7 +46,7 @@ brine-watcher-drop-in:
     - mode: '0644'
 {%- else %}
   file.absent:
-    - name: {{ watcher_drop_in }}
+    - name: {{ brine.watcher.drop_in }}
 {%- endif %}
     - require:
       - file: brine-watcher-settings
@@ -84,7 +84,7 @@ brine-watcher-no-timer:
 brine-beacon:
 {%- if brine.watcher.beacon %}
   file.managed:
-    - name: {{ beacon_file | json }}
+    - name: {{ brine.watcher.beacon_file | json }}
     - contents: |
         beacons:
           brine: []
@@ -93,7 +93,7 @@ brine-beacon:
     - mode: '0644'
 {%- else %}
   file.absent:
-    - name: {{ beacon_file | json }}
+    - name: {{ brine.watcher.beacon_file | json }}
 {%- endif %}
     - require:
       - pkg: brine-packages

@@ -1,0 +1,305 @@
+#!py
+"""What the states go by: their defaults, with what pillar says in place of them, and what follows.
+
+Salt's renderer py runs this file for each file of the states::
+
+    {%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    __grains__: dict[str, Any] = {}
+    __opts__: dict[str, Any] = {}
+    __salt__: dict[str, Callable[..., Any]] = {}
+
+Values = dict[str, Any]
+
+# What the states use where pillar says nothing; see pillar.example for the meaning.
+DEFAULTS: Values = {
+    "version": "",
+    "repository": {"line": "", "key": ""},
+    "kvmd": {"enabled": True, "on_demand": True, "root_only": False, "settings": {}},
+    "confd": {
+        # Where pillar does not say, a node with a key has the package.
+        "enabled": None,
+        # Where pillar does not say, it runs, but not on a node of the cluster that is no candidate.
+        "daemon": None,
+        "key": "",
+        "previous_key": "",
+        "root_only": False,
+        "settings": {},
+    },
+    "hotplug": {"enabled": True, "gc": True, "scripts": {}},
+    "instance": {
+        # Where pillar does not say, a node with instances or settings has the package, and a node
+        # that has it keeps it.
+        "enabled": None,
+        "at_boot": True,
+        "settings": {},
+        "instances": {},
+    },
+    "lifecycle": {
+        # Where pillar does not say, a node with an instance that has an owner has the package, and
+        # a node that has it keeps it.
+        "enabled": None,
+        "fence": False,
+        "settings": {},
+    },
+    # Where pillar does not say, a node that runs instances has the package.
+    "watcher": {"enabled": None, "timer": True, "beacon": True, "settings": {}},
+    "config": {"apply": False, "prune": False, "source": "", "ssconf_source": ""},
+}
+
+# The repository's files, by family of distributions. Nobody else would give such names to theirs,
+# as the states also remove them.
+REPOSITORY_FILES = {
+    "Debian": {
+        "file": "/etc/apt/sources.list.d/brine-salt.list",
+        "key_file": "/etc/apt/keyrings/brine-salt.asc",
+    },
+    "RedHat": {
+        "file": "/etc/yum.repos.d/brine-salt.repo",
+        "key_file": "/etc/pki/rpm-gpg/RPM-GPG-KEY-brine-salt",
+    },
+}
+
+# Drop-ins of these states; others' drop-ins beside them are left alone.
+_DROP_IN = "/etc/systemd/system/brine-{}.d/salt.conf"
+_PLACES = {
+    "kvmd": {
+        "path_drop_in": _DROP_IN.format("kvmd.path"),
+        "service_drop_in": _DROP_IN.format("kvmd.service"),
+    },
+    "confd": {"drop_in": _DROP_IN.format("confd.service")},
+    # Others' scripts beside those of pillar are left alone.
+    "hotplug": {"scripts_dir": "/etc/brine/nic.d"},
+    "watcher": {"drop_in": _DROP_IN.format("watcher.timer")},
+}
+
+# Where a daemon's settings say nothing; the states must know these places, too.
+_FALLBACKS = {
+    "kvmd": {"control_dir": "/run/brine/ctrl", "suffix": ".kvmd"},
+    "confd": {
+        "config_file": "/var/lib/brine/config.data",
+        "key_file": "/etc/brine/hmac.key",
+        "previous_key_file": "/etc/brine/hmac.key.previous",
+    },
+}
+
+
+def run() -> Values:
+    """What the states use as ``brine``.
+
+    It has the keys of `DEFAULTS`, of which ``instance:instances`` is empty, and the places of files
+    in the parts that have them. Besides:
+
+    * ``family_known``: whether the states know this family of distributions; ``families``: those
+      that they know.
+    * ``parts``: each part of Brine, and whether this node is to have it; ``parts_fit``: whether
+      none lacks another one that it needs; ``packages``: of those that it is to have.
+    * ``specs``: of this node's instances that pillar declares, by name, in the order of their
+      states; ``elsewhere``: the nodes of the others, by name.
+    * ``is_distributed``: whether the external pillar gives this node its part of the cluster's
+      configuration; ``of_cluster``: the cluster's instances that are this node's; ``node_name``:
+      the node's own name there, or empty; ``has_configuration``: whether the node has a
+      configuration to make its instances of.
+    """
+    in_pillar = _mapping(__salt__["pillar.get"]("brine"))
+    distributed = _mapping(in_pillar.get("distributed"))
+    brine = _with_pillar(in_pillar)
+    family = __grains__["os_family"]
+    brine["repository"].update(REPOSITORY_FILES.get(family, {}))
+    _add_places(brine)
+    if brine["confd"]["daemon"] is None:
+        brine["confd"]["daemon"] = distributed.get("candidate", True)
+    specs, elsewhere = _declared(_mapping(_mapping(in_pillar.get("instance")).get("instances")))
+    cluster = _of_cluster(in_pillar if brine["config"]["apply"] else {}, distributed)
+    parts = _parts(brine, specs, has_instances=bool(specs or cluster["of_cluster"]))
+    return {
+        **brine,
+        "family_known": family in REPOSITORY_FILES,
+        "families": sorted(REPOSITORY_FILES),
+        "parts": parts,
+        "parts_fit": _fit(parts),
+        "packages": [
+            *("brine-common", "brine-config"),
+            *(f"brine-{part}" for part, enabled in parts.items() if enabled),
+        ],
+        "specs": specs,
+        "elsewhere": elsewhere,
+        "is_distributed": bool(distributed),
+        **cluster,
+    }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    """A value that should be a mapping; an empty one in place of anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+# ---- what pillar says
+
+
+def _with_pillar(in_pillar: Mapping[str, Any]) -> Values:
+    """The defaults, with what pillar says in place of them. Instances, and the cluster's own
+    sections, may be large, and are left out."""
+    said = {key: in_pillar[key] for key in DEFAULTS if key in in_pillar}
+    said["instance"] = {**_mapping(said.get("instance")), "instances": None}
+    return _merged(DEFAULTS, said)
+
+
+def _merged(defaults: Mapping[Any, Any], said: Mapping[Any, Any]) -> Values:
+    """A copy of nested defaults, with what pillar says in place of them.
+
+    What pillar leaves empty, as in ``kvmd:``, is null there, and does not count. Neither does what
+    has another shape than its default: brine_pillar refuses it, and has to be rendered for that.
+    """
+    merged = {
+        str(key): _merged(value, {}) if isinstance(value, Mapping) else value
+        for key, value in defaults.items()
+    }
+    for key, value in said.items():
+        default = defaults.get(key)
+        if value is None or (key in defaults and _shape(value) != _shape(default)):
+            continue
+        is_mapping = isinstance(value, Mapping)
+        merged[str(key)] = _merged(_mapping(default), value) if is_mapping else value
+    return merged
+
+
+def _shape(value: Any) -> str:
+    """The kind of a value that pillar has in place of a default. A default of null is one that
+    pillar may have true or false in place of."""
+    if isinstance(value, Mapping):
+        return "mapping"
+    if value is None or isinstance(value, bool):
+        return "boolean"
+    return "string" if isinstance(value, str) else "other"
+
+
+def _add_places(brine: Values) -> None:
+    """Add the places of files to the parts that have them."""
+    for part, places in _PLACES.items():
+        brine[part].update(places)
+    for part, fallbacks in _FALLBACKS.items():
+        settings = brine[part]["settings"]
+        for key, fallback in fallbacks.items():
+            said = settings.get(key)
+            brine[part][key] = said if isinstance(said, str) else fallback
+    # Salt itself reads it when the minion starts.
+    folder, _, _ = __opts__["conf_file"].rpartition("/")
+    brine["watcher"]["beacon_file"] = f"{folder}/minion.d/brine-beacon.conf"
+
+
+# ---- instances and the cluster
+
+
+def _is_this_node(name: Any) -> bool:
+    """Whether a node's name is this node's. A short name means the whole one."""
+    here, there = __grains__["nodename"].lower(), str(name).lower()
+    return there in (here, here.split(".")[0]) or here == there.split(".")[0]
+
+
+def _declared(instances: Mapping[Any, Any]) -> tuple[Values, dict[str, str]]:
+    """The specs of the instances that pillar declares for this node, or for no node in particular,
+    and the nodes of the others.
+
+    An empty one, as in ``web1:``, is one with all defaults; one of another shape is left for
+    ``brine``, or the check of pillar, to refuse. Those that are to go come first, as others may get
+    their disks; then the order is that in which they start with the node.
+    """
+    specs: Values = {}
+    elsewhere: dict[str, str] = {}
+    for name, declared in instances.items():
+        spec = _merged({}, _mapping(declared))
+        if spec.get("absent") is False:
+            del spec["absent"]
+        node = spec.get("node") or ""
+        if node and not _is_this_node(node):
+            elsewhere[str(name)] = str(node).lower()
+        else:
+            has_shape = declared is None or isinstance(declared, Mapping)
+            specs[str(name)] = spec if has_shape else declared
+    in_order = sorted(specs, key=lambda name: (_turn(specs[name]), name))
+    return {name: specs[name] for name in in_order}, elsewhere
+
+
+def _turn(spec: Any) -> int:
+    """When it is an instance's turn."""
+    spec = _mapping(spec)
+    if spec.get("absent") is True:
+        return -1
+    order = spec.get("start_order")
+    return order if isinstance(order, int) and not isinstance(order, bool) else 100
+
+
+def _of_cluster(declared: Mapping[str, Any], distributed: Mapping[str, Any]) -> Values:
+    """What the cluster has for this node: by the configuration that the external pillar gives it,
+    and by the one that this node makes of pillar."""
+    nodes = _mapping(declared.get("nodes"))
+    instances = [str(name) for name in distributed.get("instances") or ()]
+    for name, instance in _mapping(declared.get("instances")).items():
+        node = _mapping(instance).get("primary_node")
+        if node and _is_this_node(node):
+            instances.append(str(name))
+    names = [*filter(None, [distributed.get("node")]), *filter(_is_this_node, nodes)]
+    node_name = str(names[0]) if names else ""
+    # One that makes the configuration without being in it has no instances of it.
+    makes_all = bool(declared) and not declared.get("nodes")
+    return {
+        "of_cluster": instances,
+        "node_name": node_name,
+        "has_configuration": bool(node_name) or makes_all,
+    }
+
+
+# ---- the parts
+
+
+def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bool]:
+    """The parts that this node is to have. Virtual machines that somebody made by hand need theirs,
+    whatever pillar leaves out: a part that it does not mention stays where it is."""
+    confd, instance, lifecycle = brine["confd"], brine["instance"], brine["lifecycle"]
+    with_confd, with_instance = confd["enabled"], instance["enabled"]
+    with_lifecycle, with_watcher = lifecycle["enabled"], brine["watcher"]["enabled"]
+    if with_confd is None:
+        with_confd = confd["key"] != "" or _is_installed("brine-confd.service")
+    if with_instance is None:
+        is_used = has_instances or instance["settings"]
+        with_instance = bool(is_used) or _is_installed("brine-instance@.service")
+    if with_watcher is None:
+        with_watcher = with_instance
+    if with_lifecycle is None:
+        is_used = lifecycle["settings"] or lifecycle["fence"] or any(map(_is_owned, specs.values()))
+        with_lifecycle = with_instance and (bool(is_used) or _is_installed("brine-lifecycle.path"))
+    return {
+        "kvmd": brine["kvmd"]["enabled"],
+        "confd": with_confd,
+        "hotplug": brine["hotplug"]["enabled"],
+        "instance": with_instance,
+        "lifecycle": with_lifecycle,
+        "watcher": with_watcher,
+    }
+
+
+def _is_owned(spec: Any) -> bool:
+    """Whether a spec is of an instance that has an owner, and stays."""
+    spec = _mapping(spec)
+    return spec.get("owner") is not None and spec.get("absent") is not True
+
+
+def _is_installed(unit: str) -> bool:
+    is_there: bool = __salt__["file.file_exists"](f"/usr/lib/systemd/system/{unit}")
+    return is_there
+
+
+def _fit(parts: Mapping[str, bool]) -> bool:
+    """Whether no part lacks another one that it needs."""
+    needs_instance = parts["watcher"] or parts["lifecycle"]
+    return (parts["hotplug"] or not parts["instance"]) and (parts["instance"] or not needs_instance)
