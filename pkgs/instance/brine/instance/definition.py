@@ -68,10 +68,13 @@ class DefinitionResult:
         if self.defined is None:
             (error,) = self.errors()
             return {**row, "error": str(error), "hint": error.hint}
-        before = self.defined.before
+        spec, before = self.spec(), self.defined.before
         row |= {"changed": self.defined.changed, "drops": self.drops()}
         row |= {**self.live.to_json(), "state": self.state} if self.live else {}
-        return {**row, "before": to_json(before) if before else None, "spec": to_json(self.spec())}
+        made = to_json(spec)
+        if before:
+            return {**row, "before": made if before == spec else to_json(before), "spec": made}
+        return {**row, "before": None, "spec": made}
 
     def spec(self) -> Spec:
         """The spec that was defined."""

@@ -8,6 +8,7 @@ grants.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import typing
 from collections.abc import Callable
@@ -379,10 +380,17 @@ class Spec:
 
 def to_json(value: Any) -> dict[str, Any]:
     """The inverse of :func:`parse`, with all defaults filled in."""
-    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return {name: _plain(getattr(value, name)) for name in _names_of(value.__class__)}
+
+
+@functools.cache
+def _names_of(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return to_json(value) if dataclasses.is_dataclass(value) else value
