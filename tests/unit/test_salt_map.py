@@ -18,17 +18,19 @@ def brine(
     node: str = "kvm1.example.com",
     family: str = "Debian",
     installed: Collection[str] = (),
+    files: Collection[str] = (),
 ) -> Any:
     """What the states use as ``brine``.
 
     :param in_pillar: pillar ``brine:``.
     :param installed: the units that are on the node.
+    :param files: other files that are there.
     """
-    units = {f"{UNITS}/{unit}" for unit in installed}
+    there = {*(f"{UNITS}/{unit}" for unit in installed), *files}
     formula = load_map(
         __grains__={"nodename": node, "os_family": family},
         __opts__={"conf_file": "/etc/salt/minion"},
-        __salt__={"pillar.get": {"brine": in_pillar}.get, "file.file_exists": units.__contains__},
+        __salt__={"pillar.get": {"brine": in_pillar}.get, "file.file_exists": there.__contains__},
     )
     return formula.run()
 
@@ -198,6 +200,24 @@ def test_a_node_of_the_cluster_goes_by_what_the_external_pillar_gives() -> None:
     assert brine({})["confd"]["daemon"] is True
 
 
+@pytest.mark.parametrize(
+    ("in_pillar", "files", "in_cluster"),
+    [
+        ({}, [], False),
+        ({}, ["/var/lib/brine/config.data"], True),
+        ({"config": {"apply": True}}, [], True),
+        ({"config": {"source": "salt://config.data"}}, [], True),
+        ({"config": {"ssconf_source": "salt://ssconf"}}, [], True),
+        ({"distributed": {"node": "node1"}}, [], True),
+        ({"cluster": {"name": "lab"}}, [], False),
+    ],
+)
+def test_a_node_is_in_a_cluster_if_it_makes_copies_or_has_its_configuration(
+    in_pillar: Any, files: list[str], in_cluster: bool
+) -> None:
+    assert brine(in_pillar, files=files)["in_cluster"] is in_cluster
+
+
 # ---- the parts
 
 
@@ -256,3 +276,36 @@ def test_parts_need_each_other(in_pillar: Any, is_fit: bool) -> None:
 def test_packages_are_those_of_the_parts() -> None:
     expected = ["brine-common", "brine-config", "brine-kvmd", "brine-hotplug"]
     assert brine({})["packages"] == expected
+
+
+@pytest.mark.parametrize(
+    ("part", "said", "file"),
+    [
+        ("kvmd", {}, f"{UNITS}/brine-kvmd.service"),
+        ("kvmd", {}, "/etc/brine/kvmd.toml"),
+        ("kvmd", {}, "/etc/systemd/system/brine-kvmd.path.d/salt.conf"),
+        ("confd", {"key": "k"}, "/etc/brine/hmac.key"),
+        ("hotplug", {}, f"{UNITS}/brine-tap-gc.timer"),
+        ("hotplug", {"scripts": {"60-x": "y"}}, "/etc/brine/nic.d/60-x"),
+        ("instance", {}, f"{UNITS}/brine-instance@.service"),
+        ("lifecycle", {}, "/etc/brine/lifecycle.toml"),
+        ("watcher", {}, "/etc/salt/minion.d/brine-beacon.conf"),
+    ],
+)
+def test_what_a_node_is_not_to_have_is_undone_where_something_of_it_is_there(
+    part: str, said: dict[str, Any], file: str
+) -> None:
+    without = {part: {"enabled": False, **said}}
+    assert brine(without)["unwanted"] == []
+    assert brine(without, files=[file])["unwanted"] == [part]
+    assert part not in brine({part: {**said, "enabled": True}}, files=[file])["unwanted"]
+
+
+def test_others_keys_are_nothing_of_a_part() -> None:
+    found = brine({"confd": {"enabled": False}}, files=["/etc/brine/hmac.key"])
+    assert found["unwanted"] == []
+
+
+def test_nothing_is_undone_for_parts_that_do_not_fit() -> None:
+    misfit = {"watcher": {"enabled": True}, "kvmd": {"enabled": False}}
+    assert brine(misfit, installed=["brine-kvmd.service"])["unwanted"] == []

@@ -2,7 +2,7 @@
 Pillar, checked before anything changes
 =======================================
 
-The state ``brine.checked`` has it, and all others of the formula require that::
+The state ``brine.common`` has it, and all others of the formula require that::
 
     brine-pillar:
       brine_pillar.valid: []

@@ -3,13 +3,60 @@
 {%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
-  - .checked
-{%- if brine.parts_fit %}
-  - .repository
-{%- for part, enabled in brine.parts.items() if not enabled %}
+  - .loaded
+{%- for part in brine.unwanted %}
   - .{{ part }}.clean
 {%- endfor %}
+
+{#- All other states require it: those of these files directly, and the rest by what they need themselves. Each instance is checked by its own states. #}
+brine-pillar:
+  brine_pillar.valid:
+    - schema: salt://{{ tplroot }}/schema.json
+    - parts: {{ brine.parts | json }}
+    - require:
+      - test: brine-states-loaded
+    - require_in:
+      - file: brine-repository-key
+{%- for part in brine.parts %}
+      - sls: {{ sls_root }}.{{ part }}.clean
+{%- endfor %}
+
+brine-repository-key:
+{%- if brine.repository.key %}
+  file.managed:
+    - name: {{ brine.repository.key_file }}
+    - contents_pillar: brine:repository:key
+    - makedirs: true
+    - user: root
+    - group: root
+    - mode: '0644'
+{%- else %}
+  file.absent:
+    - name: {{ brine.repository.key_file }}
 {%- endif %}
+
+brine-repository:
+{%- if brine.repository.line %}
+  file.managed:
+    - name: {{ brine.repository.file }}
+    - contents_pillar: brine:repository:line
+    - user: root
+    - group: root
+    - mode: '0644'
+{%- else %}
+  file.absent:
+    - name: {{ brine.repository.file }}
+{%- endif %}
+    - require:
+      - file: brine-repository-key
+
+{#- Salt itself reads the repositories once a run, which another state may have had before this file changed. #}
+brine-repository-read:
+  module.run:
+    - pkg.refresh_db:
+    - onchanges:
+      - file: brine-repository-key
+      - file: brine-repository
 
 {#- All packages of Brine are of one version, so they are installed in one step, and unwanted ones go before. A part that is added gets the version of
     the others: its newest would upgrade them. #}
@@ -29,10 +76,8 @@ brine-packages:
 {%- endif %}
     - require:
       - brine_pillar: brine-pillar
-{%- if brine.parts_fit %}
       - file: brine-repository
       - module: brine-repository-read
-{%- for part, enabled in brine.parts.items() if not enabled %}
+{%- for part in brine.unwanted %}
       - sls: {{ sls_root }}.{{ part }}.clean
 {%- endfor %}
-{%- endif %}

@@ -1,31 +1,46 @@
-{#- What Salt loads on a minion of this formula's own: brine*.py in the folders beside this one. Applying one formula does not sync them, as applying all
-    does. They come from the environment of this file, or else from base. Salt's own sync would remove the modules of other environments. #}
-{%- set parent = tpldir.rpartition("/")[:2] | join %}
-{%- set environment_of = {} %}
-{%- for environment in ["base", saltenv] | unique %}
-{%- for file in salt["cp.list_master"](environment, parent ~ "_") %}
-{%- do environment_of.update({file: environment}) %}
-{%- endfor %}
-{%- endfor %}
+#!py
+"""What Salt loads on a minion of this formula's own: brine*.py in the folders beside this one.
 
-{%- set synced = [] %}
-{%- for kind in ["modules", "states", "grains", "beacons"] %}
-{%- set folder = parent ~ "_" ~ kind ~ "/" %}
-{%- for file, environment in environment_of | dictsort if file.startswith(folder ~ "brine") and file.endswith(".py") %}
-{%- set copy = opts["extension_modules"] ~ "/" ~ kind ~ "/" ~ file.replace(folder, "") %}
-{%- set newest = salt["cp.cache_file"]("salt://" ~ file, environment) %}
-{%- if newest and not (salt["file.file_exists"](copy) and salt["file.get_hash"](copy) == salt["file.get_hash"](newest)) %}
-{%- do synced.append(salt["cp.get_file"]("salt://" ~ file, copy, saltenv=environment, makedirs=true)) %}
-{%- endif %}
-{%- endfor %}
-{%- endfor %}
+Applying one formula does not sync them, as applying all does. They come from the environment of
+this file, or else from base. Salt's own sync would remove the modules of other environments.
+"""
 
-{#- The reload is of this run, and of a minion that runs. Not of its beacons, before Salt 3008. #}
-{%- if synced and opts["file_client"] != "local" %}
-{%- do salt["saltutil.refresh_beacons"]() %}
-{%- endif %}
+from __future__ import annotations
 
-brine-states-loaded:
-  test.nop:
-    - reload_grains: {{ (synced | length > 0) | json }}
-    - force_reload_modules: {{ (synced | length > 0) | json }}
+import re
+from typing import Any
+
+OURS = re.compile(r"_((modules|states|grains|beacons)/brine\w*\.py)")
+
+
+def run() -> dict[str, Any]:
+    """The state after which they are loaded."""
+    parent = "".join(f"{folder}/" for folder in __sls__.split(".")[:-2])
+    environment_of: dict[str, str] = {}
+    for environment in dict.fromkeys(["base", __env__]):
+        files = __salt__["cp.list_master"](environment, f"{parent}_")
+        environment_of.update(dict.fromkeys(files, environment))
+    synced = False
+    for file, environment in sorted(environment_of.items()):
+        if ours := OURS.fullmatch(file, len(parent)):
+            synced = _sync(file, ours[1], environment) or synced
+    # The reload is of this run, and of a minion that runs. Not of its beacons, before Salt 3008.
+    if synced and __opts__["file_client"] != "local":
+        __salt__["saltutil.refresh_beacons"]()
+    reload = [{"reload_grains": synced}, {"force_reload_modules": synced}]
+    loaded = {"test.nop": reload}
+    return {"brine-states-loaded": loaded}
+
+
+def _sync(file: str, place: str, environment: str) -> bool:
+    """Copy a file to where Salt's loader looks, unless it is there; returns whether it was copied."""
+    copy = f"{__opts__['extension_modules']}/{place}"
+    newest = __salt__["cp.cache_file"](f"salt://{file}", environment)
+    is_there = __salt__["file.file_exists"](copy)
+    if not newest or (is_there and _hash(copy) == _hash(newest)):
+        return False
+    return bool(__salt__["cp.get_file"](f"salt://{file}", copy, saltenv=environment, makedirs=True))
+
+
+def _hash(file: str) -> str:
+    return __salt__["file.get_hash"](file)

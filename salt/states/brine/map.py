@@ -82,11 +82,29 @@ _PLACES = {
     "watcher": {"drop_in": _DROP_IN.format("watcher.timer")},
 }
 
+_OWN_FILES = {
+    "kvmd": ("path_drop_in", "service_drop_in"),
+    "confd": ("drop_in",),
+    "watcher": ("drop_in", "beacon_file"),
+}
+
+_CONFIGURATION = "/var/lib/brine/config.data"
+
+# By which a part's package shows.
+_UNITS = {
+    "kvmd": "brine-kvmd.service",
+    "confd": "brine-confd.service",
+    "hotplug": "brine-tap-gc.timer",
+    "instance": "brine-instance@.service",
+    "lifecycle": "brine-lifecycle.path",
+    "watcher": "brine-watcher.timer",
+}
+
 # Where a daemon's settings say nothing; the states must know these places, too.
 _FALLBACKS = {
     "kvmd": {"control_dir": "/run/brine/ctrl", "suffix": ".kvmd"},
     "confd": {
-        "config_file": "/var/lib/brine/config.data",
+        "config_file": _CONFIGURATION,
         "key_file": "/etc/brine/hmac.key",
         "previous_key_file": "/etc/brine/hmac.key.previous",
     },
@@ -102,13 +120,14 @@ def run() -> Values:
     * ``family_known``: whether the states know this family of distributions; ``families``: those
       that they know.
     * ``parts``: each part of Brine, and whether this node is to have it; ``parts_fit``: whether
-      none lacks another one that it needs; ``packages``: of those that it is to have.
+      none lacks another one that it needs; ``packages``: of those that it is to have;
+      ``unwanted``: those that it is not to have, and has something of.
     * ``specs``: of this node's instances that pillar declares, by name, in the order of their
       states; ``elsewhere``: the nodes of the others, by name.
-    * ``is_distributed``: whether the external pillar gives this node its part of the cluster's
-      configuration; ``of_cluster``: the cluster's instances that are this node's; ``node_name``:
-      the node's own name there, or empty; ``has_configuration``: whether the node has a
-      configuration to make its instances of.
+    * ``in_cluster``: whether there is a configuration of a cluster that the node makes, copies or
+      has; ``is_distributed``: whether the external pillar gives it to the node; ``of_cluster``: the
+      cluster's instances that are this node's; ``node_name``: the node's own name there, or empty;
+      ``has_configuration``: whether the node has a configuration to make its instances of.
     """
     in_pillar = _mapping(__salt__["pillar.get"]("brine"))
     distributed = _mapping(in_pillar.get("distributed"))
@@ -121,18 +140,25 @@ def run() -> Values:
     specs, elsewhere = _declared(_mapping(_mapping(in_pillar.get("instance")).get("instances")))
     cluster = _of_cluster(in_pillar if brine["config"]["apply"] else {}, distributed)
     parts = _parts(brine, specs, has_instances=bool(specs or cluster["of_cluster"]))
+    parts_fit = _fit(parts)
     return {
         **brine,
         "family_known": family in REPOSITORY_FILES,
         "families": sorted(REPOSITORY_FILES),
         "parts": parts,
-        "parts_fit": _fit(parts),
+        "parts_fit": parts_fit,
         "packages": [
             *("brine-common", "brine-config"),
             *(f"brine-{part}" for part, enabled in parts.items() if enabled),
         ],
+        "unwanted": [
+            part
+            for part, enabled in parts.items()
+            if parts_fit and not enabled and _has_something_of(part, brine[part])
+        ],
         "specs": specs,
         "elsewhere": elsewhere,
+        "in_cluster": bool(distributed or any(brine["config"].values()) or _exists(_CONFIGURATION)),
         "is_distributed": bool(distributed),
         **cluster,
     }
@@ -269,15 +295,15 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
     with_confd, with_instance = confd["enabled"], instance["enabled"]
     with_lifecycle, with_watcher = lifecycle["enabled"], brine["watcher"]["enabled"]
     if with_confd is None:
-        with_confd = confd["key"] != "" or _is_installed("brine-confd.service")
+        with_confd = confd["key"] != "" or _is_installed("confd")
     if with_instance is None:
         is_used = has_instances or instance["settings"]
-        with_instance = bool(is_used) or _is_installed("brine-instance@.service")
+        with_instance = bool(is_used) or _is_installed("instance")
     if with_watcher is None:
         with_watcher = with_instance
     if with_lifecycle is None:
         is_used = lifecycle["settings"] or lifecycle["fence"] or any(map(_is_owned, specs.values()))
-        with_lifecycle = with_instance and (bool(is_used) or _is_installed("brine-lifecycle.path"))
+        with_lifecycle = with_instance and (bool(is_used) or _is_installed("lifecycle"))
     return {
         "kvmd": brine["kvmd"]["enabled"],
         "confd": with_confd,
@@ -294,9 +320,24 @@ def _is_owned(spec: Any) -> bool:
     return spec.get("owner") is not None and spec.get("absent") is not True
 
 
-def _is_installed(unit: str) -> bool:
-    is_there: bool = __salt__["file.file_exists"](f"/usr/lib/systemd/system/{unit}")
-    return is_there
+def _is_installed(part: str) -> bool:
+    return _exists(f"/usr/lib/systemd/system/{_UNITS[part]}")
+
+
+def _has_something_of(part: str, values: Mapping[str, Any]) -> bool:
+    """Whether the node has the package of a part, or a file that these states have put there."""
+    files = [f"/etc/brine/{part}.toml"]
+    files += [values[key] for key in _OWN_FILES.get(part, ())]
+    if part == "confd" and values["key"]:
+        files += [values["key_file"], values["previous_key_file"]]
+    if part == "hotplug":
+        files += [f"{values['scripts_dir']}/{name}" for name in values["scripts"]]
+    return _is_installed(part) or any(map(_exists, files))
+
+
+def _exists(file: str) -> bool:
+    exists: bool = __salt__["file.file_exists"](file)
+    return exists
 
 
 def _fit(parts: Mapping[str, bool]) -> bool:

@@ -119,22 +119,14 @@ brine-confd-has-no-key:
     - require:
       - pkg: brine-packages
     - require_in:
-      - service: brine-confd-running
+      - brine_unit: brine-confd-running
 {%- endif %}
-
-{%- if brine.confd.daemon %}
 
 brine-confd-running:
-  service.running:
+  brine_unit.managed:
     - name: brine-confd.service
-    - enable: true
-{%- else %}
-
-brine-confd-not-running:
-  service.dead:
-    - name: brine-confd.service
-    - enable: false
-{%- endif %}
+    - active: {{ brine.confd.daemon | json }}
+    - enabled: {{ brine.confd.daemon | json }}
     - require:
       - cmd: brine-confd-reloaded
       - cmd: brine-confd-restarted

@@ -27,21 +27,11 @@ brine-hotplug-script-{{ name }}:
       - pkg: brine-packages
 {%- endfor %}
 
-{%- if brine.hotplug.gc %}
-
 brine-hotplug-gc:
-  service.running:
+  brine_unit.managed:
     - name: brine-tap-gc.timer
-    - enable: true
+    - active: {{ brine.hotplug.gc | json }}
+    - enabled: {{ brine.hotplug.gc | json }}
     - require:
       - pkg: brine-packages
-{%- else %}
-
-brine-hotplug-no-gc:
-  service.dead:
-    - name: brine-tap-gc.timer
-    - enable: false
-    - require:
-      - pkg: brine-packages
-{%- endif %}
 {%- endif %}

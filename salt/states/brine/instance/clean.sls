@@ -2,7 +2,6 @@
     UUIDs and MAC addresses may be nowhere else. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
 {%- set sls_root = tplroot | replace("/", ".") %}
-{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 {#- Its package would take that one with it. #}
 include:

@@ -4,14 +4,16 @@
 
 include:
   - ..common
-  - ..loaded
   - ..kvmd
   - ..hotplug
+{%- if brine.in_cluster %}
   - ..config
+{%- endif %}
 
 {%- if brine.parts.instance and brine.parts_fit %}
 
-{#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. #}
+{#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. All instances wait for them, and so for the parts
+    that run them. #}
 brine-instance-settings:
 {%- if brine.instance.settings %}
   file.managed:
@@ -33,6 +35,10 @@ brine-instance-settings:
 {%- endif %}
     - require:
       - pkg: brine-packages
+{%- if brine.parts.kvmd %}
+      - sls: {{ sls_root }}.kvmd
+{%- endif %}
+      - sls: {{ sls_root }}.hotplug
 
 {%- if brine.has_configuration %}
 
@@ -41,20 +47,13 @@ extend:
     brine_instance:
       - require:
         - file: brine-instance-settings
-{%- if brine.parts.kvmd %}
-        - sls: {{ sls_root }}.kvmd
-{%- endif %}
-        - sls: {{ sls_root }}.hotplug
 {%- endif %}
 
 {#- It is not started here: what should run now is for the states below. #}
 brine-instance-at-boot:
-{%- if brine.instance.at_boot %}
-  service.enabled:
-{%- else %}
-  service.disabled:
-{%- endif %}
+  brine_unit.managed:
     - name: brine-instances.target
+    - enabled: {{ brine.instance.at_boot | json }}
     - require:
       - pkg: brine-packages
 
@@ -67,7 +66,6 @@ brine-instance-at-boot:
     - node: {{ node | json }}
     - require:
       - pkg: brine-packages
-      - test: brine-states-loaded
 {%- endfor %}
 
 {#- A Brine that is there refuses what is wrong in a spec itself. #}
@@ -99,11 +97,6 @@ brine-instance-at-boot:
 {%- endif %}
     - require:
       - file: brine-instance-settings
-      - test: brine-states-loaded
-{%- if brine.parts.kvmd %}
-      - sls: {{ sls_root }}.kvmd
-{%- endif %}
-      - sls: {{ sls_root }}.hotplug
 
 {%- set admin_state = spec.get("admin_state") if spec is mapping and not goes else none %}
 {%- if admin_state in ["up", "down", "offline"] %}

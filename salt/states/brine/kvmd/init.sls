@@ -89,15 +89,17 @@ brine-kvmd-units-read:
 {%- if brine.kvmd.on_demand or brine.kvmd.root_only %}
 
 brine-kvmd-not-always:
-  service.disabled:
+  brine_unit.managed:
     - name: brine-kvmd.service
+    - enabled: false
     - require:
       - file: brine-kvmd-settings
 
 brine-kvmd-running:
-  service.running:
+  brine_unit.managed:
     - name: brine-kvmd.path
-    - enable: true
+    - active: true
+    - enabled: true
     - require:
       - cmd: brine-kvmd-reloaded
       - cmd: brine-kvmd-restarted
@@ -105,24 +107,27 @@ brine-kvmd-running:
 {%- else %}
 
 brine-kvmd-not-on-demand:
-  service.dead:
+  brine_unit.managed:
     - name: brine-kvmd.path
-    - enable: false
+    - active: false
+    - enabled: false
     - require:
       - file: brine-kvmd-settings
 
 brine-kvmd-no-retry:
-  service.dead:
+  brine_unit.managed:
     - name: brine-kvmd-retry.timer
+    - active: false
     - require:
-      - service: brine-kvmd-not-on-demand
+      - brine_unit: brine-kvmd-not-on-demand
 
 brine-kvmd-running:
-  service.running:
+  brine_unit.managed:
     - name: brine-kvmd.service
-    - enable: true
+    - active: true
+    - enabled: true
     - require:
-      - service: brine-kvmd-no-retry
+      - brine_unit: brine-kvmd-no-retry
       - cmd: brine-kvmd-reloaded
       - cmd: brine-kvmd-restarted
 {%- endif %}

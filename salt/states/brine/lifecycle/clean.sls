@@ -1,7 +1,5 @@
 {#- Undoes brine.lifecycle, also where pillar says that a node has no handler. While an instance with an owner runs nothing is undone. Such
     instances do not start any more without the package. #}
-{%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
   - ..loaded

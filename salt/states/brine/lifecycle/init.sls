@@ -31,30 +31,24 @@ brine-lifecycle-settings:
 
 {#- The first folder of an owner starts the handler; one that runs reads its settings anew. #}
 brine-lifecycle-path:
-  service.running:
+  brine_unit.managed:
     - name: brine-lifecycle.path
-    - enable: true
+    - active: true
+    - enabled: true
     - require:
       - pkg: brine-packages
 
 {%- from tplroot ~ "/reload.jinja" import taken_over with context %}
 {{ taken_over("brine-lifecycle-reloaded", "try-reload-or-restart", "brine-lifecycle.service", ["brine-lifecycle-settings"],
               [{"file": "brine-lifecycle-settings"}]) }}
+{{ taken_over("brine-lifecycle-fence-restarted", "try-restart", "brine-lifecycle-fence.service", ["brine-lifecycle-settings"],
+              [{"file": "brine-lifecycle-settings"}]) }}
 
 brine-lifecycle-fence:
-{%- if brine.lifecycle.fence %}
-  service.running:
+  brine_unit.managed:
     - name: brine-lifecycle-fence.service
-    - enable: true
+    - active: {{ brine.lifecycle.fence | json }}
+    - enabled: {{ brine.lifecycle.fence | json }}
     - require:
-      - pkg: brine-packages
-    - watch:
-      - file: brine-lifecycle-settings
-{%- else %}
-  service.dead:
-    - name: brine-lifecycle-fence.service
-    - enable: false
-    - require:
-      - pkg: brine-packages
-{%- endif %}
+      - cmd: brine-lifecycle-fence-restarted
 {%- endif %}

@@ -60,23 +60,14 @@ brine-watcher-units-read:
 {%- from tplroot ~ "/reload.jinja" import taken_over with context %}
 {{ taken_over("brine-watcher-restarted", "try-restart", "brine-watcher.timer", ["brine-watcher-drop-in"], [{"cmd": "brine-watcher-units-read"}]) }}
 
-{%- if brine.watcher.timer %}
 
 brine-watcher-timer:
-  service.running:
+  brine_unit.managed:
     - name: brine-watcher.timer
-    - enable: true
+    - active: {{ brine.watcher.timer | json }}
+    - enabled: {{ brine.watcher.timer | json }}
     - require:
       - cmd: brine-watcher-restarted
-{%- else %}
-
-brine-watcher-no-timer:
-  service.dead:
-    - name: brine-watcher.timer
-    - enable: false
-    - require:
-      - cmd: brine-watcher-units-read
-{%- endif %}
 
 {#- A minion without a master has nobody to tell. #}
 {%- if opts["file_client"] != "local" %}
