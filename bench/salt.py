@@ -1,6 +1,9 @@
-"""What a run of Salt costs that finds nothing to do, beside one of states that do nothing."""
+"""What Salt costs that finds nothing to do: a run, beside `test.nop`, and a minion's beacon."""
 
 import json
+import subprocess
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from bench import machine
@@ -11,10 +14,12 @@ from lab.machine import Host
 from lab.salt import STATES, apply_state, give_states
 
 LIMIT = 1.5
+BEACON_LIMIT_PERCENT = 0.1
 INSTANCES, STATES_OF_NOTHING = 50, 100
 
 BRINE = f"state.apply brine, {INSTANCES} instances that run"
 NOTHING = f"{STATES_OF_NOTHING} states test.nop"
+BEACON = "the beacon brine, of one core"
 
 _RUN = ["/usr/local/bin/salt-call", "--local", "--out=json", "state.apply"]
 _INSTANCE = {
@@ -23,6 +28,13 @@ _INSTANCE = {
     "admin_state": "up",
     "nics": [{"link": "br0"}],
 }
+# A minion that has no master: it does what one that waits for its master's commands does.
+_MINION = {"master_type": "disable", "file_client": "local", "module_dirs": [STATES]}
+_BEACONS: Mapping[str, Any] = {"with it": {"brine": []}, "without": {}}
+# How long a look at the two minions takes, and with --quick. They start within seconds.
+_LOOK_S, _QUICK_LOOK_S = 60.0, 15.0
+_START_LIMIT_S = 120.0
+_CALM_PERCENT = 10.0
 
 
 def measure(plan: Plan) -> Report:
@@ -35,7 +47,17 @@ def measure(plan: Plan) -> Report:
     nothing = TableRow.of_times(NOTHING, samples[NOTHING])
     brine = TableRow.of_times(BRINE, samples[BRINE]).beside(nothing, "").at_most(LIMIT)
     heads = [*machine.description("systemd"), f"rounds: {plan.rounds}"]
-    return Report(heads, [Table("a run that changes nothing", [brine, nothing])], samples)
+    idle = _idle_percents(_QUICK_LOOK_S if plan.is_quick else _LOOK_S)
+    beacon = TableRow(BEACON, "%", (idle["with it"] - idle["without"], *idle.values()))
+    tables = [
+        Table("a run that changes nothing", [brine, nothing]),
+        Table(
+            "a minion that has nothing to do",
+            [beacon.within(BEACON_LIMIT_PERCENT)],
+            ("difference", *(f"minion {kind}" for kind in _BEACONS)),
+        ),
+    ]
+    return Report(heads, tables, {**samples, "idle_percent": idle})
 
 
 def _converge() -> None:
@@ -55,3 +77,43 @@ def _converge() -> None:
     apply_state(host, "nothing")
     if changed := [one.name for one in apply_state(host) if one.changes]:
         raise LabError(f"a second run changes {', '.join(changed)}")
+
+
+def _idle_percents(look_s: float) -> dict[str, float]:
+    """What share of a core two minions use that have nothing to do, side by side: one with our
+    beacon, and one without any."""
+    units = {kind: f"bench-minion-{number}" for number, kind in enumerate(_BEACONS)}
+    for kind, unit in units.items():
+        _start_minion(unit, _BEACONS[kind])
+    tell("waiting for two minions to have started")
+    limit = time.monotonic() + _START_LIMIT_S
+    while max(_percents(units, 5.0).values()) > _CALM_PERCENT:
+        if time.monotonic() > limit:
+            raise LabError("minions that have nothing to do are busy")
+    tell(f"looking at two minions for {look_s:.0f} s")
+    found = _percents(units, look_s)
+    timed(["systemctl", "stop", *units.values()])
+    return found
+
+
+def _start_minion(unit: str, beacons: Mapping[str, Any]) -> None:
+    """Start a minion that shares no file with another one."""
+    folder = f"/srv/{unit}"
+    options = {**_MINION, "id": unit, "root_dir": folder, "beacons": beacons}
+    Host().write(f"{folder}/minion", json.dumps(options))
+    run = ["systemd-run", "--quiet", f"--unit={unit}", "--property=CPUAccounting=yes"]
+    timed([*run, "/usr/local/bin/salt-minion", f"--config-dir={folder}"])
+
+
+def _percents(units: Mapping[str, str], look_s: float) -> dict[str, float]:
+    """What share of a core each unit uses meanwhile."""
+    began_at = time.perf_counter()
+    before = {kind: _cpu_s(unit) for kind, unit in units.items()}
+    time.sleep(look_s)
+    took_s = time.perf_counter() - began_at
+    return {kind: 100 * (_cpu_s(unit) - before[kind]) / took_s for kind, unit in units.items()}
+
+
+def _cpu_s(unit: str) -> float:
+    show = ["systemctl", "show", "--property=CPUUsageNSec", "--value", unit]
+    return int(subprocess.check_output(show, text=True)) / 1e9
