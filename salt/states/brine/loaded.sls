@@ -17,7 +17,9 @@ def run() -> dict[str, Any]:
     """The state after which they are loaded."""
     parent = "".join(f"{folder}/" for folder in __sls__.split(".")[:-2])
     environment_of: dict[str, str] = {}
-    for environment in dict.fromkeys(["base", __env__]):
+    # salt-ssh brings the modules itself, and has the options of the master besides the node's.
+    is_ssh = "__master_opts__" in __opts__
+    for environment in () if is_ssh else dict.fromkeys(["base", __env__]):
         files = __salt__["cp.list_master"](environment, f"{parent}_")
         environment_of.update(dict.fromkeys(files, environment))
     synced = False
