@@ -25,7 +25,7 @@ from typing import Any
 
 from lab.command import ending_with_us
 from lab.errors import LabError
-from lab.guest_image import guest_image
+from lab.guest_image import KERNEL_OPTIONS, guest_image
 from lab.machine import Host, Machine, require_commands
 from lab.qmp import Qmp
 from lab.waiting import wait_for
@@ -393,7 +393,7 @@ def _qemu_args(
         *("-m", str(MEMORY_MIB)),
         *("-nodefaults", "-no-user-config", "-display", "none"),
         *("-kernel", str(image / "kernel"), "-initrd", str(image / "initramfs")),
-        *("-append", "console=ttyS0 panic=-1 quiet"),
+        *("-append", f"console=ttyS0 {KERNEL_OPTIONS}"),
         *("-qmp", f"unix:{control}/{name}.kvmd,server=on,wait=off"),
         *("-qmp", f"unix:{control}/{name}.qmp,server=on,wait=off"),
         # Last, so that a guest whose serial line answers has its QMP sockets, too. The log has what

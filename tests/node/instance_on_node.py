@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from lab.errors import LabError
 from lab.guest import result_in, run_order
-from lab.guest_image import guest_image
+from lab.guest_image import KERNEL_OPTIONS, guest_image
 from lab.node import Node, boot_node
 from lab.qmp import Qmp
 from lab.repository import publish
@@ -38,7 +38,7 @@ SMALLEST = {
     "memory_mib": 128,
     "kernel": f"{GUEST}/kernel",
     "initrd": f"{GUEST}/initramfs",
-    "append": "console=ttyS0 panic=-1 quiet",
+    "append": f"console=ttyS0 {KERNEL_OPTIONS}",
     "shutdown_timeout": 60,
 }
 """The keys of a guest that boots in seconds, and obeys orders on its serial line."""
