@@ -14,8 +14,8 @@ from typing import Any
 
 from demo.report import Score, highstate
 from demo.terminal import Terminal
-from lab.fleet import DOMAIN, boot_fleet
-from lab.guest_image import guest_image
+from lab.fleet import DOMAIN, address_of, boot_fleet
+from lab.guest_image import KERNEL_OPTIONS, guest_image
 from lab.node import Node, boot_node
 from lab.progress import step
 from lab.repository import publish
@@ -34,7 +34,7 @@ _PARAMETERS = {
     "kernel_path": f"{_GUEST}/kernel",
     "initrd_path": f"{_GUEST}/initramfs",
     "root_path": "",
-    "kernel_args": "panic=-1 quiet",
+    "kernel_args": KERNEL_OPTIONS,
 }
 
 
@@ -81,7 +81,7 @@ class Cluster:
                 "beparams": {"minmem": _MEMORY_MIB, "maxmem": _MEMORY_MIB},
                 "nicparams": {"mode": "bridged", "link": BRIDGE},
             },
-            "nodes": {_whole_name(node): {"primary_ip": _ip(node)} for node in self.nodes},
+            "nodes": {_whole_name(node): {"primary_ip": address_of(node)} for node in self.nodes},
         }
         for name, brine in (("brine", everywhere), ("cluster", cluster)):
             # JSON is YAML.
@@ -122,7 +122,8 @@ class Cluster:
     def ask(self) -> Score:
         """Ask on which node each instance runs; the question comes from the last node."""
         expected = {
-            one["nics"][0]["ip"]: _ip(self.node_of(name)) for name, one in self.instances.items()
+            one["nics"][0]["ip"]: address_of(self.node_of(name))
+            for name, one in self.instances.items()
         }
         query = f"brine confd query node-ip-of-instance-ip {' '.join(expected)}"
         said = Terminal(self.nodes[-1]).type(query, check=False)
@@ -152,7 +153,7 @@ def one_node(release: str, packages: Sequence[Path]) -> Iterator[Cluster]:
     with boot_node(release, name="node1") as node:
         publish(node, packages)
         give_states(node)
-        node.run(["ip", "address", "add", f"{_ip(node)}/32", "dev", "lo"])
+        node.run(["ip", "address", "add", f"{address_of(node)}/32", "dev", "lo"])
         apply = partial(apply_state, node)
         yield Cluster([node], "salt-call --local state.apply brine", lambda: {node.name: apply()})
 
@@ -167,11 +168,6 @@ def furnish(node: Node) -> None:
 
 def _whole_name(node: Node) -> str:
     return f"{node.name}.{DOMAIN}"
-
-
-def _ip(node: Node) -> str:
-    """The address that `lab.fleet` gives to a node of this name."""
-    return f"192.0.2.{node.name.removeprefix('node')}"
 
 
 def _yaml(value: Any) -> str:

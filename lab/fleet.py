@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lab.errors import LabError
 from lab.network import bridge, give_addresses
-from lab.node import Node, boot_node
+from lab.node import Node, boot_nodes
 from lab.repository import publish
 from lab.salt import PILLAR, STATES, StateResult, state_results
 from lab.tree import TREE
@@ -21,8 +21,10 @@ DOMAIN = "example.com"
 
 _START_TIMEOUT_S = 300.0
 _RUN_TIMEOUT_S = 900.0
-# After this long the master asks the minions whether they are still at it.
-_ASK_AGAIN_S = 30
+# After this long the master asks the minions whether they are still at it, and gives them ten
+# seconds to say so, which may be too few where the machine is loaded.
+_ASK_AGAIN_S = 300
+_PUBLISH_PORT = 4505
 
 _UNIT = """\
 [Unit]
@@ -37,6 +39,11 @@ LimitNOFILE=100000
 TimeoutStartSec=300
 ExecStart=/usr/local/bin/salt-{0}
 """
+
+
+def address_of(node: Node) -> str:
+    """The address of a fleet's node, by its name."""
+    return f"192.0.2.{node.name.removeprefix('node')}"
 
 
 class Fleet:
@@ -122,61 +129,76 @@ class Fleet:
 
     def wait_answering(self, nodes: Iterable[Node] | None = None) -> None:
         """Wait until the minions of nodes, else of all, answer their master."""
-        ids = {self.id_of(node) for node in (self.nodes if nodes is None else nodes)}
+        wanted = {self.id_of(node): address_of(node) for node in nodes or self.nodes}
 
         def all_answer() -> bool:
-            command = ["salt", "--out=json", "--static", "--timeout=5", "*", "test.ping"]
+            # A minion that has not subscribed misses the question, and the answer is waited for.
+            if not {*wanted.values()} <= self._subscribers():
+                return False
+            command = ["salt", "--out=json", "--static", "--timeout=5"]
+            command += ["--list", ",".join(wanted), "test.ping"]
             done = self.master.run(command, check=False, timeout_s=_START_TIMEOUT_S)
             said: dict[str, Any] = json.loads(done.stdout or "{}")
-            return ids <= said.keys()
+            return wanted.keys() <= {minion for minion, answer in said.items() if answer is True}
 
-        wait_for("the minions to answer", all_answer, timeout_s=_START_TIMEOUT_S, interval_s=0.5)
+        wait_for("the minions to answer", all_answer, timeout_s=_START_TIMEOUT_S, interval_s=0.1)
+
+    @contextmanager
+    def silent(self, node: Node) -> Iterator[None]:
+        """Have a node's minion be away meanwhile, as one is that was killed."""
+        # Asked to stop, it waits for five seconds whether it has something left to send.
+        node.run(["systemctl", "kill", "--signal=KILL", "salt-minion"])
+        node.run(["systemctl", "stop", "salt-minion"])
+        try:
+            yield
+        finally:
+            node.run(["systemctl", "start", "salt-minion"], timeout_s=_START_TIMEOUT_S)
+        self.wait_answering([node])
+
+    def _subscribers(self) -> set[str]:
+        """The addresses of those that hear what the master publishes."""
+        connections = ["ss", "--no-header", "--numeric", "--tcp", "state", "established"]
+        lines = self.master.run([*connections, f"sport = :{_PUBLISH_PORT}"]).stdout.splitlines()
+        return {line.split()[-1].rpartition(":")[0] for line in lines}
 
 
 @contextmanager
-def boot_fleet(
-    release: str,
-    packages: Iterable[Path],
-    *,
-    count: int = 3,
-    pillar: Mapping[str, Any] | None = None,
-) -> Iterator[Fleet]:
+def boot_fleet(release: str, packages: Iterable[Path], *, count: int = 3) -> Iterator[Fleet]:
     """Nodes node1, node2, ... in one network, each with a package repository of its own; Salt's
     master on the first, and a minion on each, all of which answer. Gone with the context.
 
     The master serves the tree's Salt states as they are now, and has its runner, external pillar
-    and reactor.
+    and reactor. The pillar is empty.
     """
     packages = list(packages)
-    with ExitStack() as stack:
-        network = stack.enter_context(bridge())
-        addresses = {f"node{number}": f"192.0.2.{number}" for number in range(1, count + 1)}
-        nodes = []
-        for name, address in addresses.items():
-            node = stack.enter_context(boot_node(release, name=name, network_bridge=network))
-            give_addresses(node, f"{address}/24")
-            known = "".join(f"{ip} {host}.{DOMAIN} {host}\n" for host, ip in addresses.items())
-            node.write("/etc/hosts", f"127.0.0.1 localhost\n{known}")
-            nodes.append(node)
-        fleet = Fleet(nodes)
-        _set_up_master(fleet.master, addresses[fleet.master.name])
-        with ThreadPoolExecutor(len(nodes)) as pool:
-            list(pool.map(lambda node: publish(node, packages), nodes))
+    names = [f"node{number}" for number in range(1, count + 1)]
+    with bridge() as network, boot_nodes(release, names, network_bridge=network) as nodes:
+        known = "".join(f"{address_of(one)} {one.name}.{DOMAIN} {one.name}\n" for one in nodes)
         for node in nodes:
-            minion = {"id": fleet.id_of(node), "master": addresses[fleet.master.name]}
+            give_addresses(node, f"{address_of(node)}/24")
+            node.write("/etc/hosts", f"127.0.0.1 localhost\n{known}")
+        fleet = Fleet(nodes)
+        _set_up_master(fleet.master)
+
+        def join(node: Node) -> None:
+            minion = {"id": fleet.id_of(node), "master": address_of(fleet.master)}
             node.write("/etc/salt/minion.d/lab.conf", json.dumps(minion, indent=2))
             _start(node, "minion", kill_mode="process")
+            # While the minion loads.
+            publish(node, packages)
+
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            list(pool.map(join, nodes))
         fleet.wait_answering()
-        fleet.pillar(pillar)
         yield fleet
 
 
-def _set_up_master(node: Node, address: str) -> None:
+def _set_up_master(node: Node) -> None:
     """Start a master that serves the tree's states and accepts whoever comes."""
     states = TREE / "salt/states"
     node.put(states, STATES)
     master: dict[str, Any] = {
-        "interface": address,
+        "interface": address_of(node),
         "auto_accept": True,
         "worker_threads": 3,
         "file_roots": {"base": [STATES]},

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -131,14 +131,32 @@ def boot_node(
 
     Raises LabError when it does not get to `running`, with the failed units.
     """
-    network = [f"--network-bridge={network_bridge}"] if network_bridge else ["--private-network"]
     binds = [f"--bind-ro={path}" for path in bind_read_only]
     binds += [f"--bind={path}" for path in bind]
-    options = [*network, *binds]
-    with _booted(
+    options = [*_network(network_bridge), *binds]
+    with _started(
         image(release), name or f"{release}-node", options, keeps_files=keeps_files
     ) as node:
+        _wait_until_running(node)
         yield node
+
+
+@contextmanager
+def boot_nodes(
+    release: str, names: Iterable[str], *, network_bridge: str = ""
+) -> Iterator[list[Node]]:
+    """Nodes of these names, which boot side by side; see `boot_node`.
+
+    All of them are gone when the context ends, or when one does not get to `running`.
+    """
+    tree = node_image(release)
+    with ExitStack() as stack:
+        nodes = [
+            stack.enter_context(_started(tree, name, _network(network_bridge))) for name in names
+        ]
+        for node in nodes:
+            _wait_until_running(node)
+        yield nodes
 
 
 @contextmanager
@@ -149,16 +167,22 @@ def fresh_machine(release: str, *, name: str = "") -> Iterator[Node]:
     network, and reaches the package mirrors as the host does. Nodes can be booted within it.
     """
     options = ["--resolv-conf=replace-host"]
-    with _booted(bare_image(release), name or f"fresh-{release}", options) as node:
+    with _started(bare_image(release), name or f"fresh-{release}", options) as node:
+        _wait_until_running(node)
         open_the_way_to_mirrors(node)
         copy_sources(clone(), node.path(CLONE))
         yield node
 
 
+def _network(bridge: str) -> list[str]:
+    return [f"--network-bridge={bridge}"] if bridge else ["--private-network"]
+
+
 @contextmanager
-def _booted(
+def _started(
     tree: Path, name: str, options: Sequence[str], *, keeps_files: bool = False
 ) -> Iterator[Node]:
+    """A node whose init has begun to boot it; gone with the context."""
     require_root("a node")
     require_commands("a node", ["systemd-nspawn", "nsenter"])
     # Names of containers are the host's: two nodes may have one host name, not one of these.
@@ -191,9 +215,7 @@ def _booted(
         start = _started_as_unit if booted_with_systemd() else _started_as_child
         nspawn = stack.enter_context(start(machine, args, console))
         stack.callback(_kill_init_of, nspawn, console)
-        node = Node(name, _wait_for_init(name, nspawn, console), console, nspawn)
-        _wait_until_running(node)
-        yield node
+        yield Node(name, _wait_for_init(name, nspawn, console), console, nspawn)
 
 
 @contextmanager

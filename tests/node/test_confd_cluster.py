@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lab.network import bridge, give_addresses
-from lab.node import Node, boot_node
+from lab.node import Node, boot_nodes
 from lab.repository import publish
 from node.confd_on_node import (
     CONFIG,
@@ -43,11 +43,9 @@ def cluster(release: str, packages: list[Path]) -> Iterator[list[Node]]:
     """
     with ExitStack() as stack:
         network = stack.enter_context(bridge())
-        nodes = []
-        for number, (name, address) in enumerate(NODES.items(), start=1):
-            node = stack.enter_context(boot_node(release, name=name, network_bridge=network))
+        nodes = stack.enter_context(boot_nodes(release, NODES, network_bridge=network))
+        for number, (node, address) in enumerate(zip(nodes, NODES.values(), strict=True), start=1):
             give_addresses(node, f"{address}/24", f"2001:db8::{number}/64")
-            nodes.append(node)
         with ThreadPoolExecutor(len(nodes)) as pool:
             list(pool.map(lambda node: install_confd(node, packages), nodes))
         yield nodes

@@ -95,17 +95,6 @@ def rotate(fleet: Fleet) -> dict[str, Any]:
     return told
 
 
-@contextmanager
-def silent(fleet: Fleet, node: Node) -> Iterator[None]:
-    """Have a node's minion be away meanwhile."""
-    node.run(["systemctl", "stop", "salt-minion"])
-    try:
-        yield
-    finally:
-        node.run(["systemctl", "start", "salt-minion"], timeout_s=300)
-    fleet.wait_answering([node])
-
-
 @pytest.fixture(scope="module")
 def fleet(bare_fleet: Fleet) -> Iterator[Fleet]:
     """A cluster, all of whose nodes have what they should, and all events of whose master are kept.
@@ -193,7 +182,7 @@ def test_a_password_that_a_node_needs_no_more_is_removed_there(fleet: Fleet) -> 
 def test_an_offline_node_is_named_and_catches_up(fleet: Fleet) -> None:
     first, second, _ = fleet.nodes
     give(fleet, tags=["away"])
-    with silent(fleet, second):
+    with fleet.silent(second):
         told = redistribute(fleet, "timeout=10")
         assert (told["result"], told["not_answered"]) == (False, [IDS[1]])
         assert config_of(second) != config_of(first)
@@ -269,7 +258,7 @@ def test_a_rotation_stops_where_a_node_is_away_and_continues_also_after_a_kill(
     fleet: Fleet,
 ) -> None:
     (old,) = keys_of(fleet)
-    with silent(fleet, fleet.nodes[2]):
+    with fleet.silent(fleet.nodes[2]):
         told = fleet.run("brine.rotate_key", "timeout=10", check=False)
         assert [*told["not_confirmed"]] == [IDS[2]]
         assert fleet.master.read(KEY_FILE) == old

@@ -156,8 +156,7 @@ def test_a_change_that_is_applied_on_its_writer_alone_reaches_the_others(cluster
 def test_a_node_that_was_away_is_named_and_gets_it_by_its_next_run(cluster: Fleet) -> None:
     away = cluster.nodes[1]
     declare(cluster, "away")
-    away.run(["systemctl", "stop", "salt-minion"])
-    try:
+    with cluster.silent(away):
         said = master_log(cluster)
         cluster.apply("brine.config", nodes=[cluster.master])
         wait_for(
@@ -165,9 +164,6 @@ def test_a_node_that_was_away_is_named_and_gets_it_by_its_next_run(cluster: Flee
             lambda: f"{NODES[1]} has not got the configuration" in master_log(cluster)[len(said) :],
             timeout_s=LONG_S,
         )
-    finally:
-        away.run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
-        cluster.wait_answering()
     told = cluster.run("brine.health", check=False)
     assert [*told["stale"]] == [NODES[1]]
     cluster.apply("brine", nodes=[away])
@@ -239,13 +235,9 @@ def test_a_master_that_was_away_hears_of_it(cluster: Fleet) -> None:
 def test_it_is_recorded_while_the_minion_of_the_masters_host_is_away(cluster: Fleet) -> None:
     set_up(cluster, WEB3)
     node = cluster.nodes[2]
-    cluster.master.run(["systemctl", "stop", "salt-minion"])
-    try:
+    with cluster.silent(cluster.master):
         put_event(node, in_config(cluster, WEB3))
         wait_recorded(cluster, WEB3, node)
-    finally:
-        cluster.master.run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
-        cluster.wait_answering()
 
 
 def test_a_node_may_speak_of_its_own_instances_only(cluster: Fleet) -> None:
@@ -338,8 +330,7 @@ def test_the_runner_shows_the_whole_cluster(cluster: Fleet) -> None:
 
 
 def test_health_names_who_does_not_answer(cluster: Fleet) -> None:
-    cluster.nodes[2].run(["systemctl", "stop", "salt-minion"])
-    try:
+    with cluster.silent(cluster.nodes[2]):
         found = cluster.run("brine.health", check=False)
         assert found["not_answered"] == [NODES[2]]
         assert found["nodes"].keys() == {*NODES[:2]}
@@ -347,9 +338,6 @@ def test_health_names_who_does_not_answer(cluster: Fleet) -> None:
         assert found["nodes"][NODES[0]]["serial"] == serial
         assert found["nodes"][NODES[1]]["instances"] == {"USER_down": 1}
         assert cluster.run("brine.list")[NODES[2]] == "has not answered"
-    finally:
-        cluster.nodes[2].run(["systemctl", "start", "salt-minion"], timeout_s=LONG_S)
-        cluster.wait_answering()
 
 
 def test_a_node_that_is_to_have_no_beacon_loses_it_without_a_restart(cluster: Fleet) -> None:
