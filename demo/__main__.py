@@ -3,13 +3,14 @@
 It builds the packages, boots three throw-away Debian nodes with a Salt master, and applies a
 pillar that declares a cluster and its instances. It asks where each instance lives, powers one off
 as its user, and changes the pillar: an instance gets a NIC while it runs, and another one is
-stopped. The next highstate changes nothing. Then instances crash, and the watcher brings them back;
-and a job that owns an instance is killed. With --local, all is on one node without a master.
+stopped. The next highstate changes nothing. Then a job that owns an instance is killed, and
+instances crash, which the watcher brings back. With --local, all is on one node without a master.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 from demo import nic, owner
 from demo.cluster import INSTANCES, SECOND_BRIDGE, Cluster, fleet, furnish, one_node
-from demo.endings import ENDINGS, KILLED, OFF_BY_USER, OFF_IN_PILLAR, PANICKED
+from demo.endings import ENDINGS, KILLED, OFF_BY_USER, OFF_IN_PILLAR, PANICKED, Ending
 from demo.guest import Guest
 from demo.report import Score, Seen, listed, scores, table, verdict_of
 from demo.terminal import Terminal
@@ -35,6 +36,7 @@ from lab.progress import say, step
 from lab.signals import run_program
 from lab.waiting import wait_for
 
+_CONFIG = "/var/lib/brine/config.data"
 # For what takes seconds, but not where the machine is loaded.
 _TIMEOUT_S = 300.0
 
@@ -84,16 +86,21 @@ def show(cluster: Cluster) -> list[Score]:
     cluster.highstate()
     if cluster.spread:
         cluster.bring_about()
-    running = boot_guests(cluster)
-    return [
-        running,
+    host = Terminal(cluster.nodes[-1])
+    found = [
+        boot_guests(cluster),
         cluster.ask(),
         power_off(cluster),
         *change(cluster),
         change_nothing(cluster),
+    ]
+    # Its end takes a few seconds, while others crash and come back.
+    owner.lose(host)
+    return [
+        *found,
         *crash(cluster),
         nic.use(cluster.node_of(KILLED.instance), KILLED.instance, "after a crash"),
-        owner.lose(Terminal(cluster.nodes[-1])),
+        owner.wait_ended(host),
     ]
 
 
@@ -122,19 +129,25 @@ def power_off(cluster: Cluster) -> Score:
         # In a fleet, a beacon and the master do this.
         outbox = ["brine", "outbox", "list", "--json"]
         told = partial(node.run, outbox)
-        wait_for("it in the outbox", lambda: told().stdout.strip() != "[]", timeout_s=_TIMEOUT_S)
+        wait_for(
+            "it in the outbox",
+            lambda: told().stdout.strip() != "[]",
+            timeout_s=_TIMEOUT_S,
+            interval_s=0.2,
+        )
         record = f"brine config record --node {node.name} -"
         cluster.operator.type(f"{' '.join(outbox)} | {record}")
-    show = ["brine", "config", "show", f"/instances/{name}/admin_state_source"]
 
     def recorded(node: Node) -> bool:
-        return '"user"' in node.run(show, check=False).stdout
+        instances = json.loads(node.read(_CONFIG))["instances"].values()
+        (source,) = (one.get("admin_state_source") for one in instances if one["name"] == name)
+        return bool(source == "user")
 
     with suppress(LabError):
         # Nodes that have a copy get the new one after that.
         for one in cluster.nodes:
             text = "it in the configuration"
-            wait_for(text, partial(recorded, one), timeout_s=_TIMEOUT_S, interval_s=0.2)
+            wait_for(text, partial(recorded, one), timeout_s=_TIMEOUT_S)
             took_s = time.monotonic() - began
             say(f"the configuration on {one.name} has it, {took_s:.1f} s after that")
     said = cluster.operator.type(f"brine config show /instances/{name} | grep admin_state")
@@ -178,27 +191,25 @@ def crash(cluster: Cluster) -> list[Score]:
     node.run(["systemctl", "kill", "--kill-whom=main", "--signal=SIGKILL", unit])
     say(f"{panicked}: {PANICKED.done}")
     Guest(cluster.node_of(panicked), panicked).panic()
+
+    def is_back(ending: Ending) -> bool:
+        return look(cluster, ending).is_right
+
     with suppress(LabError), step("what crashed comes back"):
-        wait_for(
-            "the states",
-            lambda: all(one.is_right for one in look(cluster)),
-            timeout_s=_TIMEOUT_S,
-            interval_s=0.5,
-        )
+        for one in (KILLED, PANICKED):
+            came = partial(is_back, one)
+            wait_for(f"{one.instance} to be back", came, timeout_s=_TIMEOUT_S, interval_s=0.5)
         Guest(node, killed).wait_ready()
-    seen = look(cluster)
+    seen = [look(cluster, one) for one in ENDINGS]
     print(f"\n{table(seen)}", flush=True)
     Terminal(node).type(f"journalctl --quiet --no-hostname BRINE_INSTANCE={killed}")
     return scores(seen)
 
 
-def look(cluster: Cluster) -> list[Seen]:
-    """What is said of each instance's end, and of its state now."""
-    return [
-        Seen(one, verdict_of(node, one.instance), listed(node, one.instance))
-        for one in ENDINGS
-        for node in [cluster.node_of(one.instance)]
-    ]
+def look(cluster: Cluster, ending: Ending) -> Seen:
+    """What is said of an instance's end, and of its state now."""
+    node = cluster.node_of(ending.instance)
+    return Seen(ending, verdict_of(node, ending.instance), listed(node, ending.instance))
 
 
 if __name__ == "__main__":

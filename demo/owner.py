@@ -7,6 +7,7 @@ import json
 from demo.guest import Guest
 from demo.report import Score
 from demo.terminal import Terminal
+from lab.guest_image import KERNEL_OPTIONS
 from lab.node import Node
 from lab.waiting import wait_for
 
@@ -18,27 +19,34 @@ _SPEC = {
     "memory_mib": 128,
     "kernel": "/srv/guest/kernel",
     "initrd": "/srv/guest/initramfs",
-    "append": "console=ttyS0 panic=-1 quiet",
+    "append": f"console=ttyS0 {KERNEL_OPTIONS}",
     "owner": {"watchdog_timeout": 5},
 }
 
 
-def lose(terminal: Terminal) -> Score:
-    """Have a job own an instance, kill the job, and wait for the instance's end."""
+def lose(terminal: Terminal) -> None:
+    """Have a job own an instance, and kill the job."""
     node = terminal.node
     node.write(f"/srv/{_NAME}.json", json.dumps(_SPEC))
     terminal.type(f"brine instance define /srv/{_NAME}.json")
     terminal.type(f"systemd-run --quiet --unit={_JOB} brine lifecycle own {_NAME} --start")
-    wait_for("the job's instance", lambda: _status(node) == "running", timeout_s=60)
+    _wait_status(node, "running")
     Guest(node, _NAME).wait_ready()
     terminal.type("brine lifecycle list")
     terminal.type(f"systemctl kill --signal=SIGKILL {_JOB}")
-    wait_for("the instance's end", lambda: _status(node) == "ADMIN_down", timeout_s=60)
+
+
+def wait_ended(terminal: Terminal) -> Score:
+    """Wait for the end of the instance whose job is gone."""
+    _wait_status(terminal.node, "ADMIN_down")
     terminal.type("brine lifecycle list")
     said = terminal.type(f"brine kvmd verdicts {_NAME}")
     return Score(int("owner-gone" in said), 1, "instance ended with its owner")
 
 
-def _status(node: Node) -> str:
-    shown = node.run(["brine", "instance", "info", _NAME, "--json"]).stdout
-    return str(json.loads(shown)["status"])
+def _wait_status(node: Node, status: str) -> None:
+    def reached() -> bool:
+        shown = node.run(["brine", "instance", "info", _NAME, "--json"]).stdout
+        return bool(json.loads(shown)["status"] == status)
+
+    wait_for(f"{_NAME} to be {status}", reached, timeout_s=60, interval_s=0.5)
