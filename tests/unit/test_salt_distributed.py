@@ -44,20 +44,21 @@ def config_states(
     :param cache: the minion's folder for what it has to know in its next run.
     """
 
-    def run_all(command: list[str], **_: Any) -> dict[str, Any]:
-        assert command[:3] == ["brine", "config", "check-copy"]
-        assert Path(command[3]).read_text() == NEW
+    def run_all(command: list[str], stdin: str, **_: Any) -> dict[str, Any]:
+        assert command[:4] == ["brine", "config", "check-copy", "/dev/stdin"]
+        assert stdin == NEW
         if refusal:
             return {"retcode": 1, "stdout": "", "stderr": refusal}
         return {"retcode": 0, "stdout": '{"serial": 7, "current_serial": 6}', "stderr": ""}
 
     given = {"serial": 7, "candidate": True, "configuration": NEW, **distributed}
+    functions = {"brine.ask": execution_module(run_all).ask, "cmd.which": lambda name: name}
     return load(
         "states",
         "brine_config",
         __opts__={"test": test, "cachedir": str(cache)},
         __pillar__={"brine": {"distributed": given} if distributed != {"serial": 0} else {}},
-        __salt__={"brine.ask": execution_module(run_all).ask},
+        __salt__=functions,
     )
 
 
@@ -83,15 +84,28 @@ def test_a_candidate_gets_the_configuration(tmp_path: Path, before: str | None, 
     assert config_states().copied(str(config))["changes"] == {}
 
 
-def test_a_configuration_that_is_refused_replaces_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("test", [False, True])
+def test_a_configuration_that_is_refused_replaces_nothing(tmp_path: Path, test: bool) -> None:
     config = tmp_path / "config.data"
     config.write_text(OLD)
     refusal = "brine: error: serial 7 is older than 9"
-    result = config_states(refusal=refusal).copied(str(config))
+    result = config_states(test=test, refusal=refusal).copied(str(config))
     assert (result["result"], result["changes"]) == (False, {})
     assert refusal in result["comment"]
     assert config.read_text() == OLD
     assert listing(tmp_path) == ["config.data"]
+
+
+@pytest.mark.parametrize("candidate", [False, True])
+def test_what_can_not_be_read_or_moved_is_told_in_one_line(tmp_path: Path, candidate: bool) -> None:
+    (tmp_path / "file").write_text(OLD)
+    folder, below_a_file = tmp_path / "config.data", tmp_path / "file/config.data"
+    folder.mkdir()
+    places = [folder, below_a_file] if candidate else ["/proc/version"]
+    for config in places:
+        result = config_states(candidate=candidate).copied(str(config))
+        assert (result["result"], result["changes"]) == (False, {})
+        assert f"{config} can't be written: " in result["comment"]
 
 
 @pytest.mark.parametrize("test", [False, True])

@@ -119,32 +119,41 @@ def copied(name: str = "/var/lib/brine/config.data") -> Result:
     given = _distributed()
     if not given:
         return _result(name, {}, "the external pillar brine gives this node nothing")
-    there = os.path.lexists(name)
-    if not given["candidate"]:
-        if not there:
-            return _result(name, {}, "this node is no master candidate, and has no configuration")
-        aside = f"{name}.former-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-        if not __opts__["test"]:
-            os.rename(name, aside)
-        kept = "would be kept" if __opts__["test"] else "is kept"
-        comment = f"this node is no master candidate: its configuration {kept} as {aside}"
-        return _result(name, {name: {"old": name, "new": aside}}, comment)
-    data, serial = given["configuration"].encode(), given["serial"]
-    if _content(name) == data:
+    try:
+        if not given["candidate"]:
+            return _kept_aside(name)
+        return _replaced(name, given["configuration"], given["serial"])
+    except (OSError, LookupError) as error:
+        return _failure(name, f"{name} can't be written: {error}")
+
+
+def _kept_aside(name: str) -> Result:
+    """Have a node that is no candidate have no configuration."""
+    if not os.path.lexists(name):
+        return _result(name, {}, "this node is no master candidate, and has no configuration")
+    aside = f"{name}.former-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    if not __opts__["test"]:
+        os.rename(name, aside)
+    kept = "would be kept" if __opts__["test"] else "is kept"
+    comment = f"this node is no master candidate: its configuration {kept} as {aside}"
+    return _result(name, {name: {"old": name, "new": aside}}, comment)
+
+
+def _replaced(name: str, configuration: str, serial: int) -> Result:
+    """Have a candidate's configuration be the master's, unless ``brine`` refuses that."""
+    before, data = _content(name), configuration.encode()
+    if before == data:
         return _result(name, {}, f"the configuration is as the master has it: serial {serial}")
-    changes = {name: {"old": "another version" if there else None, "new": f"serial {serial}"}}
+    changes = {name: {"old": "another version" if before else None, "new": f"serial {serial}"}}
+    if __opts__["test"] and not __salt__["cmd.which"]("brine"):
+        return _result(name, changes, "would be replaced by the master's, if brine accepts it")
+    answer = __salt__["brine.ask"]("config", "check-copy", "/dev/stdin", stdin=configuration)
+    if "refused" in answer:
+        return _failure(name, f"the master's configuration is refused: {answer['refused']}")
     if __opts__["test"]:
         return _result(name, changes, "would be replaced by the master's")
     owner = {"user": "root", "group": "brine", "mode": "0640"}
-    try:
-        new = _written(name, data, owner)
-        answer = __salt__["brine.ask"]("config", "check-copy", new)
-        if "refused" in answer:
-            os.unlink(new)
-            return _failure(name, f"the master's configuration is refused: {answer['refused']}")
-        os.rename(new, name)
-    except (OSError, LookupError) as error:
-        return _failure(name, f"{name} can't be written: {error}")
+    os.rename(_written(name, data, owner), name)
     return _result(name, changes, f"replaced by the master's: serial {serial}")
 
 
