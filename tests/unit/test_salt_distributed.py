@@ -7,7 +7,7 @@ import grp
 import json
 import os
 import pwd
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -294,7 +294,9 @@ class Brine:
             self.done.append([verb, *rest])
         if verb == "define":
             states = {one["name"]: one for one in self.seen} if "--dry-run" in rest else {}
-            rows = [{**one, "state": states.get(one["name"])} for one in self.rows]
+            # A configuration that is given may be of some instances only.
+            rows = [one for one in self.rows if stdin[:1] != "{" or one["name"] in stdin]
+            rows = [{**one, "state": states.get(one["name"])} for one in rows]
             said = {"instances": rows, "elsewhere": [*self.elsewhere]}
             is_bad = any("error" in one for one in self.rows)
             return {"retcode": int(is_bad), "stdout": json.dumps(said), "stderr": "told above"}
@@ -314,9 +316,13 @@ def from_config(
     test: bool = False,
     distributed: Any = None,
     is_there: bool = True,
+    ran: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What the state says."""
+    """What the state says.
+
+    :param ran: the results of the states before it.
+    """
     functions = {
         "brine.ask": execution_module(brine.run_all).ask,
         "file.file_exists": lambda path: is_there or path.startswith("/usr/lib/systemd/"),
@@ -327,6 +333,7 @@ def from_config(
         __opts__={"test": test},
         __context__={},
         __lowstate__=(),
+        __running__=ran or {},
         __pillar__={"brine": {"distributed": distributed} if distributed else {}},
         __salt__=functions,
     )
@@ -418,12 +425,35 @@ def test_one_that_fails_stops_no_other() -> None:
 
 
 @pytest.mark.parametrize("test", [False, True])
-def test_one_that_pillar_declares_itself_is_refused(test: bool) -> None:
-    brine = Brine([row("web1", before=None), row("web2", before=None)])
-    result = from_config(brine, test=test, declared=["web2", "db1"])
-    assert (result["result"], result["changes"], brine.done) == (False, {}, [])
-    assert result["comment"].startswith("web2: declared both in brine:instance:instances and")
-    assert "\n" not in result["comment"]
+@pytest.mark.parametrize("is_given", [False, True])
+def test_one_that_pillar_declares_itself_is_left_alone(
+    tmp_path: Path, is_given: bool, test: bool
+) -> None:
+    config = tmp_path / "config.data"
+    names = ("web1", "web2")
+    whole: Any = {"serial_no": 7, "instances": {f"uuid-{one}": {"name": one} for one in names}}
+    config.write_text(json.dumps(whole))
+    brine = Brine(
+        [row("web1", before=None), row("web2", before=None)],
+        [seen("web1", "ERROR_down", "down"), seen("web2", "ERROR_down", "down")],
+    )
+    result = from_config(
+        brine,
+        test=test,
+        declared=["web2", "db1"],
+        config="" if is_given else str(config),
+        distributed={"configuration": json.dumps(whole)},
+    )
+    assert result["result"] is False
+    assert [*result["changes"]] == ["web1"]
+    said = result["comment"].splitlines()[0]
+    assert said.startswith("web2: declared both in brine:instance:instances and")
+    if not test:
+        define, start = brine.done
+        assert define == ["define", "--from-config", "--live", "--config", "-"]
+        assert start == ["start", "--keep-tries", "web1"]
+        del whole["instances"]["uuid-web2"]
+        assert json.loads(brine.given[1]) == whole
 
 
 def test_a_node_that_is_no_candidate_uses_what_it_is_given() -> None:
@@ -452,3 +482,21 @@ def test_a_test_run_before_there_is_a_configuration_says_so() -> None:
     brine = Brine([])
     result = from_config(brine, test=True, is_there=False)
     assert (result["result"], result["changes"], brine.given) == (None, {}, [])
+
+
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "brine_config_|-config_|-config_|-applied",
+        "file_|-config_|-/var/lib/brine/config.data_|-managed",
+    ],
+)
+def test_a_test_run_that_would_change_the_configuration_says_no_more(tag: str) -> None:
+    brine = Brine([row("web1")], [seen("web1", "running", "running")])
+    others = {"file_|-other_|-/etc/other_|-managed": {"result": None}}
+    result = from_config(brine, test=True, ran={**others, tag: {"result": None}})
+    assert (result["result"], result["changes"], brine.given) == (None, {}, [])
+    assert "the configuration" in result["comment"]
+    for test, ended in ((True, True), (False, None)):
+        result = from_config(brine, test=test, ran={**others, tag: {"result": ended}})
+        assert (result["result"], result["changes"]) == (True, {})

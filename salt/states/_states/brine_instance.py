@@ -54,8 +54,9 @@ if TYPE_CHECKING:
 
 Result = dict[str, Any]
 
-# All states of a run; Salt replaces it.
+# All states of a run, and what has become of them by now; Salt replaces both.
 __lowstate__: Sequence[Mapping[str, Any]] = ()
+__running__: Mapping[str, Mapping[str, Any]] = {}
 
 _OWNERS = "/run/brine/lifecycle"
 _UNIT_FILE = "/usr/lib/systemd/system/brine-instance@.service"
@@ -244,8 +245,8 @@ def from_config(
     :param name: for people; nothing depends on it.
     :param config: the configuration; empty is what the external pillar ``brine`` gives.
     :param node: this node's name there; empty is the host's.
-    :param declared: instances that pillar declares for this node by itself. None of them may be one
-        of the cluster's: nothing is changed then.
+    :param declared: instances that pillar declares by itself. One that is the cluster's, too, is
+        left alone, and the state fails.
     """
     if (early := _not_installed(name)) is not None:
         return early
@@ -253,21 +254,22 @@ def from_config(
     given = brine.get("distributed") or {}
     command = ["instance", "define", "--from-config", "--live"]
     command += ["--node", node] if node else []
-    command += [] if config else ["--config", "-"]
-    stdin = "" if config else given["configuration"]
-    if config and __opts__["test"] and not __salt__["file.file_exists"](config):
-        comment = "instances would be defined once there is a configuration"
-        return {"name": name, "result": None, "changes": {}, "comment": comment}
-    answer = __salt__["brine.ask"](*command, "--dry-run", stdin=stdin)
+    if config and __opts__["test"]:
+        if not __salt__["file.file_exists"](config):
+            return _later(name, "instances would be defined once there is a configuration")
+        if _would_change(config):
+            return _later(name, "instances would be as the configuration says that is to come")
+    source, stdin = ([], "") if config else (["--config", "-"], given["configuration"])
+    answer = __salt__["brine.ask"](*command, *source, "--dry-run", stdin=stdin)
     if "said" not in answer:
         return _failure(name, answer["refused"])
-    if twice := sorted({one["name"] for one in answer["said"]["instances"]}.intersection(declared)):
-        both = "both in brine:instance:instances and in the cluster's configuration"
-        return _failure(name, f"{', '.join(twice)}: declared {both}; remove one of the two")
-    rows = answer["said"]["instances"]
+    twice = sorted({one["name"] for one in answer["said"]["instances"]}.intersection(declared))
+    if twice:
+        source, stdin = ["--config", "-"], _without(twice, config, stdin)
+    rows = [one for one in answer["said"]["instances"] if one["name"] not in twice]
     seen, refused = _states(rows), ""
     if not __opts__["test"] and any(map(_row_changes, rows)):
-        answer = __salt__["brine.ask"](*command, stdin=stdin)
+        answer = __salt__["brine.ask"](*command, *source, stdin=stdin)
         if "said" not in answer:
             return _failure(name, answer["refused"])
         rows = answer["said"]["instances"]
@@ -277,7 +279,9 @@ def from_config(
         seen = {one["name"]: one for one in listed.get("said", ())}
         refused = "" if "said" in listed else listed["refused"]
     changes = {row["name"]: found for row in rows if (found := _row_changes(row))}
-    problems = [row["error"] for row in rows if "error" in row]
+    both = "both in brine:instance:instances and in the cluster's configuration"
+    problems = [f"{', '.join(twice)}: declared {both}; remove one of the two"] if twice else []
+    problems += [row["error"] for row in rows if "error" in row]
     problems += [error for row in rows for error in row.get("live_errors", ())]
     problems += filter(None, [refused])
     waiting = [(row["name"], _pending(row.get("restart_pending"))) for row in rows]
@@ -299,6 +303,31 @@ def from_config(
         return {**_failure(name, text), "changes": changes}
     result = None if changes and __opts__["test"] else True
     return {"name": name, "result": result, "changes": changes, "comment": text}
+
+
+def _later(name: str, comment: str) -> Result:
+    """What a state returns in test mode of what can't be known yet."""
+    return {"name": name, "result": None, "changes": {}, "comment": comment}
+
+
+def _would_change(config: str) -> bool:
+    """Whether a state of this run, which is in test mode, would change the configuration."""
+    for tag, ended in __running__.items():
+        state, *_, made, function = tag.split("_|-")
+        is_of_config = made == config or (state, function) == ("brine_config", "applied")
+        if is_of_config and ended["result"] is None:
+            return True
+    return False
+
+
+def _without(names: Sequence[str], config: str, text: str) -> str:
+    """A configuration, which is in a file or else is given, without these instances."""
+    if config:
+        with open(config, encoding="utf-8") as file:
+            text = file.read()
+    whole = json.loads(text)
+    left = {key: one for key, one in whole["instances"].items() if one["name"] not in names}
+    return json.dumps({**whole, "instances": left})
 
 
 def _row_changes(row: Result) -> Result:
@@ -418,8 +447,7 @@ def _not_installed(name: str) -> Result | None:
     """What a state returns in test mode where the package would be installed first."""
     if not __opts__["test"] or __salt__["file.file_exists"](_UNIT_FILE):
         return None
-    comment = "brine-instance would be installed first"
-    return {"name": name, "result": None, "changes": {}, "comment": comment}
+    return _later(name, "brine-instance would be installed first")
 
 
 def _not_there_yet(name: str, comment: str, *, result: bool | None = None) -> Result | None:
