@@ -141,6 +141,14 @@ def test_no_pillar_is_all_defaults(state: ModuleType, pillar: dict[str, Any]) ->
             "brine:hotplug:scripts:50.sh: a name here is of letters, digits, - and _ only",
         ),
         (
+            {"hotplug": {"scripts": {"50-x\n": "x"}}},
+            'brine:hotplug:scripts:"50-x\\n": a name here is of letters, digits, - and _ only',
+        ),
+        (
+            {"hotplug": {"scripts": {50: "x"}}},
+            "brine:hotplug:scripts:50: a name here must be a string; put it in quotes",
+        ),
+        (
             {"hotplug": {"scripts": {"a": {"b": 1}}}},
             "brine:hotplug:scripts:a: must be a string, but is a mapping",
         ),

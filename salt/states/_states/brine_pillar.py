@@ -112,14 +112,16 @@ class _Check:
     def _mapping(self, schema: Node, value: Mapping[Any, Any], where: str) -> Iterator[str]:
         known = schema.get("properties", {})
         others = schema.get("additionalProperties", {})
-        names = schema.get("propertyNames", {})
+        names = schema.get("propertyNames")
         for key, inner in value.items():
             place = f"{where}:{_shown(key)}" if where else _shown(key)
             if key in known:
                 yield from self.faults(known[key], inner, place)
             elif others is False or (others == {"type": "null"} and inner is not None):
                 yield f"{place}: there is no such key; {_nearest(str(key), known, 'key')}"
-            elif not re.search(names.get("pattern", ""), str(key)):
+            elif names and not isinstance(key, str):
+                yield f"{place}: a name here must be a string; put it in quotes"
+            elif names and not re.fullmatch(names["pattern"], key):
                 yield f"{place}: a name here is {names['title']} only"
             elif where not in self._alone:
                 yield from self.faults(others, inner, place)

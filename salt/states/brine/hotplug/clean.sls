@@ -18,7 +18,7 @@ brine-clean-brine-tap-gc.timer:
 {%- endif %}
 
 {#- The scripts first, or the package could not remove their folder. #}
-{%- for name in brine.hotplug.scripts | sort if name is match("^[A-Za-z0-9_-]+$") %}
+{%- for name in brine.hotplug.scripts | sort if name is match("[A-Za-z0-9_-]+\\Z") %}
 
 brine-clean-{{ brine.hotplug.scripts_dir }}/{{ name }}:
   file.absent:

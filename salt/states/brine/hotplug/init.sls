@@ -5,7 +5,7 @@ include:
   - ..common
 
 {%- if brine.parts.hotplug %}
-{%- for name, script in brine.hotplug.scripts | dictsort if script is string and name is match("^[A-Za-z0-9_-]+$") %}
+{%- for name, script in brine.hotplug.scripts | dictsort if script is string and name is match("[A-Za-z0-9_-]+\\Z") %}
 
 brine-hotplug-script-{{ name }}:
 {%- if script %}
