@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,8 +35,14 @@ def load_map(**given: Any) -> ModuleType:
     return _load(SALT / "states/brine/map.py", given)
 
 
+def load_sls(name: str, **given: Any) -> ModuleType:
+    """Load a file of the states that is a program in Python, as Salt's renderer py does."""
+    return _load(SALT / f"states/brine/{name}.sls", given)
+
+
 def _load(file: Path, given: Mapping[str, Any]) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    loader = SourceFileLoader(file.stem, str(file))  # whatever the name ends in
+    spec = importlib.util.spec_from_file_location(file.stem, file, loader=loader)
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -3,6 +3,8 @@
 
 Applying one formula does not sync them, as applying all does. They come from the environment of
 this file, or else from base. Salt's own sync would remove the modules of other environments.
+
+Test mode needs modules, too, but leaves the minion's beacons as they are.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-OURS = re.compile(r"_((modules|states|grains|beacons)/brine\w*\.py)")
+OURS = re.compile(r"_((?:modules|states|grains|beacons)/brine\w*\.py)")
 
 
 def run() -> dict[str, Any]:
@@ -22,12 +24,13 @@ def run() -> dict[str, Any]:
     for environment in () if is_ssh else dict.fromkeys(["base", __env__]):
         files = __salt__["cp.list_master"](environment, f"{parent}_")
         environment_of.update(dict.fromkeys(files, environment))
-    synced = False
+    synced, test = False, __opts__["test"]
     for file, environment in sorted(environment_of.items()):
-        if ours := OURS.fullmatch(file, len(parent)):
+        ours = OURS.fullmatch(file, len(parent))
+        if ours and not (test and ours[1].startswith("beacons/")):
             synced = _sync(file, ours[1], environment) or synced
     # The reload is of this run, and of a minion that runs. Not of its beacons, before Salt 3008.
-    if synced and __opts__["file_client"] != "local":
+    if synced and not test and __opts__["file_client"] != "local":
         __salt__["saltutil.refresh_beacons"]()
     reload = [{"reload_grains": synced}, {"force_reload_modules": synced}]
     loaded = {"test.nop": reload}
