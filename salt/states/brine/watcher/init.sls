@@ -57,9 +57,8 @@ brine-watcher-units-read:
     - onchanges:
       - file: brine-watcher-drop-in
 
-{%- from tplroot ~ "/reload.jinja" import taken_over with context %}
+{%- from tplroot ~ "/reload.jinja" import noted, taken_over with context %}
 {{ taken_over("brine-watcher-restarted", "try-restart", "brine-watcher.timer", ["brine-watcher-drop-in"], [{"cmd": "brine-watcher-units-read"}]) }}
-
 
 brine-watcher-timer:
   brine_unit.managed:
@@ -79,6 +78,7 @@ brine-beacon:
     - contents: |
         beacons:
           brine: []
+    - makedirs: true
     - user: root
     - group: root
     - mode: '0644'
@@ -91,12 +91,23 @@ brine-beacon:
       - test: brine-states-loaded
 
 {#- A minion that runs is told, as it reads the file when it starts. #}
+{%- set due = "/run/brine-beacon.due" %}
+{{ noted("brine-beacon-told", due, ["brine-beacon"]) }}
+
 brine-beacon-told:
   module.run:
     - event.fire:
       - data: {{ {"func": "add" if brine.watcher.beacon else "delete", "name": "brine", "beacon_data": []} | json }}
       - tag: manage_beacons
+{%- if not salt["file.file_exists"](due) %}
     - onchanges:
-      - file: brine-beacon
+      - cmd: brine-beacon-told-due
+{%- endif %}
+
+brine-beacon-known:
+  file.absent:
+    - name: {{ due }}
+    - require:
+      - module: brine-beacon-told
 {%- endif %}
 {%- endif %}
