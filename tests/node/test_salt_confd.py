@@ -288,6 +288,15 @@ def test_one_that_was_installed_by_hand_is_left_as_it_is(node: Node) -> None:
     enabled = node.run(["systemctl", "is-enabled", SERVICE], check=False).stdout
     assert enabled == "disabled\n"
 
+    # But on a node that is no master candidate any more.
+    node.run(["systemctl", "enable", "--now", SERVICE])
+    former = {"candidate": False, "serial": 1, "configuration": ""}
+    assert applied(node, {"distributed": former}).keys() == {CONFIG, SERVICE}
+    assert confd_pid(node) == 0
+    assert (node.read(SETTINGS), node.read(KEY_FILE)) == ("workers = 2\n", f"{SECRET}\n")
+    assert applied(node, {"distributed": former}) == {}
+    node.shell(f"mv {CONFIG}.former-* {CONFIG}")
+
 
 def test_clean_undoes_it(node: Node) -> None:
     apply_state(node, "brine.clean")

@@ -5,7 +5,7 @@ include:
   - ..common
   - ..config
 
-{#- One that pillar says nothing of is upgraded with the others, and else left alone. #}
+{#- One that pillar says nothing of is upgraded with the others, and else left alone where it is to run. #}
 {%- if brine.parts.confd and (brine.confd.enabled or brine.confd.key) %}
 
 {#- A node whose pillar has no key keeps what it has: the files are somebody else's. Brine itself checks a key before it is put in place. #}
@@ -130,4 +130,14 @@ brine-confd-running:
     - require:
       - cmd: brine-confd-reloaded
       - cmd: brine-confd-restarted
+{%- elif brine.parts.confd and not brine.confd.daemon %}
+
+{#- It would go on to answer with a configuration that the node no longer has. #}
+brine-confd-running:
+  brine_unit.managed:
+    - name: brine-confd.service
+    - active: false
+    - enabled: false
+    - require:
+      - pkg: brine-packages
 {%- endif %}
