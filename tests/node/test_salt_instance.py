@@ -82,8 +82,10 @@ def statuses(node: Node, *names: str) -> list[str]:
 
 
 def test_test_mode_says_what_it_would_do_and_does_nothing(node: Node) -> None:
-    would = applied(node, {"web1": WEB1}, test=True)
-    assert {SETTINGS, TARGET, "web1"} <= would.keys()
+    # Of which some would be mistaken for the names of states.
+    instances = {"web1": WEB1, "web1-running": None, "settings": None, "at-boot": None}
+    would = applied(node, instances, test=True)
+    assert {SETTINGS, TARGET, *instances} <= would.keys()
     assert not node.path(UNIT).exists()
     assert not node.path("/etc/brine").exists()
 

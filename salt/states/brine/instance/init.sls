@@ -57,10 +57,10 @@ brine-instance-at-boot:
     - require:
       - pkg: brine-packages
 
-{#- One that has been here, and is another node's by now, must not run here too. #}
+{#- One that has been here, and is another node's by now, must not run here too. No name has a space, so no two of these states have the same. #}
 {%- for name, node in brine.elsewhere.items() if salt["file.file_exists"]("/var/lib/brine/instances/" ~ name ~ ".json") %}
 
-{{ ("brine-instance-" ~ name) | json }}:
+{{ ("brine-instance " ~ name) | json }}:
   brine_instance.elsewhere:
     - name: {{ name | json }}
     - node: {{ node | json }}
@@ -72,11 +72,11 @@ brine-instance-at-boot:
 {%- set is_there = salt["file.file_exists"]("/usr/lib/systemd/system/brine-instance@.service") %}
 {#- One that is the cluster's, too, is refused there. #}
 {%- for name, spec in brine.specs.items() if name not in brine.of_cluster %}
-{%- set id = "brine-instance-" ~ name %}
+{%- set id = "brine-instance " ~ name %}
 {%- set goes = spec is mapping and spec.get("absent") is sameas true %}
 {%- if not is_there %}
 
-{{ (id ~ "-pillar") | json }}:
+{{ (id ~ " pillar") | json }}:
   brine_pillar.valid:
     - schema: salt://{{ tplroot }}/schema.json
     - instance: {{ name | json }}
@@ -101,7 +101,7 @@ brine-instance-at-boot:
 {%- set admin_state = spec.get("admin_state") if spec is mapping and not goes else none %}
 {%- if admin_state in ["up", "down", "offline"] %}
 
-{{ (id ~ ("-running" if admin_state == "up" else "-stopped")) | json }}:
+{{ (id ~ (" running" if admin_state == "up" else " stopped")) | json }}:
   brine_instance.{{ "running" if admin_state == "up" else "stopped" }}:
     - name: {{ name | json }}
 {%- if admin_state != "up" %}
