@@ -90,6 +90,21 @@ def test_test_mode_says_what_it_would_do_and_does_nothing(node: Node) -> None:
     assert not node.path("/etc/brine").exists()
 
 
+@pytest.mark.parametrize("state", ["brine", "brine.config"])
+def test_no_instance_of_the_cluster_starts_before_what_it_needs(node: Node, state: str) -> None:
+    given = {"node": "node1", "candidate": False, "instances": ["mail1"]}
+    brine = {
+        "distributed": {**given, "serial": 1, "configuration": "{}"},
+        "hotplug": {"scripts": {"50-antispoof": "#!/bin/sh\n"}},
+        "instance": {"settings": POOL, "instances": {"old1": ABSENT}},
+    }
+    give_states(node, {"brine": brine})
+    names = [one.name for one in apply_state(node, state, test=True)]
+    before = {*names[: names.index("brine-instances-from-config")]}
+    needed = {SETTINGS, "/etc/brine/nic.d/50-antispoof", "brine-config-files", "brine-kvmd.path"}
+    assert needed | ({"old1"} if state == "brine" else set()) <= before
+
+
 def test_first_run_starts_what_should_be_up_and_the_second_changes_nothing(node: Node) -> None:
     instances = {"web1": WEB1, "db1": DB1, "plain1": None}
     done = applied(node, instances)

@@ -1,64 +1,17 @@
 {%- set tplroot = tpldir.rpartition("/")[0] %}
-{%- set sls_root = tplroot | replace("/", ".") %}
 {%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 
 include:
-  - ..common
-  - ..kvmd
-  - ..hotplug
+  - .settings
 {%- if brine.in_cluster %}
   - ..config
 {%- endif %}
 
 {%- if brine.parts.instance and brine.parts_fit %}
 
-{#- Brine itself checks the settings before they are put in place: a mistake in pillar changes nothing. All instances wait for them, and so for the parts
-    that run them. #}
-brine-instance-settings:
-{%- if brine.instance.settings %}
-  file.managed:
-    - name: /etc/brine/instance.toml
-    - source: salt://{{ tplroot }}/files/settings.toml.jinja
-    - template: jinja
-    - context:
-        part: instance
-        manual: brine-instance(1)
-        settings: {{ brine.instance.settings | json }}
-    - user: root
-    - group: root
-    - mode: '0644'
-    - check_cmd: /usr/bin/python3 -I -m brine.instance.settings
-    - tmp_ext: .toml
-{%- else %}
-  file.absent:
-    - name: /etc/brine/instance.toml
-{%- endif %}
-    - require:
-      - pkg: brine-packages
-{%- if brine.parts.kvmd %}
-      - sls: {{ sls_root }}.kvmd
-{%- endif %}
-      - sls: {{ sls_root }}.hotplug
-
-{%- if brine.has_configuration %}
-
-extend:
-  brine-instances-from-config:
-    brine_instance:
-      - require:
-        - file: brine-instance-settings
-{%- endif %}
-
-{#- It is not started here: what should run now is for the states below. #}
-brine-instance-at-boot:
-  brine_unit.managed:
-    - name: brine-instances.target
-    - enabled: {{ brine.instance.at_boot | json }}
-    - require:
-      - pkg: brine-packages
-
-{#- One that has been here, and is another node's by now, must not run here too. No name has a space, so no two of these states have the same. #}
-{%- for name, node in brine.elsewhere.items() if salt["file.file_exists"]("/var/lib/brine/instances/" ~ name ~ ".json") %}
+{#- One that has been here, and is another node's by now, must not run here too. One that is the cluster's is refused there. No name has a space, so no
+    two of these states have the same. #}
+{%- for name, node in brine.elsewhere.items() if name not in brine.of_cluster and salt["file.file_exists"]("/var/lib/brine/instances/" ~ name ~ ".json") %}
 
 {{ ("brine-instance " ~ name) | json }}:
   brine_instance.elsewhere:
@@ -70,7 +23,6 @@ brine-instance-at-boot:
 
 {#- A Brine that is there refuses what is wrong in a spec itself. #}
 {%- set is_there = salt["file.file_exists"]("/usr/lib/systemd/system/brine-instance@.service") %}
-{#- One that is the cluster's, too, is refused there. #}
 {%- for name, spec in brine.specs.items() if name not in brine.of_cluster %}
 {%- set id = "brine-instance " ~ name %}
 {%- set goes = spec is mapping and spec.get("absent") is sameas true %}
