@@ -49,21 +49,25 @@ def build(
     sources: Iterable[Path],
     folder: Path,
     *,
+    with_source: bool = False,
     with_tests: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Build the packages in the empty `folder`, from a copy of files of the tree.
 
-    `with_tests` also runs the unit tests, for which `sources` is the whole tree, and builds the
-    source package. Of this process's environment, the build has only what `environment` names.
+    `with_source` also builds the source package, and `with_tests` runs the unit tests; for both,
+    `sources` is the whole tree. Of this process's environment, the build has only what
+    `environment` names.
     """
     require_commands("building packages", ["dpkg-buildpackage"])
     copy = folder / "brine"
     copy_sources(sources, copy)
-    command = ["dpkg-buildpackage", "--no-sign"]
-    command += ["--build=full"] if with_tests else ["--build=binary", "--build-profiles=nocheck"]
+    command = ["dpkg-buildpackage", "--no-sign", f"--build={'full' if with_source else 'binary'}"]
+    command += [] if with_tests else ["--build-profiles=nocheck"]
+    # In one stream, so that the last lines of a failure are what came last.
     run_command(
-        command,
+        ["sh", "-c", 'exec "$@" 2>&1', "sh", *command],
+        what=command[0],
         cwd=copy,
         env={
             "PATH": os.environ["PATH"],

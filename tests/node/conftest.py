@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 
 from lab.command import run_command
 from lab.node import Node, boot_node
-from lab.packages import build_packages
+from lab.packages import build, build_packages
 from lab.repository import publish
 from lab.salt import wire
+from lab.tree import clone
 
 RELEASES = ["bookworm", "trixie"]
 
@@ -21,6 +23,22 @@ RELEASES = ["bookworm", "trixie"]
 def packages() -> list[Path]:
     """Brine's Debian packages, built from this tree."""
     return build_packages()
+
+
+@pytest.fixture(scope="session")
+def release_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a build as for a release: of the whole tree, with the source package.
+
+    It is another time zone, language and umask than that of `packages`, and a longer path.
+    """
+    folder = tmp_path_factory.mktemp("a-folder-with-quite-another-name")
+    umask = os.umask(0o027)
+    try:
+        elsewhere = {"LANG": "C", "LC_ALL": "POSIX", "TZ": "Pacific/Kiritimati"}
+        build(clone(), folder, with_source=True, environment=elsewhere)
+    finally:
+        os.umask(umask)
+    return folder
 
 
 @pytest.fixture(scope="session")

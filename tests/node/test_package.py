@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ from lab.command import run_command
 from lab.guest import start_guest
 from lab.guest_image import guest_image
 from lab.node import Node, boot_node
+from lab.packages import build
 from lab.repository import publish
+from lab.tree import clone
 from lab.waiting import wait_for
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
 from node.instance_on_node import GUEST, boot_idle
@@ -109,10 +112,24 @@ def unit_states(node: Node) -> list[str]:
     return node.run(["systemctl", "is-active", *UNITS], check=False).stdout.split()
 
 
-def test_lintian_finds_no_error_and_no_warning(packages: list[Path]) -> None:
+def test_two_builds_have_the_same_bytes(packages: list[Path], release_build: Path) -> None:
+    def hashes(found: Iterable[Path]) -> dict[str, str]:
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+
+    assert hashes(release_build.glob("*.deb")) == hashes(packages)
+
+
+@pytest.mark.long
+def test_unit_tests_run_at_build(tmp_path: Path) -> None:
+    build(clone(), tmp_path, with_tests=True)
+    assert list(tmp_path.glob("brine_*.deb"))
+
+
+def test_lintian_finds_nothing(release_build: Path) -> None:
     # lintian would rather not be root, and says so where nobody asked.
-    options = ["--allow-root", "--fail-on=error,warning"]
-    assert run_command(["lintian", *options, *packages], timeout_s=300).stdout == ""
+    options = ["--allow-root", "--display-info", "--display-experimental", "--pedantic"]
+    (changes,) = release_build.glob("*.changes")
+    assert run_command(["lintian", *options, changes], timeout_s=300).stdout == ""
 
 
 @pytest.mark.both_releases

@@ -255,6 +255,7 @@ def test_others_are_told_what_the_watcher_does_not_start(
     own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note("web1", 5, 1.0, given_up=True)
+    monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [])
     assert restart_counter.reasons_to_wait()("web1") is None  # there is no watcher
     entry = brine.EntryPoint("watcher", "brine.watcher.cli:COMMAND")
     monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [entry])
