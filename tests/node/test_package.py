@@ -125,9 +125,14 @@ def test_unit_tests_run_at_build(tmp_path: Path) -> None:
     assert list(tmp_path.glob("brine_*.deb"))
 
 
+# Brine is for systemd. Only Debian 12 has this tag: an override would be an error on Debian 13.
+NOT_FOR_US = "package-supports-alternative-init-but-no-init.d-script"
+
+
 def test_lintian_finds_nothing(release_build: Path) -> None:
     # lintian would rather not be root, and says so where nobody asked.
-    options = ["--allow-root", "--display-info", "--display-experimental", "--pedantic"]
+    options = ["--allow-root", f"--suppress-tags={NOT_FOR_US}"]
+    options += ["--display-info", "--display-experimental", "--pedantic"]
     (changes,) = release_build.glob("*.changes")
     assert run_command(["lintian", *options, changes], timeout_s=300).stdout == ""
 
