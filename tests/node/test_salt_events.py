@@ -308,7 +308,7 @@ def test_a_node_whose_brine_lies_is_refused(cluster: Fleet, said: str) -> None:
     brine = "/usr/local/bin/brine"
     node.write(brine, f"#!/bin/sh\ncat <<'END'\n{said}\nEND\n", mode=0o755)
     try:
-        told = cluster.run("brine.record", NODES[2])
+        told = cluster.run("brine.record", NODES[2], check=False)
     finally:
         node.path(brine).unlink()
     assert told["nodes"][NODES[2]]["recorded"] == 0
