@@ -33,7 +33,7 @@ verdict() {
     brine kvmd verdicts "$1" | tail -n 1 | grep -w "$2"
 }
 
-# watched NAME: whether the KVM daemon watches an instance.
+# watched NAME: whether the KVM daemon watches an instance, or has. So no other test has its name.
 watched() {
     journalctl --quiet --output=cat BRINE_EVENT=watching "BRINE_INSTANCE=$1" | grep .
 }
