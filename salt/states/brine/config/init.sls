@@ -48,16 +48,6 @@ brine-config-applied:
       - test: brine-states-loaded
     - require_in:
       - brine_config: brine-ssconf
-
-{#- The runner finds the minion that writes the configuration by its pillar, and a minion that runs has the pillar of its start. #}
-{%- if opts["file_client"] != "local" %}
-
-brine-config-writer-known:
-  module.run:
-    - saltutil.refresh_pillar:
-    - onchanges:
-      - brine_config: brine-config-applied
-{%- endif %}
 {%- elif brine.is_distributed %}
 
 brine-config-copied:
