@@ -383,7 +383,7 @@ def test_repository_of_pillar_and_clean(node: Node) -> None:
         file.write_text("# somebody else's\n")
     node.write(f"{STATES}/other.sls", json.dumps(OTHER_STATE))
 
-    line = f"deb [signed-by={ours[1]}] file:{FOLDER} ./"
+    line = f"deb [signed-by=/etc/apt/keyrings/brine-salt.asc] file:{FOLDER} ./"
     repository = {"line": line, "key": node.read(f"{FOLDER}/{KEY}")}
     give_pillar(node, {"repository": repository, **GANETI})
     results = apply_state(node, "other,brine")
