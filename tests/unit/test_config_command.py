@@ -151,6 +151,18 @@ def test_show_takes_names(filled: Run) -> None:
     assert "~ is written ~0" in filled("config", "show", "/cluster/a~b")[2]
 
 
+def test_a_copy_may_come_by_standard_input(filled: Run) -> None:
+    data = ganeti_config()
+    assert filled("config", "check-copy", "-", stdin=data)[0] == 0
+    data["cluster"]["serial_no"] -= 1
+    status, _, error = filled("config", "check-copy", "-", stdin=data)
+    assert status == 1
+    assert error.startswith("brine: error: standard input: serial ")
+    assert " is older than " in error
+    status, _, error = filled("config", "check-copy", "-", stdin=5)
+    assert (status, error.startswith("brine: error: standard input: ")) == (1, True)
+
+
 def test_a_copy_must_be_sound_and_not_older(filled: Run, brine: Run, tmp_path: Path) -> None:
     current, copy = tmp_path / "config.data", tmp_path / "copy"
     data = json.loads(current.read_text())

@@ -45,7 +45,7 @@ def config_states(
     """
 
     def run_all(command: list[str], stdin: str, **_: Any) -> dict[str, Any]:
-        assert command[:4] == ["brine", "config", "check-copy", "/dev/stdin"]
+        assert command[:4] == ["brine", "config", "check-copy", "-"]
         assert stdin == NEW
         if refusal:
             return {"retcode": 1, "stdout": "", "stderr": refusal}

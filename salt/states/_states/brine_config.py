@@ -147,7 +147,7 @@ def _replaced(name: str, configuration: str, serial: int) -> Result:
     changes = {name: {"old": "another version" if before else None, "new": f"serial {serial}"}}
     if __opts__["test"] and not __salt__["cmd.which"]("brine"):
         return _result(name, changes, "would be replaced by the master's, if brine accepts it")
-    answer = __salt__["brine.ask"]("config", "check-copy", "/dev/stdin", stdin=configuration)
+    answer = __salt__["brine.ask"]("config", "check-copy", "-", stdin=configuration)
     if "refused" in answer:
         return _failure(name, f"the master's configuration is refused: {answer['refused']}")
     if __opts__["test"]:

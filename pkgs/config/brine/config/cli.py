@@ -29,7 +29,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
     text = "check whether a copy can replace the configuration"
     check = _add(verbs, "check-copy", "check_copy", text)
-    check.add_argument("file", type=Path, metavar="FILE", help="another node's configuration")
+    check.add_argument("file", metavar="FILE", help="another node's; - for stdin")
 
     diff = _add(verbs, "diff", "diff", "show the differences between two versions")
     diff.add_argument("old", nargs="?", metavar="OLD", help="serial of a kept version, or a file")

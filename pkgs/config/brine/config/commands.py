@@ -22,7 +22,13 @@ from brine.config.node_events import record
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
 from brine.config.ssconf import Ssconf, SsconfError
-from brine.config.store import ConfigStore, CorruptError, NoConfigError, Writer
+from brine.config.store import (
+    ConfigStore,
+    CorruptError,
+    NoConfigError,
+    Writer,
+    read_configuration,
+)
 from brine.config.verify import find
 
 Pool = list[list[int]]
@@ -89,13 +95,14 @@ def verify(arguments: argparse.Namespace) -> int:
 def check_copy(arguments: argparse.Namespace) -> int:
     """``brine config check-copy``"""
     store = _store(arguments)
-    copy = ConfigStore(arguments.file.absolute()).read().cluster
+    copy = read_configuration(arguments.file).cluster
     current = None
     with contextlib.suppress(NoConfigError, CorruptError):  # any copy is better
         current = store.read().cluster
     serial_no = current.serial_no if current and current.uuid == copy.uuid else None
     if serial_no is not None and copy.serial_no < serial_no:
-        text = f"{arguments.file}: serial {copy.serial_no} is older than {serial_no}"
+        name = "standard input" if arguments.file == "-" else arguments.file
+        text = f"{name}: serial {copy.serial_no} is older than {serial_no}"
         hint = "brine config restore, on the master, gives an old configuration a new serial"
         raise ConfigError(f"{text}, which {store.path} has", hint=hint)
     result = {"serial": copy.serial_no, "current_serial": serial_no}

@@ -8,6 +8,7 @@ import grp
 import itertools
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -235,6 +236,19 @@ class ConfigStore:
             "copy it from another master candidate; if none has it, brine config restore "
             f"{kept[0].serial_no}, which loses what was changed after that version"
         )
+
+
+def read_configuration(file: str) -> Configuration:
+    """The configuration in a file; ``-`` is standard input.
+
+    :raises ConfigError: if there is none, or it is damaged.
+    """
+    if file != "-":
+        return ConfigStore(Path(file).absolute()).read()
+    try:
+        return Configuration.parse(sys.stdin.buffer.read())
+    except ConfigError as error:
+        raise ConfigError(f"standard input: {error}", hint=error.hint) from error
 
 
 class Writer:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from brine.common import outbox
@@ -19,8 +17,7 @@ from brine.common.errors import BrineError, UsageError, warn
 from brine.config import params
 from brine.config.excerpt import find_node
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
-from brine.config.schema import ConfigError
-from brine.config.store import ConfigStore
+from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
 from brine.instance.definition import SpecInput, define_several, tell_results
 from brine.instance.intent import ADMIN_STATE
@@ -79,7 +76,8 @@ def define_all(arguments: argparse.Namespace) -> int:
         hint = "give a file, or -, or --from-config; --config FILE is a configuration's file"
         raise UsageError("where is the spec to come from?", hint=hint)
     log_to_journal("brine")
-    configuration = _configuration(arguments.config)
+    file = arguments.config
+    configuration = read_configuration(file) if file else ConfigStore().read()
     node = find_node(configuration, arguments.node or os.uname().nodename).uuid
     ours = [one for one in configuration.instances.values() if one.primary_node == node]
     # The cluster does not know yet what was decided here on their admin_state.
@@ -110,16 +108,6 @@ def define_all(arguments: argparse.Namespace) -> int:
             hint=f"brine instance undefine {name}, unless it is to come back",
         )
     return status
-
-
-def _configuration(file: str | None) -> Configuration:
-    """The cluster's configuration, or that of a file; ``-`` is standard input."""
-    if file != "-":
-        return (ConfigStore(Path(file)) if file else ConfigStore()).read()
-    try:
-        return Configuration.parse(sys.stdin.buffer.read())
-    except ConfigError as error:
-        raise BrineError(f"standard input: {error}", hint=error.hint) from error
 
 
 def _input_of(configuration: Configuration, instance: Instance, *, keeps_state: bool) -> SpecInput:
