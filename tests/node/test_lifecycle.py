@@ -378,9 +378,10 @@ def test_an_owner_in_other_namespaces(node: Node) -> None:
 def test_an_owner_that_sees_no_process_of_the_nodes_ends_with_its_vm(node: Node) -> None:
     define(node, "ci1", owner=OWNER, **IDLE)
     apart = ["unshare", "--pid", "--fork", "--mount-proc"]
-    own_it = ["brine", "lifecycle", "own", "ci1", "--start"]
+    own_it = ["brine", "lifecycle", "own", "ci1"]
     node.run(["systemd-run", "--unit=own-ci1", *apart, *own_it])
-    wait_status(node, "ci1", "running")
+    wait_for("the owner", node.path(FOLDERS / "ci1/watchdog").exists)
+    node.run(["brine", "instance", "start", "ci1"])
     node.run(["systemctl", "kill", "--signal=KILL", "brine-instance@ci1"])
     assert "ExecMainStatus=11\n" in ended(node, "own-ci1")
 
