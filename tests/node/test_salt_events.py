@@ -221,6 +221,21 @@ def test_a_highstate_changes_nothing_of_what_is_set_up(cluster: Fleet) -> None:
         assert [one for one in results if one.changes] == []
 
 
+def test_a_minion_that_was_not_told_of_its_beacon_is_told_by_the_next_run(cluster: Fleet) -> None:
+    """As after a run that was killed between the file and the telling."""
+    node, due = cluster.nodes[1], "/run/brine-beacon.due"
+
+    def beacons() -> str:
+        return str(cluster.call("beacons.list", nodes=[node]))
+
+    cluster.call("event.fire", "{func: delete, name: brine}", "manage_beacons", nodes=[node])
+    wait_for("the minion to have no beacon", lambda: "brine" not in beacons())
+    node.write(due, "")
+    cluster.apply("brine.watcher", nodes=[node])
+    wait_for("the minion to have its beacon", lambda: "brine" in beacons())
+    assert not node.path(due).exists()
+
+
 def test_a_master_that_was_away_hears_of_it(cluster: Fleet) -> None:
     set_up(cluster, WEB3)
     node = cluster.nodes[2]
