@@ -75,11 +75,6 @@ def test_test_mode_on_a_bare_node_changes_nothing(node: Node, home: str) -> None
     assert not node.path("/etc/brine").exists()
 
 
-def test_the_loaders_have_all_functions_of_the_modules(node: Node, home: str) -> None:
-    node.write("/etc/salt/master", json.dumps({"module_dirs": [STATES]}))
-    assert loaded(node, "minion", home) | loaded(node, "master", home) == of_the_tree()
-
-
 def test_a_mistake_in_pillar_is_refused_in_a_line(node: Node, home: str) -> None:
     give_states(node, {"brine": {"kvmdd": {}}})
     with pytest.raises(LabError) as refused:
@@ -98,6 +93,11 @@ def test_the_first_run_starts_an_instance_and_the_second_changes_nothing(
     assert info(node, "web1")["status"] == "running"
     assert changes(node, {"web1": WEB1}) == {}
     assert changes(node, {"web1": WEB1}, test=True) == {}
+
+
+def test_the_loaders_have_all_functions_of_the_modules(node: Node, home: str) -> None:
+    node.write("/etc/salt/master", json.dumps({"module_dirs": [STATES]}))
+    assert loaded(node, "minion", home) | loaded(node, "master", home) == of_the_tree()
 
 
 def test_a_nic_in_pillar_is_plugged_in_while_the_instance_runs(node: Node, home: str) -> None:
