@@ -29,7 +29,7 @@ _MODULES += ["virtio_pci", "virtio_net", "virtio_blk", "virtio_scsi", "sd_mod", 
 
 # The self-tests take a tenth of the time that an emulated processor takes to boot.
 KERNEL_OPTIONS = "panic=-1 quiet cryptomgr.notests"
-"""What the kernel of a guest is told besides its console."""
+"""Parameters for the kernel of a guest, besides the one that names its console."""
 
 
 @dataclass(frozen=True)

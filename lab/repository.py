@@ -47,7 +47,7 @@ def make_repository(folder: Path) -> None:
 def publish(machine: Machine, packages: Iterable[Path]) -> None:
     """Add Debian packages to the machine's local repository, made at the first call.
 
-    apt is told of the repository and its key, and knows its new content when this returns.
+    The repository and its key become one of apt's sources, and apt reads its new content.
     """
     for package in packages:
         machine.put(package, f"{FOLDER}/{package.name}")

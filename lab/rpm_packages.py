@@ -27,6 +27,7 @@ _SOURCES = ("docs", "pkgs", "rpm", "salt")
 # What makes dist/rpms/ of the packages, beside the node's own tree.
 _RECIPES = [MACROS, Path(__file__)]
 _TOP = "/srv/rpmbuild"
+_KEY_COPY = "/srv/signing-key.asc"
 _BUILD_TIMEOUT_S = 900.0
 
 _REPOSITORY_FILE = f"""\
@@ -91,8 +92,8 @@ def add_to_repository(machine: Machine, packages: Iterable[Path]) -> None:
         files.append(f"{FOLDER}/{package.name}")
     with keyring() as home:
         machine.write(f"{FOLDER}/{KEY}", public_key(home))
-    machine.put(KEY_FILE, "/root/key.asc")
-    machine.run(["gpg", "--batch", "--quiet", "--import", "/root/key.asc"])
+    machine.put(KEY_FILE, _KEY_COPY)
+    machine.run(["gpg", "--batch", "--quiet", "--import", _KEY_COPY])
     # rpm 6 has another name for the same.
     identity = [f"--define={macro} {OWNER}" for macro in ("_gpg_name", "_openpgp_sign_id")]
     machine.run(["rpmsign", "--addsign", *identity, *files])

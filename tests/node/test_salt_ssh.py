@@ -20,7 +20,7 @@ from lab.salt import PILLAR, STATES, state_results
 from lab.tree import TREE
 from node.instance_on_node import IDLE, info
 
-KEY = "/root/.ssh/id_ed25519"
+KEY = "/srv/ssh/id_ed25519"
 NODE = "node2.example.com"
 ROSTER = {NODE: {"host": "192.0.2.2", "user": "root", "priv": KEY}}
 MASTER = {"file_roots": {"base": [STATES]}, "pillar_roots": {"base": [PILLAR]}}
@@ -46,8 +46,9 @@ def nodes(packages: list[Path]) -> Iterator[tuple[Node, Node]]:
             give_addresses(each, f"192.0.2.{number}/24")
             publish(each, [*ssh, *packages])
             each.run(["apt-get", "install", "--yes", "--quiet=2", wanted], timeout_s=300)
-        host.shell(f"mkdir -p /root/.ssh; ssh-keygen -q -t ed25519 -N '' -f {KEY}")
-        node.write("/root/.ssh/authorized_keys", host.read(f"{KEY}.pub"), mode=0o600)
+        host.shell(f"install -d -m 700 $(dirname {KEY}); ssh-keygen -q -t ed25519 -N '' -f {KEY}")
+        authorize = "umask 077; mkdir -p ~/.ssh; cat >~/.ssh/authorized_keys"
+        node.run(["sh", "-c", authorize], stdin=host.read(f"{KEY}.pub"))
         node.shell("ip link add br0 type bridge; ip link set br0 up")
         host.put(TREE / "salt/states", STATES)
         # JSON is YAML.
