@@ -44,7 +44,6 @@ _KEYS = "/etc/brine/salt/keys.json"
 _LARGEST_FILE = 1024 * 1024
 _MOST_FILES = 1000
 _TIMEOUT_S = 60
-_ROOTS = ("/", "//")
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ def ext_pillar(
 
 
 def _is_below_root(path: Any) -> bool:
-    return isinstance(path, str) and os.path.isabs(path) and os.path.normpath(path) not in _ROOTS
+    return isinstance(path, str) and os.path.isabs(path) and os.path.normpath(path).strip("/") != ""
 
 
 def _exported(minion_id: str) -> dict[str, Any] | None:

@@ -207,10 +207,7 @@ def _nearest(word: str, known: Iterable[str], noun: str) -> str:
 
 def _blank_keys(pillar: Node) -> Iterator[str]:
     """What would be no key for brine-confd. An empty one is as good as none."""
-    brine = pillar["brine"]
-    confd = brine.get("confd") if isinstance(brine, Mapping) else None
-    if not isinstance(confd, Mapping):
-        return
+    confd = _inside(pillar, "brine", "confd")
     for key in ("key", "previous_key"):
         text = confd.get(key)
         if isinstance(text, str) and text and not text.strip():
@@ -220,12 +217,17 @@ def _blank_keys(pillar: Node) -> Iterator[str]:
 def _not_given(pillar: Node) -> Iterator[str]:
     """What the external pillar could not give this node. The node that writes the configuration
     needs nothing of it."""
-    brine = pillar["brine"]
-    brine = brine if isinstance(brine, Mapping) else {}
-    given, config = brine.get("distributed"), brine.get("config")
-    is_writer = isinstance(config, Mapping) and config.get("apply")
-    if isinstance(given, Mapping) and "fault" in given and not is_writer:
+    given = _inside(pillar, "brine", "distributed")
+    if "fault" in given and not _inside(pillar, "brine", "config").get("apply"):
         yield f"brine:distributed: could not be made: {given['fault']}"
+
+
+def _inside(pillar: Node, *keys: str) -> Node:
+    """A mapping inside of pillar; an empty one if there is none."""
+    value: Any = pillar
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else {}
 
 
 def _misfits(parts: Mapping[str, bool]) -> Iterator[str]:

@@ -43,8 +43,8 @@ class SchemaError(BrineError):
     is empty where it is the whole."""
 
     def __init__(self, message: str, *, where: str = "", hint: str | None = None) -> None:
-        # The keys in a pointer are the data's own, and may have line ends.
-        super().__init__(f"{printable(where)}: {message}" if where else message, hint=hint)
+        where = printable(where)  # its keys are the data's own, and may have line ends
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
         self.text = message
         self.where = where
 
@@ -223,8 +223,7 @@ def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
         if what is None:
             usual = getattr(kind, "OTHER_WORDS", {}).get(name.lower())
             hint = f"did you mean {usual}?" if usual else nearest(name, shape.by_key)
-            place = printable(member(where, name))
-            raise SchemaError(f"there is no such {noun}", where=place, hint=hint)
+            raise SchemaError(f"there is no such {noun}", where=member(where, name), hint=hint)
         if type(value) is type(what.default) and value == what.default:
             values[what.name] = value  # as good as left out; most of what we have written is that
         else:
