@@ -9,6 +9,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from _pytest.runner import runtestprotocol
 
 from lab.errors import LabError
 from lab.long_runs import MARKERS, for_long_runs
@@ -20,6 +21,11 @@ from lab.xen_node import XenNode
 _SHOWN_LINES = 60
 _LONG_RUN_S = 120
 _SLOWEST_FILES = 12
+
+_QEMU_FAULT = "iotlb_to_section: Assertion"
+"""What QEMU says when its emulated processor reads its own map of the memory while another thread
+replaces that. It comes once in many thousands of devices that are plugged in or out, on a loaded
+machine, and no option avoids it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -40,6 +46,23 @@ def pytest_configure(config: pytest.Config) -> None:
         "brine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
     hypothesis.settings.load_profile("brine")
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """A test that QEMU's own fault has ended is done once more, with new nodes and guests."""
+    if not isinstance(item, pytest.Function):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    if any(_QEMU_FAULT in report.longreprtext for report in reports):
+        item.warn(pytest.PytestWarning(f"done once more: {_QEMU_FAULT}"))
+        item.session._setupstate.teardown_exact(None)
+        item._initrequest()
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -154,6 +154,7 @@ def nothing_left(vm: Vm) -> Iterator[Vm]:
     vm.guest.check_running()
     left = differences(vm.traces(), before)
     if left:
+        vm.guest.check_running()
         vm.clear()
     assert not left, f"left, and lost: {left}"
 

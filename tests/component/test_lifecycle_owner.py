@@ -58,6 +58,26 @@ def test_an_owner_tells_of_an_end_that_nobody_asked_for(
     assert said(owner) == (status, text if status else "")
 
 
+def test_an_owner_learns_of_a_run_that_began_and_ended_between_two_looks(
+    host: LifecycleHost,
+) -> None:
+    folder = host.define("ci1")
+    marks = host.root / "run/brine/marks"
+
+    def ended(run: str, who: str, cause: str) -> None:
+        write_marker(MarkerKind.START, "ci1", run=run, folder=marks)
+        write_marker(MarkerKind.VERDICT, "ci1", run=run, folder=marks, who=who, cause=cause)
+
+    ended("run1", "user", "guest-shutdown")
+    owner = lifecycle(host, "own", "ci1")
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    touched = (folder / "watchdog").stat().st_mtime_ns
+    wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
+    assert owner.poll() is None
+    ended("run2", "crash", "eof")
+    assert said(owner)[0] == 11
+
+
 def test_a_command_that_does_not_exist_owns_nothing(host: LifecycleHost) -> None:
     folder = host.define("ci1")
     status, text = said(lifecycle(host, "own", "ci1", "--start", "--", "/no/such/command"))
@@ -137,6 +157,7 @@ def test_an_owner_that_can_see_the_process_needs_no_file_of_it(host: LifecycleHo
     touched = (folder / "watchdog").stat().st_mtime_ns
     wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
     assert owner.poll() is None
+    (host.root / "run/brine/marks/ci1.start").unlink()  # so that no verdict is waited for
     process.kill()
     assert said(owner)[0] == 12
 

@@ -39,7 +39,7 @@ from brine.instance.start import start_instance
 from brine.lifecycle.protocol import EndReason
 
 _LOOK_S = 0.25
-_VERDICT_S = 3.0
+_VERDICT_S = 10.0
 _STALE_S = 300.0
 _MOST_OWNERS = 8
 _NO_INODE = -1
@@ -297,6 +297,7 @@ class OwnerProcess:
         self._woken, self._waker = socket.socketpair()
         # A container that has just the folder sees no processes of the node's.
         self._sees_node = paths.MARKS_DIR.is_dir()
+        self._run_before = markers.last_run(folder.name)
         self._poll = select.poll()
         self._pidfd = -1
         self._has_exited = False
@@ -424,10 +425,18 @@ class OwnerProcess:
             self._process = now
             if now and self._sees_node:
                 self._watch(now)
-            return None
+            return None if now else self._end_between_looks()
         if not self._has_exited and now is not None and now.run == self._process.run:
             return None
         return _status_of(self._folder.name, self._process.run)
+
+    def _end_between_looks(self) -> int | None:
+        """The exit status if the instance has begun and ended before this process saw it run."""
+        name = self._folder.name
+        run = markers.last_run(name)
+        if run == self._run_before or not markers.read_marker(MarkerKind.VERDICT, name, run=run):
+            return None
+        return _status_of(name, run)
 
     def _is_over(self, run: str) -> bool:
         """Whether the node's markers say that a run has ended. An owner that does not see its
