@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from lab.node import Node
 from lab.qmp import Qmp
+from lab.waiting import wait_for
 from node.instance_on_node import answer, order, run_in_guest, wait_ready
+
+_START_TIMEOUT_S = 300.0
 
 
 class Guest:
@@ -15,7 +18,9 @@ class Guest:
         self._node = node
 
     def wait_ready(self) -> None:
-        """Wait until it obeys."""
+        """Wait until it runs and obeys."""
+        serial = self._node.path(f"/run/brine/ctrl/{self.name}.serial")
+        wait_for(f"{self.name} to run", serial.exists, timeout_s=_START_TIMEOUT_S)
         wait_ready(self._node, self.name)
 
     def run(self, command: str) -> str:

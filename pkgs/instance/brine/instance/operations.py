@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -81,8 +81,9 @@ def define_instance(
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
         return Defined(define(data), changed=True)  # which says what is wrong
-    _settle_namesake(name)
-    with store.alone(name):
+    if not dry_run:
+        _settle_namesake(name)
+    with nullcontext() if dry_run else store.alone(name):
         if is_new:
             store.refuse_existing(name)
         if not dry_run:
