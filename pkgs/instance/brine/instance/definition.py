@@ -15,10 +15,9 @@ from brine.instance.kvm.live_changes import KEYS, dropped
 from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.observe import Observed, Oper, look, look_at_all
 from brine.instance.operations import Defined, define_instance
-from brine.instance.report import AS_ROOT
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import running_spec
-from brine.instance.spec import Spec, SpecError, to_json
+from brine.instance.spec import AS_ROOT, Spec, SpecError, to_json
 from brine.instance.store import InstanceError, system_error
 from brine.instance.unit import UnitError
 

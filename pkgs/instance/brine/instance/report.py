@@ -23,11 +23,10 @@ from brine.instance.observe import Observed, Oper, look
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
-from brine.instance.spec import to_json
+from brine.instance.spec import AS_ROOT, to_json
 from brine.instance.store import InstanceError
 from brine.instance.xen.config import KEYS
 
-AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that breaks out of it'
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0
 _LAST_WORDS = 40

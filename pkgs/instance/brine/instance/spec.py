@@ -100,6 +100,7 @@ class SecurityModel(StrEnum):
     POOL = "pool"
 
 
+AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that breaks out of it'
 NOT_CONFINED = {"security_model": SecurityModel.NONE.value, "chroot": False}
 """The values of the keys that confine QEMU, for Xen domains."""
 
