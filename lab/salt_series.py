@@ -1,4 +1,4 @@
-"""Older series of Salt on a node, beside the one that all nodes have."""
+"""Older series of Salt on a node, and the one of Debian's nodes on others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from lab.cache import cached
+from lab.images import node_image
 from lab.node import Node, boot_node
 from lab.wheels import salt_wheels
 
@@ -30,6 +31,12 @@ def use_salt(node: Node, series: str) -> str:
         ln -s {home}/bin/salt* /usr/local/bin/
     """)
     return home
+
+
+def add_newest_salt(node: Node, release: str) -> None:
+    """Give a node without Salt, such as one with dnf, that of Debian's nodes of a release."""
+    node.put(node_image(release) / NEWEST_HOME.lstrip("/"), NEWEST_HOME)
+    use_salt(node, "")
 
 
 def _home(series: str) -> str:

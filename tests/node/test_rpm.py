@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from lab.command import CommandError
-from lab.fedora import dnf_image
 from lab.guest_image import guest_image
-from lab.node import Node, boot_node
+from lab.node import Node
 from lab.repository import FOLDER
-from lab.rpm_packages import add_to_repository, build_on, build_rpms, publish_rpms
+from lab.rpm_packages import add_to_repository, build_on, build_rpms
 from lab.tree import TREE
 from node.instance_on_node import GUEST, define, info, order, start
 from node.kvmd_on_node import verdicts, wait_verdict
+from node.rpm_on_node import dnf, installed, node_with_rpms, refused
 
 NEEDED = ["brine-common", "brine-config", "brine-hotplug", "brine-instance", "brine-kvmd"]
 """What a running instance needs."""
@@ -67,46 +65,19 @@ def rpms(release: str) -> Path:
     return build_rpms(release)
 
 
-@contextmanager
-def node_with(rpms: Path, release: str) -> Iterator[Node]:
-    """A node that knows the repository, and has nothing of it."""
-    with boot_node(release, image=dnf_image) as node:
-        publish_rpms(node, rpms)
-        yield node
-
-
 @pytest.fixture
 def bare_node(release: str, rpms: Path) -> Iterator[Node]:
     """A node without Brine, for one test alone."""
-    with node_with(rpms, release) as node:
+    with node_with_rpms(release, rpms) as node:
         yield node
 
 
 @pytest.fixture(scope="module")
 def node(release: str, rpms: Path) -> Iterator[Node]:
     """A node with Brine, on which an instance runs when a test begins and when it ends."""
-    with node_with(rpms, release) as node:
+    with node_with_rpms(release, rpms) as node:
         dnf(node, "install", "brine")
         yield node
-
-
-def dnf(node: Node, *args: str) -> str:
-    """Have dnf do something without questions, and return what it said."""
-    done = node.run(["dnf", "--assumeyes", *args], timeout_s=300)
-    return done.stdout + done.stderr
-
-
-def refused(node: Node, *args: str) -> str:
-    """What dnf says when it refuses to do something."""
-    with pytest.raises(CommandError) as failed:
-        dnf(node, *args)
-    return failed.value.stdout + failed.value.stderr
-
-
-def installed(node: Node) -> list[str]:
-    """The packages of Brine that a node has."""
-    listing = node.run(["rpm", "--query", "--all", "--queryformat", "%{NAME}\n", "brine*"])
-    return sorted(listing.stdout.split())
 
 
 def pid_of(node: Node) -> int:
@@ -124,7 +95,7 @@ def invocation(node: Node, unit: str) -> str:
 @pytest.fixture
 def running(node: Node) -> int:
     """The QEMU of an instance, web1, which runs on the node with all parts."""
-    if installed(node) != ["brine", *PARTS]:
+    if [*installed(node)] != ["brine", *PARTS]:
         dnf(node, "install", "brine", *PARTS)
     node.run(["systemctl", "start", "brine-kvmd.path", "brine-stopper.socket"])
     if not node.path(GUEST).exists():
@@ -143,7 +114,7 @@ def test_rpmlint_finds_nothing_but_what_its_filter_explains(node: Node) -> None:
 
 
 def test_dnf_installs_all_parts_of_a_node(node: Node) -> None:
-    assert installed(node) == ["brine", *PARTS]
+    assert [*installed(node)] == ["brine", *PARTS]
     assert node.run(["rpm", "--verify", "brine", *PARTS], check=False).stdout == ""
     for path, mode in MODES.items():
         assert node.run(["stat", "--format=%U:%G %a", path]).stdout.strip() == mode, path
@@ -158,7 +129,7 @@ def test_dnf_installs_all_parts_of_a_node(node: Node) -> None:
 
 
 def test_presets_enable_units_and_nothing_starts_them(release: str, rpms: Path) -> None:
-    with node_with(rpms, release) as node:
+    with node_with_rpms(release, rpms) as node:
         dnf(node, "install", "brine")
         for state, units in (("enabled", ENABLED), ("disabled", DISABLED)):
             shown = node.run(["systemctl", "is-enabled", *units], check=False).stdout
@@ -182,8 +153,7 @@ def test_upgrade_and_downgrade_end_no_instance_and_lose_no_verdict(
     add_to_repository(node, build_on(node, revision=2))
     for verb, release in (("upgrade", "2"), ("downgrade", "1")):
         dnf(node, verb, "--refresh", "brine*")
-        query = ["rpm", "--query", "--queryformat", "%{RELEASE}\n", "brine", *PARTS]
-        assert set(node.run(query).stdout.split()) == {release}
+        assert {*installed(node).values()} == {release}
         assert pid_of(node) == running
         after = invocation(node, "brine-kvmd.service")
         assert after != before
@@ -200,7 +170,7 @@ def test_what_a_running_instance_needs_is_not_removed(
     """And nothing goes that would go with it."""
     said = refused(node, "remove", package)
     assert f"{package}: error: virtual machines run, stop them first: brine-instance@web1" in said
-    assert installed(node) == ["brine", *PARTS]
+    assert [*installed(node)] == ["brine", *PARTS]
     assert node.run(["rpm", "--verify", "brine", *PARTS], check=False).stdout == ""
     assert pid_of(node) == running
 
@@ -213,13 +183,13 @@ def test_what_ends_owned_instances_is_not_removed(node: Node, running: int) -> N
     finally:
         node.run(["rmdir", folder])
     assert "brine-lifecycle: error: virtual machines run, stop them first: brine-inst" in said
-    assert installed(node) == ["brine", *PARTS]
+    assert [*installed(node)] == ["brine", *PARTS]
 
 
 @pytest.mark.parametrize("package", RECOMMENDED)
 def test_another_part_goes_alone(node: Node, running: int, package: str) -> None:
     dnf(node, "remove", package)
-    assert installed(node) == sorted({"brine", *PARTS} - {package})
+    assert {*installed(node)} == {"brine", *PARTS} - {package}
     assert pid_of(node) == running
 
 
@@ -227,7 +197,7 @@ def test_removal_leaves_what_was_made_since(node: Node, running: int) -> None:
     node.write("/etc/brine/kvmd.toml", 'log_level = "debug"\n')
     node.run(["brine", "instance", "stop", "--force", "web1"])
     dnf(node, "remove", "brine-common")
-    assert installed(node) == []
+    assert installed(node) == {}
     # A console that has much to say has an older log, too.
     left = node.shell("""
         find /etc/brine /usr /var/lib /var/log -path '*brine*' -not -path '/var/lib/dnf/*' \\
@@ -254,7 +224,7 @@ def test_a_missing_dependency_is_named_and_nothing_is_installed(bare_node: Node)
         said,
         re.MULTILINE,
     )
-    assert installed(node) == []
+    assert installed(node) == {}
 
 
 def test_what_nobody_known_has_signed_is_not_installed(bare_node: Node) -> None:
@@ -280,4 +250,4 @@ def test_what_nobody_known_has_signed_is_not_installed(bare_node: Node) -> None:
         sed -i s/repo_gpgcheck=1/repo_gpgcheck=0/ /etc/yum.repos.d/brine.repo
     """)
     assert "brine-common" in refused(node, "--refresh", "install", "brine")
-    assert installed(node) == []
+    assert installed(node) == {}

@@ -26,6 +26,28 @@ extend:
         - sls: {{ sls_root }}.confd.clean
         - sls: {{ sls_root }}.hotplug.clean
 
+{#- dnf has no purge: what that takes on Debian is removed here, and before the last packages, so that these can remove their folders. #}
+{%- if grains["os_family"] == "RedHat" %}
+{%- set damaged = salt["file.find"]("/var/lib/brine/watcher.json.damaged*", maxdepth=0) %}
+{%- for file in ["/var/lib/brine/config.versions", "/var/lib/brine/outbox", "/var/lib/brine/runtime", "/var/lib/brine/ssconf",
+                 "/var/lib/brine/watcher.json", "/var/lib/brine/watcher.pause", "/var/log/brine/console"] + damaged %}
+
+brine-clean-{{ file }}:
+  file.absent:
+    - name: {{ file }}
+    - require:
+      - pkg: brine-clean-instance-package
+    - require_in:
+      - pkg: brine-clean-packages
+{%- endfor %}
+
+brine-clean-/var/log/brine:
+  cmd.run:
+    - name: rmdir --ignore-fail-on-non-empty /var/log/brine
+    - onchanges:
+      - file: brine-clean-/var/log/brine/console
+{%- endif %}
+
 {#- The packages of parts are removed by now. A purge also takes what is left of them: settings, counters, records. #}
 brine-clean-packages:
   pkg.purged:
