@@ -4,89 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
 from component.kvmd_process import Kvmd
-from lab.guest import Guest, start_guest
+from lab.guest import start_guest
+from lab.guest_endings import ENDINGS
 from lab.machine import Host
-
-
-@dataclass(frozen=True)
-class EndCause:
-    """A way to end a guest.
-
-    :param options: for :func:`start_guest`.
-    """
-
-    act: Callable[[Guest, Kvmd], None]
-    verdict: str
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def _stop_by_admin(guest: Guest, kvmd: Kvmd) -> None:
-    (kvmd.control / f"{guest.name}.stopping").touch()
-    guest.powerdown()
-
-
-def _kill_by_admin(guest: Guest, kvmd: Kvmd) -> None:
-    (kvmd.control / f"{guest.name}.stopping").touch()
-    guest.signal(signal.SIGKILL)
-
-
-def _pause_and_poweroff(guest: Guest, _: Kvmd) -> None:
-    guest.qmp("stop")
-    guest.qmp("cont")
-    guest.order("poweroff")
-
-
-def _pause_and(number: signal.Signals) -> Callable[[Guest, Kvmd], None]:
-    def act(guest: Guest, _: Kvmd) -> None:
-        guest.qmp("stop")
-        guest.signal(number)
-
-    return act
-
-
-def _reboot_and_poweroff(guest: Guest, _: Kvmd) -> None:
-    guest.order("reboot")
-    guest.wait_ready()
-    guest.order("poweroff")
-
-
-ENDINGS = {
-    "poweroff": EndCause(lambda guest, _: guest.order("poweroff"), "user, guest-shutdown"),
-    "stopping": EndCause(_stop_by_admin, "admin, stopping"),
-    "stopping-kill": EndCause(_kill_by_admin, "admin, stopping"),
-    "term": EndCause(lambda guest, _: guest.signal(signal.SIGTERM), "admin, host-signal"),
-    "int": EndCause(lambda guest, _: guest.signal(signal.SIGINT), "admin, host-signal"),
-    "kill": EndCause(lambda guest, _: guest.signal(signal.SIGKILL), "crash, eof"),
-    "quit": EndCause(lambda guest, _: guest.qmp("quit"), "admin, host-qmp-quit"),
-    "powerdown": EndCause(lambda guest, _: guest.powerdown(), "admin, powerdown"),
-    "pause-poweroff": EndCause(_pause_and_poweroff, "user, guest-shutdown"),
-    "pause-term": EndCause(_pause_and(signal.SIGTERM), "admin, host-signal"),
-    "pause-kill": EndCause(_pause_and(signal.SIGKILL), "admin, paused"),
-    "reboot-poweroff": EndCause(_reboot_and_poweroff, "user, guest-shutdown"),
-    "no-reboot": EndCause(
-        lambda guest, _: guest.order("reboot"), "crash, guest-reset", {"no_reboot": True}
-    ),
-    "reset": EndCause(
-        lambda guest, _: guest.qmp("system_reset"),
-        "admin, host-qmp-system-reset",
-        {"no_reboot": True},
-    ),
-    "panic": EndCause(
-        lambda guest, _: guest.order("crash"),
-        "crash, guest-panic",
-        {"panic_device": True, "no_reboot": True},
-    ),
-    "panic-unseen": EndCause(
-        lambda guest, _: guest.order("crash"), "crash, guest-reset", {"no_reboot": True}
-    ),
-}
 
 
 @pytest.mark.parametrize("name", ENDINGS)
@@ -95,9 +19,10 @@ def test_each_end_of_a_real_guest_gets_its_verdict(kvmd: Kvmd, name: str) -> Non
     with start_guest(Host(), name, control_dir=kvmd.control, **ending.options) as guest:
         guest.wait_ready()
         kvmd.watches(name)
-        ending.act(guest, kvmd)
-        assert kvmd.verdict(name) == ending.verdict
-        assert kvmd.shut_down_by_user(name) == ending.verdict.startswith("user")
+        ending.act(guest)
+        who, cause = ending.verdict
+        assert kvmd.verdict(name) == f"{who}, {cause}"
+        assert kvmd.shut_down_by_user(name) == (who == "user")
         guest.wait()
         time.sleep(0.1)
         assert len(kvmd.log(f": {name}: ended")) == 1

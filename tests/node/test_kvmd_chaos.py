@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,8 @@ from pathlib import Path
 
 from lab.command import CommandError
 from lab.fake_qemu import FakeQemus
-from lab.guest import Guest, start_guest
+from lab.guest import start_guest
+from lab.guest_endings import ENDINGS
 from lab.node import Node
 from lab.waiting import wait_for
 from node.kvmd_on_node import kvmd_pid
@@ -87,23 +87,17 @@ def _play(node: Node, qemus: FakeQemus, name: str, seed: int) -> tuple[str, tupl
     return name, script.verdict
 
 
-GUEST_ACTS: list[tuple[tuple[str, str], Callable[[Guest], None]]] = [
-    (("user", "guest-shutdown"), lambda guest: guest.order("poweroff")),
-    (("admin", "powerdown"), lambda guest: guest.powerdown()),
-    (("admin", "host-signal"), lambda guest: guest.signal(signal.SIGTERM)),
-    (("admin", "host-qmp-quit"), lambda guest: guest.qmp("quit")),
-    (("crash", "eof"), lambda guest: guest.signal(signal.SIGKILL)),
-]
+GUEST_ENDS = [ENDINGS[name] for name in ("poweroff", "powerdown", "term", "quit", "kill")]
 
 
 def _live(node: Node, name: str, number: int) -> tuple[str, tuple[str, str]]:
     """One real guest's life; returns its name and the verdict that is right."""
-    verdict, act = GUEST_ACTS[number % len(GUEST_ACTS)]
+    ending = GUEST_ENDS[number % len(GUEST_ENDS)]
     with start_guest(node, name) as guest:
         guest.wait_ready(120)
-        act(guest)
+        ending.act(guest)
         guest.wait()
-    return name, verdict
+    return name, ending.verdict
 
 
 def _kill_again_and_again(node: Node, done: threading.Event, rng: random.Random) -> int:

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from lab.guest import start_guest
+from lab.guest_endings import ENDINGS
 from lab.guest_image import guest_image
 from lab.node import Node
 from lab.repository import FOLDER
 from lab.rpm_packages import add_to_repository, build_on, build_rpms
 from lab.tree import TREE
 from node.instance_on_node import GUEST, define, info, order, start
-from node.kvmd_on_node import verdicts, wait_verdict
+from node.kvmd_on_node import verdicts, wait_verdict, wait_watching
 from node.rpm_on_node import dnf, installed, node_with_rpms, refused
 
 NEEDED = ["brine-common", "brine-config", "brine-hotplug", "brine-instance", "brine-kvmd"]
@@ -144,6 +146,18 @@ def test_a_user_who_powers_off_is_told_from_a_crash(node: Node, running: int) ->
     start(node, "web1")
     node.run(["kill", "-KILL", str(pid_of(node))])
     assert wait_verdict(node, "web1", times=2)[0] == "crash"
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_each_end_of_a_real_guest_gets_its_verdict(node: Node, running: int, name: str) -> None:
+    ending = ENDINGS[name]
+    with start_guest(node, name, **ending.options) as guest:
+        guest.wait_ready()
+        wait_watching(node, name)
+        ending.act(guest)
+        assert wait_verdict(node, name) == ending.verdict
+    by_user = ending.verdict[0] == "user"
+    assert node.path(f"/run/brine/ctrl/{name}.shutdown").exists() == by_user
 
 
 def test_upgrade_and_downgrade_end_no_instance_and_lose_no_verdict(
