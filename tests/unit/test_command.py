@@ -16,7 +16,7 @@ import pytest
 
 from brine.common import __version__, cli, paths
 from brine.common.cli import Command, EntryPoint, entry_points
-from brine.common.errors import BrineError, UsageError
+from brine.common.errors import BrineError, UsageError, install_hint
 from brine.common.markers import MarkerKind, write_marker
 from brine.kvmd import cli as kvmd_command
 from brine.kvmd import verdict_list
@@ -91,6 +91,25 @@ def test_a_mistake_gets_one_line_and_a_hint(
     assert said[0] in error
     assert hint.startswith("brine: hint: ")
     assert said[1] in hint
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([], "apt install ovmf"),
+        (["var/lib/dpkg/info/brine-common.list"], "apt install ovmf"),
+        (["var/lib/dpkg/info/brine-common.list", "usr/bin/dnf"], "apt install ovmf"),
+        (["var/lib/dpkg/info/dnf.list", "usr/bin/dnf"], "dnf install edk2-ovmf"),
+        (["usr/bin/dnf"], "dnf install edk2-ovmf"),
+    ],
+)
+def test_what_installed_brine_is_what_a_hint_names(
+    tmp_path: Path, files: list[str], said: str
+) -> None:
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    assert install_hint(apt="ovmf", dnf="edk2-ovmf", root=str(tmp_path)) == said
 
 
 def test_output_that_can_not_be_written_is_an_error(

@@ -122,7 +122,7 @@ def test_a_node_without_any_says_what_to_install(node: Node) -> None:
     node.descriptor("10-q35", targets=Q35_ONLY["targets"])
     with pytest.raises(InstanceError, match="no UEFI firmware for the machine pc") as told:
         find_uefi(web1())
-    assert "apt install ovmf" in (told.value.hint or "")
+    assert "ovmf" in (told.value.hint or "")
 
 
 def test_a_firmware_is_uefi_or_a_path() -> None:

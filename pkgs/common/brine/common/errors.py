@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import NoReturn
@@ -63,6 +64,17 @@ def _tell(program: str, kind: str, text: str, hint: str | None) -> None:
     print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
     if hint:
         print(f"{program}: hint: {hint}", file=sys.stderr, flush=True)
+
+
+def install_hint(*, apt: str, dnf: str, root: str = "") -> str:
+    """A hint to install a package of the distribution, by its name for apt and its name for dnf.
+
+    A node may have both commands: Debian has a package of dnf. The one that counts has installed
+    Brine itself, of which dpkg then has a record.
+    """
+    is_of_dpkg = os.path.exists(f"{root}/var/lib/dpkg/info/brine-common.list")
+    has_dnf = os.path.exists(f"{root}/usr/bin/dnf")
+    return f"dnf install {dnf}" if has_dnf and not is_of_dpkg else f"apt install {apt}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

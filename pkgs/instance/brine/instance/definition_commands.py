@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.cli import print_done, undo_when_told_to_end
-from brine.common.errors import BrineError, UsageError, printable, warn
+from brine.common.errors import BrineError, UsageError, install_hint, printable, warn
 from brine.config.schema import parse_json
 from brine.hotplug.choices import FORMATS
 from brine.hotplug.disk import format_of
@@ -257,7 +257,8 @@ def _yaml(data: bytes) -> Any:
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
-        hint = "apt install python3-yaml; or write the spec in JSON"
+        hint = install_hint(apt="python3-yaml", dnf="python3-pyyaml")
+        hint += "; or write the spec in JSON"
         raise BrineError("YAML can't be read here", hint=hint) from None
 
     class UniqueKeys(yaml.SafeLoader):  # type: ignore[misc]

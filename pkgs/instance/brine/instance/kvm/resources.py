@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from brine.common import paths
-from brine.common.errors import warn
+from brine.common.errors import install_hint, warn
 from brine.common.files import read_regular, write_whole
 from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
@@ -98,7 +98,8 @@ def check_node(spec: Spec) -> None:
     """Refuse to start an instance that this node can't run."""
     name = spec.name
     if not os.access(spec.qemu, os.X_OK):
-        hint = "apt install qemu-system-x86, or have its spec name another program"
+        hint = install_hint(apt="qemu-system-x86", dnf="qemu-system-x86")
+        hint += ", or have its spec name another program"
         raise InstanceError(name, f"{spec.qemu}: there is no such program", hint=hint)
     if spec.accel == "kvm" and not _KVM.exists():
         hint = 'see whether the firmware has virtualization enabled; "accel": "tcg" does without'
@@ -436,10 +437,11 @@ def find_uefi(spec: Spec) -> tuple[Path, Path]:
         if found and all(part.exists() for part in found):
             return found
     folders = " and ".join(map(str, FOLDERS))
+    hint = install_hint(apt="ovmf", dnf="edk2-ovmf")
     raise InstanceError(
         spec.name,
         f"this node has no UEFI firmware for the machine {spec.machine}: none of {folders}",
-        hint="apt install ovmf, or have its spec name a firmware's image",
+        hint=f"{hint}, or have its spec name a firmware's image",
     )
 
 

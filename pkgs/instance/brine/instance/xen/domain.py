@@ -58,7 +58,7 @@ class Xen(Hypervisor):
         InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
         for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
             if path and not os.path.exists(path):  # xl would report it in many lines
-                hint = "apt install grub-xen-host, which finds the guest's; or name a kernel"
+                hint = "name a kernel, or install GRUB for Xen (grub-xen-host on Debian)"
                 is_grub = path == GRUBS[spec.hypervisor]
                 text = f"{path}: is not there"
                 raise InstanceError(spec.name, text, hint=hint if is_grub else None)

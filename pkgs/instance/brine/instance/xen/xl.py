@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from brine.common.errors import BrineError, printable
+from brine.common.errors import BrineError, install_hint, printable
 from brine.common.process import run_bounded
 
 PROGRAM = "xl"
@@ -257,7 +257,8 @@ def _xl(*args: str, timeout_s: float = _TIMEOUT_S) -> str:
         text = f"{command}: no answer within {round(timeout_s, 1):g} s"
         raise XlError(text, hint="systemctl status xen, or xenstored") from None
     except OSError as error:
-        hint = "apt install xen-utils; this node must have been booted by Xen"
+        hint = install_hint(apt="xen-utils", dnf="xen-runtime")
+        hint += "; this node must have been booted by Xen"
         raise XlError(f"{PROGRAM}: {error.strerror}", hint=hint) from error
     if done.returncode != 0:
         fault = printable(fault_in(done.stderr.splitlines()) or str(done.returncode))
