@@ -103,7 +103,7 @@ def run_on_debian_kernel(
     returncode, said_bytes = map(int, found.groups())
     said = told[found.end() : found.end() + said_bytes].decode(errors="replace")
     if returncode:
-        raise CommandError("Python on Debian's kernel", arguments, returncode, said, "")
+        raise CommandError("Python on Debian's kernel", arguments, returncode, said, ended.stdout)
     return said
 
 
