@@ -19,7 +19,7 @@ import pytest
 from brine.common import paths, process
 from brine.common.process import unit_of
 from brine.instance import console, operations, store
-from brine.instance.spec import Spec
+from brine.instance.spec import Spec, to_json
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -38,8 +38,7 @@ def web1(brine: Run) -> Run:
 
 
 def spec() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((paths.SPECS_DIR / "web1.json").read_text())
-    return data
+    return to_json(store.load("web1"))
 
 
 # A person's mistakes

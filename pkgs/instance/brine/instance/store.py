@@ -149,6 +149,10 @@ def load_all() -> Iterator[Spec | InstanceError]:
 def save(spec: Spec) -> None:
     """Write a spec."""
     content = to_json(spec)
+    if spec.owner is None:
+        del content[
+            "owner"
+        ]  # Brine 0.1 does not know this key, and reads the spec after a downgrade
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays
         with suppress(OSError, ValueError, RecursionError):
