@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lab.cache import cached
 from lab.command import run_command
 from lab.errors import LabError
 from lab.lock import folder_lock
@@ -16,6 +17,7 @@ from lab.machine import require_commands
 from lab.progress import step
 from lab.repository import make_repository
 from lab.tree import TREE, copy_sources, digest, source_files
+from lab.version import RELEASED
 
 DIST = TREE / "dist"
 
@@ -59,19 +61,61 @@ def build(
     `sources` is the whole tree. Of this process's environment, the build has only what
     `environment` names.
     """
-    require_commands("building packages", ["dpkg-buildpackage"])
     copy = folder / "brine"
     copy_sources(sources, copy)
+    _run_build(copy, with_source=with_source, with_tests=with_tests, environment=environment)
+
+
+class NoHistoryError(LabError):
+    """The tree does not have the commit of a released version: a shallow clone, or no clone."""
+
+
+def released_packages(version: str) -> list[Path]:
+    """The Debian packages of a released version, built from its commit; the cache keeps them.
+
+    Raises NoHistoryError when the tree does not have that commit.
+    """
+    commit = RELEASED[version]
+
+    def build_commit(folder: Path) -> None:
+        sources, archive = folder / "brine", folder / "brine.tar"
+        # The clone may be another user's.
+        git = ["git", "-c", f"safe.directory={TREE}", "-C", str(TREE)]
+        has_git = shutil.which("git") is not None
+        if not has_git or run_command([*git, "cat-file", "-e", commit], check=False).returncode:
+            raise NoHistoryError(
+                f"Brine {version} cannot be built: no git, or no commit {commit} in {TREE}",
+                hint="apt install git; in a shallow clone: git fetch --unshallow",
+            )
+        run_command([*git, "archive", f"--output={archive}", commit])
+        sources.mkdir()
+        run_command(["tar", "--extract", f"--file={archive}"], cwd=sources)
+        _run_build(sources)
+        shutil.rmtree(sources)
+
+    what = f"the packages of Brine {version}"
+    return sorted(cached(f"released-{version}", commit, build_commit, what=what).glob("*.deb"))
+
+
+def _run_build(
+    sources: Path,
+    *,
+    with_source: bool = False,
+    with_tests: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Build the packages of a tree into the folder beside it."""
+    require_commands("building packages", ["dpkg-buildpackage"])
     command = ["dpkg-buildpackage", "--no-sign", f"--build={'full' if with_source else 'binary'}"]
     command += [] if with_tests else ["--build-profiles=nocheck"]
     # In one stream, so that the last lines of a failure are what came last.
     run_command(
         ["sh", "-c", 'exec "$@" 2>&1', "sh", *command],
         what=command[0],
-        cwd=copy,
+        cwd=sources,
         env={
             "PATH": os.environ["PATH"],
-            "HOME": str(folder),
+            "HOME": str(sources.parent),
             "LANG": "C.UTF-8",
             "DEB_BUILD_OPTIONS": "" if with_tests else "nocheck",
             **(environment or {}),

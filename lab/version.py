@@ -16,6 +16,9 @@ from lab.tree import TREE
 CHANGELOG = TREE / "debian/changelog"
 NEWS = TREE / "NEWS"
 
+RELEASED = {"0.1.0": "9f77c5b6d447d514f6e00cbf2737b486b09ff076"}
+"""The commit of each version that nodes may be upgraded from."""
+
 _ENTRY = re.compile(r"^brine \(([^)]+)\) ", re.MULTILINE)
 
 # Patterns of files, and what stands before the version in each.

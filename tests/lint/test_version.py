@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from lab.tree import TREE
-from lab.version import NEWS, places, versions
+from lab.version import NEWS, RELEASED, places, versions
 
 
 def test_every_place_repeats_the_changelogs_version() -> None:
@@ -20,3 +20,7 @@ def test_every_place_repeats_the_changelogs_version() -> None:
 def test_the_news_are_of_every_version() -> None:
     told = re.findall(r"^Brine ([0-9][^ ]*), ", NEWS.read_text(), re.MULTILINE)
     assert told == versions()
+
+
+def test_every_older_version_has_its_commit() -> None:
+    assert list(RELEASED) == versions()[1:]

@@ -19,6 +19,7 @@ from lab.packages import build
 from lab.repository import publish
 from lab.tree import clone
 from lab.waiting import wait_for
+from node.apt_on_node import apt
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
 from node.instance_on_node import GUEST, boot_idle
 from node.kvmd_on_node import (
@@ -91,13 +92,6 @@ def installed_node(release: str, packages: list[Path]) -> Iterator[Node]:
 def install(node: Node) -> None:
     """Install what the node's repository has, or upgrade to it."""
     apt(node, "install", *PACKAGES)
-
-
-def apt(node: Node, *args: str) -> str:
-    """Have apt do something without questions, and return what it said."""
-    apt_get = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "--yes", "--quiet=2"]
-    done = node.run([*apt_get, *args], timeout_s=300)
-    return done.stdout + done.stderr
 
 
 def installed(node: Node) -> set[str]:
