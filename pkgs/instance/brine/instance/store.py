@@ -150,9 +150,8 @@ def save(spec: Spec) -> None:
     """Write a spec."""
     content = to_json(spec)
     if spec.owner is None:
-        del content[
-            "owner"
-        ]  # Brine 0.1 does not know this key, and reads the spec after a downgrade
+        # Brine 0.1, which may read it after a downgrade, does not know this key.
+        del content["owner"]
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays
         with suppress(OSError, ValueError, RecursionError):
