@@ -1,14 +1,16 @@
-"""Building Brine's Debian packages from the tree."""
+"""Building Brine's Debian packages from the tree, and checking them with lintian."""
 
 from __future__ import annotations
 
 import fcntl
+import inspect
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from lab import images
 from lab.cache import cached
 from lab.command import run_command
 from lab.errors import LabError
@@ -64,6 +66,18 @@ def build(
     copy = folder / "brine"
     copy_sources(sources, copy)
     _run_build(copy, with_source=with_source, with_tests=with_tests, environment=environment)
+
+
+def lintian_image(release: str) -> Path:
+    """A tree with systemd and the lintian of a Debian release."""
+    packages = [*images._INIT, "lintian"]
+
+    def build_tree(folder: Path) -> None:
+        images._debootstrap(release, folder / "tree", packages)
+
+    ingredients = [release, packages, inspect.getsource(images._debootstrap)]
+    what = f"a tree with lintian, {release}"
+    return cached(f"lintian-{release}", ingredients, build_tree, what=what) / "tree"
 
 
 class NoHistoryError(LabError):
