@@ -54,6 +54,12 @@ MODES = {
 }
 
 
+REFUSAL = (
+    "brine: error: no package of Brine is removed while virtual machines run; "
+    "stop them first: brine-instance@web1.service\n"
+)
+
+
 @pytest.fixture(scope="module", params=["trixie", pytest.param("forky", marks=pytest.mark.long)])
 def release(request: pytest.FixtureRequest) -> str:
     """The Debian releases whose rpm and dnf are those of a Fedora."""
@@ -181,9 +187,9 @@ def test_upgrade_and_downgrade_end_no_instance_and_lose_no_verdict(
 def test_what_a_running_instance_needs_is_not_removed(
     node: Node, running: int, package: str
 ) -> None:
-    """And nothing goes that would go with it."""
+    """And nothing goes that would go with it. The scriptlets say why once, whatever dnf adds."""
     said = refused(node, "remove", package)
-    assert f"{package}: error: virtual machines run, stop them first: brine-instance@web1" in said
+    assert said.count(REFUSAL) == 1
     assert [*installed(node)] == ["brine", *PARTS]
     assert node.run(["rpm", "--verify", "brine", *PARTS], check=False).stdout == ""
     assert pid_of(node) == running
@@ -196,7 +202,7 @@ def test_what_ends_owned_instances_is_not_removed(node: Node, running: int) -> N
         said = refused(node, "remove", "brine-lifecycle", "brine-watcher")
     finally:
         node.run(["rmdir", folder])
-    assert "brine-lifecycle: error: virtual machines run, stop them first: brine-inst" in said
+    assert said.count(REFUSAL) == 1
     assert [*installed(node)] == ["brine", *PARTS]
 
 
