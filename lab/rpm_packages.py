@@ -18,7 +18,7 @@ from lab.packages import DIST
 from lab.progress import step
 from lab.repository import FOLDER, KEY
 from lab.signing import KEY_FILE, OWNER, keyring, public_key
-from lab.tree import TREE, copy_sources, digest, source_files
+from lab.tree import TREE, clone, copy_sources, digest, source_files
 from lab.version import versions
 
 SPEC = TREE / "rpm/brine.spec"
@@ -64,14 +64,14 @@ def build_rpms(release: str) -> Path:
     return folder
 
 
-def build_on(machine: Machine, *, revision: int = 1) -> list[Path]:
+def build_on(machine: Machine, *, revision: int = 1, with_tests: bool = False) -> list[Path]:
     """Build the RPMs on a machine with rpm, as the given revision of the version (`Release`).
 
-    Returns their paths there, as this process finds them.
+    `with_tests` runs the unit tests. Returns the RPMs' paths there, as this process finds them.
     """
     name = f"brine-{versions()[0]}"
     with tempfile.TemporaryDirectory() as scratch:
-        copy_sources(_sources(), Path(scratch, name))
+        copy_sources(clone() if with_tests else _sources(), Path(scratch, name))
         archive = Path(scratch, f"{name}.tar.gz")
         tar = ["tar", "--create", "--gzip", "--owner=0", "--group=0", f"--file={archive}"]
         run_command([*tar, f"--directory={scratch}", name])
@@ -79,8 +79,10 @@ def build_on(machine: Machine, *, revision: int = 1) -> list[Path]:
     spec = re.sub(r"(?m)^(Release: +)1", rf"\g<1>{revision}", SPEC.read_text())
     machine.write(f"{_TOP}/{SPEC.name}", spec)
     machine.put(MACROS, "/etc/rpm/macros.fedora")
-    build = ["rpmbuild", "-bb", "--define", f"_topdir {_TOP}", f"{_TOP}/{SPEC.name}"]
-    machine.run(build, timeout_s=_BUILD_TIMEOUT_S)
+    build = ["rpmbuild", "-bb", "--with" if with_tests else "--without", "tests"]
+    build += ["--define", f"_topdir {_TOP}", f"{_TOP}/{SPEC.name}"]
+    # In one stream, so that the last lines of a failure are what came last.
+    machine.run(["sh", "-c", 'exec "$@" 2>&1', "sh", *build], timeout_s=_BUILD_TIMEOUT_S)
     return sorted(machine.path(_TOP).glob(f"RPMS/*/*-{versions()[0]}-{revision}.*rpm"))
 
 

@@ -121,6 +121,11 @@ def test_rpmlint_finds_nothing_but_what_its_filter_explains(node: Node) -> None:
     assert " 0 errors, 0 warnings" in said, said
 
 
+@pytest.mark.long
+def test_unit_tests_run_at_build(bare_node: Node) -> None:
+    assert build_on(bare_node, with_tests=True)
+
+
 def test_dnf_installs_all_parts_of_a_node(node: Node) -> None:
     assert [*installed(node)] == ["brine", *PARTS]
     assert node.run(["rpm", "--verify", "brine", *PARTS], check=False).stdout == ""
