@@ -384,6 +384,10 @@ def test_repository_of_pillar_and_clean(node: Node) -> None:
     node.write(f"{STATES}/other.sls", json.dumps(OTHER_STATE))
 
     line = f"deb [signed-by=/etc/apt/keyrings/brine-salt.asc] file:{FOLDER} ./"
+    give_pillar(node, {"repository": {"line": line.removesuffix(" ./")}})
+    with pytest.raises(LabError, match="Malformed entry 1 in list file"):
+        apply_state(node)
+    assert not ours[0].exists()
     repository = {"line": line, "key": node.read(f"{FOLDER}/{KEY}")}
     give_pillar(node, {"repository": repository, **GANETI})
     results = apply_state(node, "other,brine")

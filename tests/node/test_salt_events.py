@@ -12,7 +12,7 @@ from lab.fleet import Fleet
 from lab.node import Node
 from lab.waiting import wait_for
 from node.fleet_on_node import fleet as fleet
-from node.instance_on_node import GUEST, order, wait_ready, wait_status
+from node.instance_on_node import GUEST, info, order, wait_ready, wait_status
 from node.watcher_on_node import outbox
 
 CONFIG = "/var/lib/brine/config.data"
@@ -161,7 +161,7 @@ def test_a_node_that_was_away_is_named_and_gets_it_by_its_next_run(cluster: Flee
         cluster.apply("brine.config", nodes=[cluster.master])
         wait_for(
             "the runner to give up",
-            lambda: f"{NODES[1]} has not got the configuration" in master_log(cluster)[len(said) :],
+            lambda: f"{NODES[1]} is not as the config" in master_log(cluster)[len(said) :],
             timeout_s=LONG_S,
         )
     told = cluster.run("brine.health", check=False)
@@ -219,6 +219,17 @@ def test_a_poweroff_is_recorded_in_the_configuration(cluster: Fleet) -> None:
 def test_a_highstate_changes_nothing_of_what_is_set_up(cluster: Fleet) -> None:
     for results in cluster.apply("brine").values():
         assert [one for one in results if one.changes] == []
+
+
+def test_what_somebody_stops_on_its_node_stays_so_while_others_are_recorded(cluster: Fleet) -> None:
+    node, other = cluster.nodes[0], cluster.nodes[2]
+    node.run(["brine", "instance", "stop", "--force", WEB1])
+    put_event(other, in_config(cluster, WEB3))
+    wait_recorded(cluster, WEB3, other)
+    assert info(node, WEB1)["status"] == "ADMIN_down"
+    set_up(cluster, WEB3)
+    node.run(["brine", "instance", "start", WEB1])
+    wait_for("the acknowledgement", lambda: not outbox(node), timeout_s=LONG_S, interval_s=0.5)
 
 
 def test_a_minion_that_was_not_told_of_its_beacon_is_told_by_the_next_run(cluster: Fleet) -> None:

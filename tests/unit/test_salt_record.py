@@ -266,7 +266,7 @@ def test_a_node_that_is_removed_while_it_waits_is_dropped(
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"), [("silent", "it has not answered"), ("failing", "a: a\nforged")]
+    ("kind", "reason"), [("silent", "it has not answered"), ("failing", "a: a; forged")]
 )
 def test_a_candidate_that_has_not_got_the_configuration_gets_it_in_a_later_call(
     runner: ModuleType,
@@ -281,7 +281,7 @@ def test_a_candidate_that_has_not_got_the_configuration_gets_it_in_a_later_call(
     assert (told["result"], told["not_redistributed"]) == (False, {NODES[1]: reason})
     assert told["nodes"] == {NODES[2]: {"recorded": 1, "refused": []}}
     (message,) = caplog.messages
-    assert message.startswith("brine.record: node2.example.com has not got the configuration: ")
+    assert message.startswith("brine.record: node2.example.com is not as the configuration says: ")
     assert "\n" not in message
     minions.applied.clear()
     assert runner.record(NODES[0])["result"] is False

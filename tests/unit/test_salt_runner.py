@@ -222,7 +222,7 @@ def test_a_node_that_fails_or_is_away_is_named_in_the_log_and_not_tried_for_ever
     minions.silent, minions.failing = {NODES[1]}, {NODES[2]}
     told = runner.redistribute(if_changed=True)
     assert (told["result"], told["not_answered"]) == (False, [NODES[1]])
-    text = "has not got the configuration"
+    text = "is not as the configuration says"
     assert caplog.messages == [
         f"brine.redistribute: {NODES[2]} {text}: brine-ssconf: comment",
         f"brine.redistribute: {NODES[1]} {text}: it has not answered",

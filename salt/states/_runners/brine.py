@@ -234,7 +234,7 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
     count = sum(one["recorded"] for one in told.values())
     comment = f"{count} events are recorded" if told else "left to another call, which is at work"
     for name, reason in undone.items():
-        log.error("brine.record: %s has not got the configuration: %s", name, _printable(reason))
+        log.error("brine.record: %s is not as the configuration says: %s", name, _printable(reason))
     return _ended(not undone, comment, nodes=told, not_redistributed=undone)
 
 
@@ -451,7 +451,7 @@ def _changes_redistributed(timeout: int | None) -> Result | None:
         except BlockingIOError:
             break  # whoever has the lock looks again after that
         for name, reason in _undone(told).items():
-            text = "brine.redistribute: %s has not got the configuration: %s"
+            text = "brine.redistribute: %s is not as the configuration says: %s"
             log.error(text, name, _printable(reason))
     return told
 
@@ -505,7 +505,10 @@ def _note_given(serial: int) -> None:
 
 def _undone(done: Result) -> dict[str, str]:
     """The nodes that a redistribution has failed on or had no answer of, and why."""
-    failed = {name: "; ".join(one["failed"]) for name, one in done.get("nodes", {}).items()}
+    failed = {
+        name: "; ".join(line for said in one["failed"] for line in said.splitlines())
+        for name, one in done.get("nodes", {}).items()
+    }
     silent = dict.fromkeys(done.get("not_answered", []), "it has not answered")
     return {name: reason for name, reason in {**failed, **silent}.items() if reason}
 

@@ -43,6 +43,12 @@ brine-repository:
     - user: root
     - group: root
     - mode: '0644'
+{%- if grains["os_family"] == "Debian" %}
+{#- With a line that apt can't read, it would refuse all of the node's repositories. #}
+    - tmp_ext: .list
+    - check_cmd: >-
+        sh -c 'apt-get indextargets -o Dir::Etc::SourceParts=/dev/null -o Dir::Etc::SourceList="$0" >/dev/null'
+{%- endif %}
 {%- else %}
   file.absent:
     - name: {{ brine.repository.file }}

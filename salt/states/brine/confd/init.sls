@@ -3,7 +3,7 @@
 
 include:
   - ..common
-  - ..config
+  - ..config.data
 
 {#- One that pillar says nothing of is upgraded with the others, and else left alone where it is to run. #}
 {%- if brine.parts.confd and (brine.confd.enabled or brine.confd.key) %}
