@@ -54,18 +54,16 @@ def build(
     folder: Path,
     *,
     with_source: bool = False,
-    with_tests: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Build the packages in the empty `folder`, from a copy of files of the tree.
 
-    `with_source` also builds the source package, and `with_tests` runs the unit tests; for both,
-    `sources` is the whole tree. Of this process's environment, the build has only what
-    `environment` names.
+    `with_source` also builds the source package; for that, `sources` is the whole tree. Of this
+    process's environment, the build has only what `environment` names. No unit tests run.
     """
     copy = folder / "brine"
     copy_sources(sources, copy)
-    _run_build(copy, with_source=with_source, with_tests=with_tests, environment=environment)
+    _run_build(copy, with_source=with_source, environment=environment)
 
 
 def lintian_image(release: str) -> Path:
@@ -115,13 +113,12 @@ def _run_build(
     sources: Path,
     *,
     with_source: bool = False,
-    with_tests: bool = False,
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Build the packages of a tree into the folder beside it."""
     require_commands("building packages", ["dpkg-buildpackage"])
-    command = ["dpkg-buildpackage", "--no-sign", f"--build={'full' if with_source else 'binary'}"]
-    command += [] if with_tests else ["--build-profiles=nocheck"]
+    command = ["dpkg-buildpackage", "--no-sign", "--build-profiles=nocheck"]
+    command += [f"--build={'full' if with_source else 'binary'}"]
     # In one stream, so that the last lines of a failure are what came last.
     run_command(
         ["sh", "-c", 'exec "$@" 2>&1', "sh", *command],
@@ -131,7 +128,7 @@ def _run_build(
             "PATH": os.environ["PATH"],
             "HOME": str(sources.parent),
             "LANG": "C.UTF-8",
-            "DEB_BUILD_OPTIONS": "" if with_tests else "nocheck",
+            "DEB_BUILD_OPTIONS": "nocheck",
             **(environment or {}),
         },
         timeout_s=_TIMEOUT_S,

@@ -13,10 +13,9 @@ import pytest
 
 from lab.guest import start_guest
 from lab.guest_image import guest_image
-from lab.node import Node, boot_node
-from lab.packages import build, lintian_image
+from lab.node import CLONE, Node, boot_node, fresh_machine
+from lab.packages import lintian_image
 from lab.repository import publish
-from lab.tree import clone
 from lab.waiting import wait_for
 from node.apt_on_node import apt
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, apply, declared
@@ -43,6 +42,7 @@ PACKAGES = [
     "brine-watcher",
 ]
 BUILT = "/srv/built"
+_BUILD_TIMEOUT_S = 1800.0
 UNITS = ["brine-kvmd.path", "brine-kvmd.service"]
 GC = "brine-tap-gc.service"
 GC_TIMER = "brine-tap-gc.timer"
@@ -113,28 +113,48 @@ def test_two_builds_have_the_same_bytes(packages: list[Path], release_build: Pat
     assert hashes(release_build.glob("*.deb")) == hashes(packages)
 
 
-@pytest.mark.long
-def test_unit_tests_run_at_build(tmp_path: Path) -> None:
-    build(clone(), tmp_path, with_tests=True)
-    assert list(tmp_path.glob("brine_*.deb"))
-
-
 # What lintian of Debian 12 says of the policy of Debian 13, by which a unit needs no script beside
 # it. Overrides of these tags would be errors on Debian 13.
 OF_A_NEWER_POLICY = "newer-standards-version,package-supports-alternative-init-but-no-init.d-script"
 
 
-def test_lintian_finds_nothing(release: str, release_build: Path) -> None:
-    """Each release's lintian, and its groff on manuals that this machine has built."""
+def lintian(node: Node, release: str, folder: str) -> str:
+    """What a release's lintian says of the packages and their source in a node's folder."""
     options = ["--display-info", "--display-experimental", "--pedantic"]
     # lintian would rather not be root, and says so where nobody asked.
     options += ["--allow-root"]
     options += [f"--suppress-tags={OF_A_NEWER_POLICY}"] if release == "bookworm" else []
+    (changes,) = node.path(folder).glob("*.changes")
+    done = node.run(["lintian", *options, f"{folder}/{changes.name}"], check=False, timeout_s=300)
+    return done.stdout + done.stderr
+
+
+def test_lintian_finds_nothing(release: str, release_build: Path) -> None:
+    """Each release's lintian, and its groff on manuals that this machine has built."""
     with boot_node(release, image=lintian_image) as node:
         node.put(release_build, BUILT)
-        (changes,) = release_build.glob("*.changes")
-        found = node.run(["lintian", *options, f"{BUILT}/{changes.name}"], timeout_s=300)
-        assert found.stdout + found.stderr == ""
+        assert lintian(node, release, BUILT) == ""
+
+
+@pytest.mark.long
+@pytest.mark.both_releases
+def test_each_release_builds_what_is_clean_there(release: str) -> None:
+    """With the unit tests, where there is nothing but what debian/control asks for."""
+    with fresh_machine(release) as machine:
+        install = "DEBIAN_FRONTEND=noninteractive apt-get --yes --quiet=2"
+        machine.shell(
+            f"""
+            {install} update
+            {install} install build-essential lintian
+            mkdir {BUILT}
+            cp --archive {CLONE} {BUILT}/brine
+            cd {BUILT}/brine
+            {install} build-dep ./
+            dpkg-buildpackage --no-sign --build=full 2>&1
+            """,
+            timeout_s=_BUILD_TIMEOUT_S,
+        )
+        assert lintian(machine, release, BUILT) == ""
 
 
 @pytest.mark.both_releases
