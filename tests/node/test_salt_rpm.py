@@ -142,3 +142,15 @@ def test_clean_undoes_all_but_what_instances_should_be(node: Node) -> None:
         "/var/lib/brine/instances/ci1.json",
         "/var/lib/brine/instances/web1.json",
     ]
+
+
+def test_a_part_that_pillar_does_not_want_does_not_come_as_another_ones_recommendation(
+    node: Node,
+) -> None:
+    pillar: dict[str, Any] = {"kvmd": {"enabled": False}, "confd": {}, "hotplug": {}}
+    pillar["instance"] = {"enabled": True}
+    changed(node, **pillar)
+    assert [*installed(node)] == [
+        f"brine-{part}" for part in PARTS if part not in ("confd", "kvmd", "lifecycle")
+    ]
+    assert changed(node, **pillar) == {}

@@ -80,6 +80,11 @@ brine-packages:
       - {{ package }}{% if version %}: '{{ version }}'{% endif %}
 {%- endfor %}
 {%- endif %}
+{%- if grains["os_family"] == "RedHat" and brine.other_packages %}
+{#- Those that are installed may recommend them. #}
+    - setopt:
+      - excludepkgs={{ brine.other_packages | join(" ") }}
+{%- endif %}
     - require:
       - brine_pillar: brine-pillar
       - file: brine-repository

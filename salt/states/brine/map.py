@@ -121,7 +121,8 @@ def run() -> Values:
       that they know.
     * ``parts``: each part of Brine, and whether this node is to have it; ``parts_fit``: whether
       none lacks another one that it needs; ``packages``: of those that it is to have;
-      ``unwanted``: those that it is not to have, and has something of.
+      ``other_packages``: of the others; ``unwanted``: those that it is not to have, and has
+      something of.
     * ``specs``: of this node's instances that pillar declares, by name, in the order of their
       states; ``elsewhere``: the nodes of the others, by name.
     * ``in_cluster``: whether there is a configuration of a cluster that the node makes, copies or
@@ -151,6 +152,7 @@ def run() -> Values:
             *("brine-common", "brine-config"),
             *(f"brine-{part}" for part, enabled in parts.items() if enabled),
         ],
+        "other_packages": [f"brine-{part}" for part, enabled in parts.items() if not enabled],
         "unwanted": [
             part
             for part, enabled in parts.items()
