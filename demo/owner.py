@@ -24,14 +24,17 @@ _SPEC = {
 }
 
 
-def lose(terminal: Terminal) -> None:
-    """Have a job own an instance, and kill the job."""
-    node = terminal.node
-    node.write(f"/srv/{_NAME}.json", json.dumps(_SPEC))
+def begin(terminal: Terminal) -> None:
+    """Have a job own an instance."""
+    terminal.node.write(f"/srv/{_NAME}.json", json.dumps(_SPEC))
     terminal.type(f"brine instance define /srv/{_NAME}.json")
     terminal.type(f"systemd-run --quiet --unit={_JOB} brine lifecycle own {_NAME} --start")
-    _wait_status(node, "running")
-    Guest(node, _NAME).wait_ready()
+
+
+def lose(terminal: Terminal) -> None:
+    """Kill the job, when its instance runs."""
+    _wait_status(terminal.node, "running")
+    Guest(terminal.node, _NAME).wait_ready()
     terminal.type("brine lifecycle list")
     terminal.type(f"systemctl kill --signal=SIGKILL {_JOB}")
 
