@@ -8,8 +8,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 _RELEASES = re.compile(r"[\[-](bookworm|trixie|forky)[\]-]")
 
-
-_LONGEST_FIRST = ("tests/xen/test_instances_at_length.py", "tests/xen/")
+_LONGEST_FIRST = (
+    "tests/xen/test_instances_at_length.py",
+    "tests/xen/",
+    "tests/component/test_lifecycle_handler.py",  # it mostly waits
+)
 
 
 def turn_of(nodeid: str) -> int:
