@@ -40,6 +40,7 @@ brine-repository:
   file.managed:
     - name: {{ brine.repository.file }}
     - contents_pillar: brine:repository:line
+    - makedirs: true
     - user: root
     - group: root
     - mode: '0644'
