@@ -101,6 +101,8 @@ class SecurityModel(StrEnum):
 
 
 AS_ROOT = 'security_model is "none": QEMU runs as root, and so does a guest that breaks out of it'
+"""The warning about an instance that nothing confines."""
+
 NOT_CONFINED = {"security_model": SecurityModel.NONE.value, "chroot": False}
 """The values of the keys that confine QEMU, for Xen domains."""
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.paths import InstanceFiles
 from brine.common.process import spoken_wait
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
+from brine.hotplug import plug_disk, plug_nic
 from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.choices import UNPLUG_TIMEOUT_S
 from brine.hotplug.disk import refuse_disk_of_others
 from brine.hotplug.runtime_file import Runtime, change
+from brine.hotplug.session import Vm, remove_device, working_on
 from brine.instance import store
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER
@@ -26,9 +28,6 @@ from brine.instance.kvm.live_changes import KEYS, DevicesNow, as_asked, devices_
 from brine.instance.observe import Observed, Oper
 from brine.instance.running_spec import running_spec
 from brine.instance.spec import DiskSpec, FormatSource, Interface, NicSpec, Spec, to_json
-
-if TYPE_CHECKING:
-    from brine.hotplug.session import Vm
 
 _WORDS = {"attach": "plugged in", "detach": "taken out", "modify": "changed"}
 
@@ -187,8 +186,6 @@ class _LiveWork:
 
     def do_all(self) -> None:
         """Do all steps that can be done. One that fails stops no other, unless QEMU is silent."""
-        from brine.hotplug.session import working_on
-
         name = self.spec.name
         files = InstanceFiles(name)
         session = working_on(files.qmp, runtime=files.runtime, dry_run=self._dry_run)
@@ -228,8 +225,6 @@ class _LiveWork:
         return True
 
     def _do(self, vm: Vm, step: DeviceStep) -> bool:
-        from brine.hotplug import plug_nic
-
         if self._dry_run and self._replaces_one(step):
             return True
         if step.new is None:
@@ -250,12 +245,10 @@ class _LiveWork:
         return step.old is None and step.new is not None and in_words(step.new) in gone
 
     def _plug_disk(self, vm: Vm, spec: DiskSpec) -> bool:
-        from brine.hotplug.plug_disk import add_disk
-
         disk, is_scsi = disk_of(spec), spec.interface == Interface.SCSI
         if not self._dry_run:  # the one that has it now may be about to give it up
             refuse_disk_of_others(disk, vm.name)
-        return add_disk(
+        return plug_disk.add_disk(
             vm,
             disk,
             is_format_said=spec.format_source != FormatSource.DEFAULT,
@@ -319,8 +312,6 @@ def _kind(step: DeviceStep) -> DeviceKind:
 
 
 def _take_out(vm: Vm, kind: DeviceKind, device: DiskSpec | NicSpec) -> bool:
-    from brine.hotplug.session import remove_device
-
     found = vm.find(kind, device.uuid)
     if found:
         return remove_device(vm, found).changed
