@@ -48,6 +48,11 @@ def ending_with_us(signal: str = "KILL") -> list[str]:
     return ["setpriv", "--pdeathsig", signal]
 
 
+def in_one_stream(args: Sequence[str]) -> list[str]:
+    """A command whose errors are among its output: the last lines of a failure came last."""
+    return ["sh", "-c", 'exec "$@" 2>&1', "sh", *args]
+
+
 def replay(args: Arguments) -> str:
     """The command line that a person would type for `args`."""
     return shlex.join(str(arg) for arg in args)

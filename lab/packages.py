@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lab import images
 from lab.cache import cached
-from lab.command import run_command
+from lab.command import in_one_stream, run_command
 from lab.errors import LabError
 from lab.lock import folder_lock
 from lab.machine import require_commands
@@ -119,9 +119,8 @@ def _run_build(
     require_commands("building packages", ["dpkg-buildpackage"])
     command = ["dpkg-buildpackage", "--no-sign", "--build-profiles=nocheck"]
     command += [f"--build={'full' if with_source else 'binary'}"]
-    # In one stream, so that the last lines of a failure are what came last.
     run_command(
-        ["sh", "-c", 'exec "$@" 2>&1', "sh", *command],
+        in_one_stream(command),
         what=command[0],
         cwd=sources,
         env={

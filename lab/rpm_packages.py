@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from lab.command import run_command
+from lab.command import in_one_stream, run_command
 from lab.fedora import MACROS, dnf_image
 from lab.lock import folder_lock
 from lab.machine import Machine
@@ -81,8 +81,7 @@ def build_on(machine: Machine, *, revision: int = 1, with_tests: bool = False) -
     machine.put(MACROS, "/etc/rpm/macros.fedora")
     build = ["rpmbuild", "-bb", "--with" if with_tests else "--without", "tests"]
     build += ["--define", f"_topdir {_TOP}", f"{_TOP}/{SPEC.name}"]
-    # In one stream, so that the last lines of a failure are what came last.
-    machine.run(["sh", "-c", 'exec "$@" 2>&1', "sh", *build], timeout_s=_BUILD_TIMEOUT_S)
+    machine.run(in_one_stream(build), timeout_s=_BUILD_TIMEOUT_S)
     return sorted(machine.path(_TOP).glob(f"RPMS/*/*-{versions()[0]}-{revision}.*rpm"))
 
 
