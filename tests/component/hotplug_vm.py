@@ -154,7 +154,7 @@ def nothing_left(vm: Vm) -> Iterator[Vm]:
     vm.guest.check_running()
     left = differences(vm.traces(), before)
     if left:
-        vm.guest.check_running()
+        vm.guest.check_running()  # one that has ended meanwhile says more than what it lost
         vm.clear()
     assert not left, f"left, and lost: {left}"
 

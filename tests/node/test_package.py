@@ -121,7 +121,7 @@ OF_A_NEWER_POLICY = "newer-standards-version,package-supports-alternative-init-b
 def lintian(node: Node, release: str, folder: str) -> str:
     """What a release's lintian says of the packages and their source in a node's folder."""
     options = ["--display-info", "--display-experimental", "--pedantic"]
-    # lintian would rather not be root, and says so where nobody asked.
+    # Without this option, lintian prints a warning to root.
     options += ["--allow-root"]
     options += [f"--suppress-tags={OF_A_NEWER_POLICY}"] if release == "bookworm" else []
     (changes,) = node.path(folder).glob("*.changes")

@@ -158,10 +158,11 @@ def test_a_node_that_was_away_is_named_and_gets_it_by_its_next_run(cluster: Flee
     declare(cluster, "away")
     with cluster.silent(away):
         said = master_log(cluster)
+        told_of = f"{NODES[1]} is not as the configuration says"
         cluster.apply("brine.config", nodes=[cluster.master])
         wait_for(
             "the runner to give up",
-            lambda: f"{NODES[1]} is not as the config" in master_log(cluster)[len(said) :],
+            lambda: told_of in master_log(cluster)[len(said) :],
             timeout_s=LONG_S,
         )
     told = cluster.run("brine.health", check=False)

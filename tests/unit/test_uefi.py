@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths
+from brine.common.errors import install_hint
 from brine.common.paths import InstanceFiles
 from brine.instance.kvm import resources
 from brine.instance.kvm.command_line import qemu_args
@@ -122,7 +123,7 @@ def test_a_node_without_any_says_what_to_install(node: Node) -> None:
     node.descriptor("10-q35", targets=Q35_ONLY["targets"])
     with pytest.raises(InstanceError, match="no UEFI firmware for the machine pc") as told:
         find_uefi(web1())
-    assert "ovmf" in (told.value.hint or "")
+    assert install_hint(apt="ovmf", dnf="edk2-ovmf") in (told.value.hint or "")
 
 
 def test_a_firmware_is_uefi_or_a_path() -> None:
