@@ -101,6 +101,16 @@ def test_the_whole_outbox_is_sent_again_until_it_is_empty(node: Node) -> None:
     assert len(node.commands) == 2
 
 
+def test_an_event_that_comes_in_the_moment_of_a_look_is_sent(node: Node) -> None:
+    node.put(node.outbox, "1-a.json.new")
+    times = os.stat(node.outbox)
+    assert node.sent() == []
+    (node.outbox / "1-a.json.new").rename(node.outbox / "1-a.json")
+    os.utime(node.outbox, ns=(times.st_atime_ns, times.st_mtime_ns))
+    node.answers["outbox"] = {"said": [EVENT]}
+    assert node.sent() == [{"outbox": [EVENT], "verdicts": []}]
+
+
 def test_an_outbox_that_can_not_be_read_is_tried_again(node: Node) -> None:
     node.put(node.outbox, "1-a.json")
     node.answers["outbox"] = {"refused": "brine: error: ..."}

@@ -15,7 +15,8 @@ The event ``salt/beacon/MINION/brine/`` has two lists:
 * ``verdicts``: who ended an instance, as ``brine kvmd verdicts --json`` has it; each once.
 
 The reactor ``brine/reactor/recorded.sls`` has the master record the outbox in the cluster's
-configuration. While nothing happens, the beacon only looks at the times of two folders.
+configuration. While nothing happens, the beacon only looks at the names of the outbox's files, and
+at the time of another folder.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _OVERLAP = timedelta(minutes=1)
 log = logging.getLogger(__name__)
 
 # What was seen last. Salt forgets it when it loads the beacon anew; then the outbox is read again.
-_seen: dict[str, Any] = {"outbox": "", "marks": "", "events": [], "again": 0.0, "pause_s": 0.0}
+_seen: dict[str, Any] = {"outbox": [], "marks": "", "events": [], "again": 0.0, "pause_s": 0.0}
 
 
 def validate(config: Any) -> tuple[bool, str]:
@@ -67,22 +68,24 @@ def beacon(config: Any) -> list[dict[str, Any]]:
 
 def _is_outbox_due() -> bool:
     """Whether there are events that are to be sent, for the first time or again."""
-    stamp, now = _stamp(_OUTBOX), time.monotonic()
-    is_new = stamp != _seen["outbox"]
+    names, now = _event_files(), time.monotonic()
+    is_new = names != _seen["outbox"]
     if not is_new and (_seen["events"] == [] or now < _seen["again"]):
         return False
     if is_new or _seen["events"] is None:
-        _seen["events"] = _ask("outbox", "list") if _has_events() else []
+        _seen["events"] = _ask("outbox", "list") if names else []
     pause_s = _FIRST_PAUSE_S if is_new else min(2 * _seen["pause_s"], _LONGEST_PAUSE_S)
-    _seen.update(outbox=stamp, again=now + pause_s, pause_s=pause_s)
+    _seen.update(outbox=names, again=now + pause_s, pause_s=pause_s)
     return bool(_seen["events"])
 
 
-def _has_events() -> bool:
+def _event_files() -> list[str]:
+    """The names of the outbox's files, each of one event. The folder's time would not do: it has
+    steps of some milliseconds, and an event that comes in the same step as a look is never seen."""
     try:
-        return any(name.endswith(".json") for name in os.listdir(_OUTBOX))
+        return sorted(name for name in os.listdir(_OUTBOX) if name.endswith(".json"))
     except FileNotFoundError:
-        return False
+        return []
 
 
 def _new_verdicts() -> list[Any]:
