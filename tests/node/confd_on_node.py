@@ -24,7 +24,8 @@ WEB1, DB1 = "198.51.100.7", "198.51.100.8"
 
 
 def declared(**instances: str) -> dict[str, Any]:
-    """Three nodes, the first two of them candidates, and two instances.
+    """Three nodes, the first two of them candidates, and two instances. They are down, and so may
+    move.
 
     `instances` are the nodes that instances are on, where that is not node1.
     """
@@ -36,7 +37,11 @@ def declared(**instances: str) -> dict[str, Any]:
             for name, ip in NODES.items()
         },
         "instances": {
-            f"{name}.example.com": {"primary_node": f"{homes[name]}.example.com", "nics": [nic]}
+            f"{name}.example.com": {
+                "primary_node": f"{homes[name]}.example.com",
+                "admin_state": "down",
+                "nics": [nic],
+            }
             for name, nic in {"web1": {"ip": WEB1}, "db1": {"ip": DB1}}.items()
         },
     }

@@ -219,7 +219,8 @@ def test_a_mac_address_that_is_left_to_us_is_given_once(mac: str | None) -> None
 
 def test_a_disk_that_is_not_listed_goes_and_one_that_moves_stays() -> None:
     config = genuine(instances=2)
-    new = apply(config, {"instances": {WEB: {"primary_node": "node2"}}}).new
+    down = applied(config, {"instances": {WEB: {"admin_state": "down"}}})
+    new = apply(down, {"instances": {WEB: {"primary_node": "node2"}}}).new
     assert new.disks[uuid_of("disk", 1)].nodes == [uuid_of("node", 2)]
     first, second = uuid_of("disk", 1), uuid_of("disk", 2)
     without: Json = {instance_name(2): {"disks": []}}
@@ -227,6 +228,44 @@ def test_a_disk_that_is_not_listed_goes_and_one_that_moves_stays() -> None:
     assert set(apply(config, {"instances": moved}).new.disks) == {first, second}
     gone = apply(config, {"instances": without}).new
     assert set(gone.disks) == {first}
+
+
+def test_an_instance_that_is_up_stays_on_its_node() -> None:
+    config = genuine(instances=1)
+    (old, new) = node_name(1), node_name(2)
+    refused = (
+        f"/instances/{WEB}/primary_node: changes to {new} while the instance is up on {old}, and "
+        'both would run it: apply "admin_state": "down" first; or, if that node is dead, '
+        '"offline": true for it'
+    )
+    move: Json = {"instances": {WEB: {"primary_node": "node2"}}}
+    assert mistakes(config, move) == [refused]
+    # The node may not have stopped it yet, and a node that is removed may be alive.
+    at_once: Json = {"instances": {WEB: {"primary_node": "node2", "admin_state": "down"}}}
+    assert mistakes(config, at_once) == [refused]
+    assert refused in mistakes(config, {**move, "nodes": {old: None}})
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        {"instances": {WEB: {"admin_state": "down"}}},
+        {"instances": {WEB: {"admin_state": "down", "admin_state_source": "user"}}},
+        {"instances": {WEB: {"admin_state": "offline"}}},
+        {"nodes": {node_name(1): {"offline": True}}, "cluster": {"master": node_name(3)}},
+    ],
+)
+def test_an_instance_that_runs_nowhere_moves(first: Json) -> None:
+    config = applied(genuine(instances=1), first)
+    move = {"instances": {WEB: {"primary_node": "node2", "admin_state": "up"}}}
+    assert applied(config, move).instance(WEB).primary_node == uuid_of("node", 2)
+
+
+def test_a_node_may_be_marked_offline_together_with_its_instances_moves() -> None:
+    config = applied(genuine(instances=1), {"cluster": {"master": node_name(3)}})
+    dead = {"nodes": {node_name(1): {"offline": True}}}
+    move = {"instances": {WEB: {"primary_node": "node2"}}}
+    assert applied(config, {**dead, **move}).instance(WEB).primary_node == uuid_of("node", 2)
 
 
 def test_what_a_user_shut_down_stays_down_until_an_admin_says_otherwise() -> None:

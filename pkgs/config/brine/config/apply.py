@@ -101,6 +101,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
         draft.wrong(error.where or "/", error.text)
         raise InputError(draft.mistakes) from error
     draft.mistakes.extend(_new_faults(draft, new))
+    _check_moves(draft, new)
     if draft.mistakes:
         raise InputError(draft.mistakes)
     return Applied(new, tuple(draft.notes))
@@ -454,6 +455,25 @@ def _build(draft: Draft, cluster: Json) -> Configuration:
     if type(whole.get("filters")) is dict:
         extra["filters"] = whole["filters"]
     return dataclasses.replace(draft.current, **values, extra=extra)
+
+
+def _check_moves(draft: Draft, new: Configuration) -> None:
+    """Refuse another primary node for an instance that is up: both nodes would run it, on the same
+    disks. A node that is marked offline runs nothing. Ganeti moves its instances itself."""
+    for key in () if draft.foreign else draft.edited("instances"):
+        old, moved = draft.old["instances"].get(key), new.instances[key]
+        if not old or old.admin_state != "up" or moved.primary_node == old.primary_node:
+            continue
+        nodes = {**draft.old["nodes"], **new.nodes}
+        before, after = nodes.get(old.primary_node), new.nodes.get(moved.primary_node)
+        if not before or not after or before.offline:
+            continue  # other mistakes of these are told already
+        text = (
+            f"changes to {after.name} while the instance is up on {before.name}, and both would "
+            'run it: apply "admin_state": "down" first; or, if that node is dead, '
+            '"offline": true for it'
+        )
+        draft.wrong(member("/instances", moved.name) + "/primary_node", text)
 
 
 def _new_faults(draft: Draft, new: Configuration) -> list[Mistake]:
