@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lab.errors import LabError
 from lab.fleet import Fleet
 from lab.node import Node
 from lab.waiting import wait_for
@@ -156,16 +157,39 @@ def test_the_same_again_changes_nothing(fleet: Fleet) -> None:
 
 
 def test_instances_follow_the_configuration(fleet: Fleet) -> None:
-    _, second, _ = fleet.nodes
+    master, second, third = fleet.nodes
+    before = config_of(master)
+    give(fleet, primary_node=IDS[2])
+    with pytest.raises(LabError, match="changes to .* while the instance is up on"):
+        fleet.apply("brine.config", nodes=[master])
+    assert config_of(master) == before
     give(fleet, admin_state="down")
     told = redistribute(fleet, "test=True")
     assert told["result"] is True
     give(fleet, admin_state="offline")
     assert "brine-instances-from-config" in redistribute(fleet)["nodes"][IDS[1]]["changed"]
     wait_status(second, "web2", "ADMIN_offline")
+    give(fleet, primary_node=IDS[2])
+    assert redistribute(fleet)["result"] is True
+    wait_status(third, "web2", "running")
+    assert info(second, "web2")["status"] == "ADMIN_offline"
+    give(fleet, primary_node=IDS[2], admin_state="down")
+    assert redistribute(fleet)["result"] is True
     give(fleet)
-    redistribute(fleet)
+    assert redistribute(fleet)["result"] is True
     wait_status(second, "web2", "running")
+    assert info(third, "web2")["status"] == "ADMIN_offline"
+
+
+def test_a_node_that_is_not_the_master_makes_no_configuration(fleet: Fleet) -> None:
+    master, second, _ = fleet.nodes
+    writer = {"brine": {"config": {"apply": True}, **declared()}}
+    fleet.pillar({}, node1=writer, node2=writer)
+    for state in ("brine.config", "brine"):
+        with pytest.raises(LabError, match="only the master's host makes the configuration"):
+            fleet.apply(state, nodes=[second])
+    assert config_of(second) == config_of(master)
+    give(fleet)
 
 
 def test_a_password_that_a_node_needs_no_more_is_removed_there(fleet: Fleet) -> None:

@@ -190,6 +190,25 @@ def test_the_writer_goes_by_what_it_declares(
     assert found["parts"]["instance"] is True
 
 
+@pytest.mark.parametrize(
+    ("master", "nodes", "other_master"),
+    [
+        ("kvm1", ["kvm1", "kvm2"], ""),
+        ("kvm1.example.com", ["kvm1.example.com", "kvm2.example.com"], ""),
+        ("kvm2", ["kvm1", "kvm2"], "kvm2"),
+        # A host that is no node of the cluster may make the configuration.
+        ("kvm2", ["kvm2", "kvm3"], ""),
+        (None, ["kvm1"], ""),
+    ],
+)
+def test_a_node_that_is_not_the_master_makes_no_configuration(
+    master: str | None, nodes: list[str], other_master: str
+) -> None:
+    declared = {"cluster": {"name": "lab", "master": master}, "nodes": dict.fromkeys(nodes)}
+    assert brine({"config": {"apply": True}, **declared})["other_master"] == other_master
+    assert brine(declared)["other_master"] == ""
+
+
 def test_a_node_of_the_cluster_goes_by_what_the_external_pillar_gives() -> None:
     given = {"node": "node1", "instances": ["web1"], "candidate": False}
     found = brine({"distributed": given})

@@ -32,6 +32,8 @@ match sys.argv[1:]:
         found = {master!r}
     case ["config", "show", pointer] if pointer == "/nodes/{master}/name":
         found = {master!r}
+    case ["config", "show", "/instances"]:
+        found = {{"u1": {{}}}}
     case ["config", "show", "/cluster/serial_no"]:
         found = 7
     case ["config", "record", "--node", node, "-", "--json"]:
@@ -420,9 +422,18 @@ def test_health(runner: ModuleType, minions: Minions) -> None:
     minions.outboxes[NODES[1]] = ["bad1"]
     told = runner.health()
     assert told["result"] is True
-    of_node2 = {"serial": None, "instances": {"running": 1}, "not_recorded": 1}
-    assert told["nodes"][NODES[1]] == {"version": "0.2.0", **of_node2}
+    assert told["nodes"][NODES[1]] == {
+        "version": "0.2.0",
+        "serial": None,
+        "instances": {"running": 1},
+        "not_in_configuration": [],
+        "not_recorded": 1,
+    }
     assert told["nodes"][NODES[0]]["serial"] == 7
+    minions.instances[NODES[2]] = [{**WEB1, "name": "lost.example.com", "uuid": "u9"}]
+    told = runner.health()
+    assert told["result"] is True
+    assert told["nodes"][NODES[2]]["not_in_configuration"] == ["lost.example.com"]
     minions.serials[NODES[1]] = 6
     told = runner.health()
     assert (told["result"], told["stale"]) == (False, {NODES[1]: ["serial 6; this host has 7"]})

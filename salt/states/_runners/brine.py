@@ -121,10 +121,10 @@ def health(timeout: int | None = None) -> Result:
     :param timeout: how long a minion may take to say that it is there, in seconds.
 
     Returns ``nodes``: for each its version of Brine, the serial of its configuration if it has one,
-    its instances by state, and the events that are not recorded yet. ``not_answered`` and
-    ``offline`` are names of nodes; so is ``stale``, with what ``brine.redistribute`` would change
-    there, or why that is not known, and with a serial that this host does not have. It fails if one
-    is not well.
+    its instances by state, the names of those that are not in the cluster's configuration, and the
+    events that are not recorded yet. ``not_answered`` and ``offline`` are names of nodes; so is
+    ``stale``, with what ``brine.redistribute`` would change there, or why that is not known, and
+    with a serial that this host does not have. It fails if one is not well.
 
     CLI Example::
 
@@ -140,7 +140,7 @@ def health(timeout: int | None = None) -> Result:
         nodes = _nodes()
         # This comes first: it waits for nodes that are just becoming so.
         would = _redistributed("brine", nodes, nodes, test=True, timeout=timeout).get("nodes", {})
-        newest = _serial()
+        newest, in_cluster = _serial(), {*_config("/instances")}
         answers = _execute([*asked], would, [*asked.values()], timeout=timeout)
     except _RefusedError as error:
         return _ended(False, str(error))
@@ -165,6 +165,11 @@ def health(timeout: int | None = None) -> Result:
             "version": grains.get("version") or "",
             "serial": said if isinstance(said, int) else None,
             "instances": {state: states.count(state) for state in sorted(set(states))},
+            "not_in_configuration": [
+                one["name"]
+                for one in (instances if _are_instances(instances) else [])
+                if one.get("uuid") not in in_cluster
+            ],
             "not_recorded": len(events) if isinstance(events, list) else 0,
         }
     for name in told:

@@ -128,7 +128,9 @@ def run() -> Values:
     * ``in_cluster``: whether there is a configuration of a cluster that the node makes, copies or
       has; ``is_distributed``: whether the external pillar gives it to the node; ``of_cluster``: the
       cluster's instances that are this node's; ``node_name``: the node's own name there, or empty;
-      ``has_configuration``: whether the node has a configuration to make its instances of.
+      ``has_configuration``: whether the node has a configuration to make its instances of;
+      ``other_master``: the cluster's master, if that is to make the configuration in this node's
+      place; else empty.
     """
     in_pillar = _mapping(__salt__["pillar.get"]("brine"))
     distributed = _mapping(in_pillar.get("distributed"))
@@ -280,10 +282,13 @@ def _of_cluster(declared: Mapping[str, Any], distributed: Mapping[str, Any]) -> 
     node_name = str(names[0]) if names else ""
     # One that makes the configuration without being in it has no instances of it.
     makes_all = bool(declared) and not declared.get("nodes")
+    # A host that is no node of the cluster may make the configuration for its master.
+    master = str(_mapping(declared.get("cluster")).get("master") or "") if node_name else ""
     return {
         "of_cluster": instances,
         "node_name": node_name,
         "has_configuration": bool(node_name) or makes_all,
+        "other_master": "" if not master or _is_this_node(master) else master,
     }
 
 

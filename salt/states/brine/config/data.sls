@@ -15,6 +15,15 @@ brine-config-applied-and-copied:
     - comment: the configuration was not changed
     - require_in:
       - brine_config: brine-ssconf
+{%- elif brine.other_master %}
+
+brine-config-made-elsewhere:
+  test.fail_without_changes:
+    - name: {{ ("pillar brine:config:apply is true, but brine:cluster:master is " ~ brine.other_master ~
+        ", and only the master's host makes the configuration; give this key and the cluster's sections to that node alone") | json }}
+    - comment: the configuration was not changed
+    - require_in:
+      - brine_config: brine-ssconf
 {%- elif brine.config.source %}
 
 {#- A copy of the file that another node made. Brine itself checks it before it is put in place. #}

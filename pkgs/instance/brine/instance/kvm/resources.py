@@ -102,7 +102,10 @@ def check_node(spec: Spec) -> None:
         hint += ", or have its spec name another program"
         raise InstanceError(name, f"{spec.qemu}: there is no such program", hint=hint)
     if spec.accel == "kvm" and not _KVM.exists():
-        hint = 'see whether the firmware has virtualization enabled; "accel": "tcg" does without'
+        hint = (
+            'see whether the firmware has virtualization enabled; "accel": "tcg" does without, and '
+            'so does "kvm_flag": "disabled" in hvparams of the cluster\'s configuration'
+        )
         raise InstanceError(name, f"this node has no {_KVM}", hint=hint)
     for file in (spec.firmware, spec.kernel, spec.initrd):
         if file in ("", UEFI):
