@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from brine.common.errors import BrineError
-from brine.instance.libvirt import spec_of_domain
+from brine.instance.importing import spec_of_domain
 from brine.instance.validate import define
 
 Run = Callable[..., tuple[int, str, str]]

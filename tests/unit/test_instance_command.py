@@ -149,7 +149,9 @@ def test_an_empty_node(brine: Run) -> None:
 def test_list(web1: Run, systemctl: ScriptedSystemctl) -> None:
     systemctl.unit(UNIT, **RUNNING)
     web1("start", "web1")
+    asked_before = len(systemctl.asked("show"))
     status, out, err = web1("list")
+    assert len(systemctl.asked("show")) == asked_before + 1
     heading, line = out.splitlines()
     assert (status, err) == (0, "")
     assert heading.split()[:2] == ["NAME", "STATUS"]

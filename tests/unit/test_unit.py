@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,26 @@ def test_of_none_all_that_are_loaded(systemctl: ScriptedSystemctl) -> None:
         systemctl.unit(unit_of(name), ActiveState="inactive")
     assert set(unit.units()) == {"web1", "db.example.com", "a-b_c.service"}
     assert systemctl.asked("show")[-1][-1] == "brine-instance@*.service"
+
+
+@pytest.mark.parametrize(
+    ("said", "is_asked"),
+    [
+        ({}, True),
+        ({"live": True, "dry_run": True}, True),
+        ({"live": True, "dry_run": False}, False),
+        ({"live": False, "dry_run": True}, False),
+    ],
+)
+def test_a_command_that_needs_all_units_as_they_are_asks_ahead(
+    systemctl: ScriptedSystemctl, said: dict[str, bool], is_asked: bool
+) -> None:
+    systemctl.unit(unit_of("web1"), **RUNNING)
+    asked = unit.ask_ahead(Namespace(**said))
+    assert (asked is not None) is is_asked
+    if asked:
+        assert [*asked()] == ["web1"]
+    assert len(systemctl.asked("show")) == is_asked
 
 
 @pytest.mark.parametrize("active", Active)

@@ -121,7 +121,9 @@ class Command(NamedTuple):
 
     :param configure: adds the noun's arguments to its parser and sets the default ``run`` for each
         verb: ``module:function``, a function of the parsed arguments that returns the exit status.
-        Only that module is imported, so that a verb loads what it needs and no more.
+        Only that module is imported, so that a verb loads what it needs and no more. The default
+        ``ahead`` is another function that is called before that module is imported, to begin what
+        takes as long; its result takes its place in the arguments.
     """
 
     summary: str
@@ -243,6 +245,8 @@ def _print_version(options: Sequence[str]) -> int:
 
 def execute(parsed: argparse.Namespace) -> int:
     """Run the function that a command line names, and return the exit status."""
+    if ahead := getattr(parsed, "ahead", None):
+        parsed.ahead = EntryPoint("ahead", ahead).load()(parsed)
     run = EntryPoint("run", parsed.run).load() if isinstance(parsed.run, str) else parsed.run
     status: int = run(parsed)
     return status

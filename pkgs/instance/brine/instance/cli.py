@@ -10,6 +10,7 @@ from brine.common.cli import Command, add_verb, seconds, whole_number
 
 _DEFINITION = "brine.instance.definition_commands"
 _OPERATIONS = "brine.instance.operations"
+_ASKED = "brine.instance.unit:ask_ahead"
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -30,10 +31,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
     text = "list the instances with their states"
     listing = verb("list", "brine.instance.listing:list_all", text, of_one=False)
+    listing.set_defaults(ahead=_ASKED)
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
     info = verb("info", "brine.instance.report:info", "show what is known of an instance")
     text = "define an instance from a spec, or several from a list of specs"
     define = verb("define", f"{_DEFINITION}:define", text, of_one=False)
+    define.set_defaults(ahead=_ASKED)
     text = "the spec, or a list; JSON, or YAML if its name says so; - is standard input, in either"
     define.add_argument("file", metavar="FILE", nargs="?", help=text)
     define.add_argument(
@@ -51,7 +54,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "keep the admin_state of an instance that its user has shut down"
     define.add_argument("--keep-user-state", action="store_true", help=text)
     text = "define an instance from a disk image or a libvirt domain"
-    importing = verb("import", f"{_DEFINITION}:import_machine", text, of_one=False)
+    importing = verb("import", "brine.instance.importing:import_machine", text, of_one=False)
     importing.add_argument("image", metavar="IMAGE", nargs="?", help="the image of its disk")
     text = "the output of virsh dumpxml --inactive; - is standard input"
     importing.add_argument("--libvirt", metavar="FILE", help=text)
@@ -65,7 +68,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     undefine = verb("undefine", f"{_DEFINITION}:undefine", text)
     rename = verb("rename", f"{_DEFINITION}:rename", "rename an instance that does not run")
     rename.add_argument("new_name", metavar="NAME")
-    clone = verb("clone", f"{_DEFINITION}:clone", "copy an instance that does not run")
+    clone = verb("clone", "brine.instance.clone:clone", "copy an instance that does not run")
     clone.add_argument("new_name", metavar="NAME")
     pairs: Any = {"type": _pair, "action": "append", "default": []}
     text = "copy the disk PATH to OTHER; a block device is overwritten"

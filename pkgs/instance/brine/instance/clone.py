@@ -6,23 +6,28 @@ Both share what is only read, such as CD-ROMs and backing files.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import fcntl
 import os
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from brine.common.errors import UsageError
+from brine.common.cli import undo_when_told_to_end
+from brine.common.errors import UsageError, printable, warn
 from brine.common.files import sync_folder
 from brine.instance import messages, store
+from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
+from brine.instance.messages import log_to_journal
 from brine.instance.observe import Oper, look
 from brine.instance.operations import define_instance, undefine_instance
 from brine.instance.spec import Spec, to_json
@@ -38,6 +43,34 @@ class DiskCopy:
     source: str
     target: str
     size_mib: int
+
+
+def clone(arguments: argparse.Namespace) -> int:
+    """``brine instance clone``"""
+    undo_when_told_to_end()
+    log_to_journal("brine")
+
+    def tell(copy: DiskCopy) -> None:
+        text = f"copying {copy.source} to {copy.target}, {copy.size_mib} MiB ..."
+        print(f"brine: {printable(text)}", file=sys.stderr, flush=True)
+
+    source, name, dry_run = arguments.name, arguments.new_name, arguments.dry_run
+    disks, addresses = dict(arguments.disk), dict(arguments.address)
+    spec, copies, notes = clone_instance(source, name, disks, addresses, dry_run=dry_run, tell=tell)
+    if arguments.json:
+        rows = [asdict(one) for one in copies]
+        print_spec(spec, dry_run=dry_run, source=source, disks=rows, notes=notes)
+        return 0
+    for note in notes:
+        warn(f"{name}: {printable(note)}")
+    if dry_run:
+        for one in copies:
+            text = f"would be copied: {one.source} to {one.target}, {one.size_mib} MiB"
+            print(printable(text))
+        print(f"would be cloned: {source} to {name}")
+    else:
+        print(f"cloned: {source} to {name}; brine instance start {name}")
+    return 0
 
 
 def clone_instance(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError, printable, tell_error, warn
@@ -19,7 +22,7 @@ from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import running_spec
 from brine.instance.spec import AS_ROOT, Spec, SpecError, to_json
 from brine.instance.store import InstanceError, system_error
-from brine.instance.unit import UnitError
+from brine.instance.unit import Unit, UnitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,12 @@ def inputs_of(data: Sequence[Any]) -> Iterator[SpecInput]:
 
 
 def define_several(
-    given: Sequence[SpecInput], *, dry_run: bool, live: bool = False, keeps_user_state: bool = False
+    given: Sequence[SpecInput],
+    *,
+    dry_run: bool,
+    live: bool = False,
+    keeps_user_state: bool = False,
+    asked: Callable[[], dict[str, Unit]] | None = None,
 ) -> list[DefinitionResult]:
     """Define several instances, in their order. One that can't be defined stops no other.
 
@@ -114,13 +122,15 @@ def define_several(
     :param live: also change the disks and NICs of those that run. It begins with instances that
         get no disk.
     :param keeps_user_state: as in :func:`define_instance`.
+    :param asked: what waits for systemd's answer on all units, where it is asked already; for a dry
+        run.
     """
     results = [DefinitionResult(one, error=one.fault) for one in given]
     planned: dict[str, Any] = {}
     waiting = [index for index, one in enumerate(given) if not one.fault]
     names = [one.name for one in given if one.name]
     # In a dry run systemd answers while the specs are checked, which takes about as long.
-    observed = begun(partial(_observed, names)) if live and dry_run and names else None
+    observed = begun(partial(_observed, names, asked)) if live and dry_run and names else None
     while waiting:
         has_changed, refused = False, []
         for index in waiting:
@@ -184,13 +194,15 @@ def _unseen(name: str) -> InstanceError:
     return InstanceError(name, text, hint=f"brine instance info {name} says more")
 
 
-def _observed(names: Sequence[str]) -> dict[str, Observed]:
+def _observed(
+    names: Sequence[str], asked: Callable[[], dict[str, Unit]] | None = None
+) -> dict[str, Observed]:
     """The instances of these names, and perhaps others. None where systemd can't be asked, as where
     an image is being built."""
     if not names:
         return {}
     try:
-        found: Iterable[Any] = [look(names[0])] if len(names) == 1 else look_at_all()
+        found: Iterable[Any] = [look(names[0])] if len(names) == 1 else look_at_all(asked=asked)
         return {one.name: one for one in found if isinstance(one, Observed)}
     except (UnitError, InstanceError):  # a dry run has not stored a first spec
         return {}
@@ -275,3 +287,29 @@ def _waits(seen: Observed) -> bool:
     """Whether an instance runs with other settings than its spec, as far as that is known."""
     running = running_spec(seen)
     return bool(running.pending) if running else seen.state.oper is Oper.RUNNING
+
+
+def print_spec(spec: Spec, *, dry_run: bool, **more: Any) -> None:
+    """Print a spec that was defined as JSON, with *more* of it."""
+    result = {"name": spec.name, **more, "dry_run": dry_run, "spec": to_json(spec)}
+    print(json.dumps(result, indent=2))
+
+
+@contextmanager
+def naming(file: str, kind: type[BrineError]) -> Iterator[None]:
+    """Name an input file in errors of a kind."""
+    try:
+        yield
+    except kind as error:
+        place = "standard input" if file == "-" else file
+        raise BrineError(f"{place}: {error}", hint=error.hint) from error
+
+
+def content_of(file: str) -> bytes:
+    """The content of an input file; ``-`` is standard input."""
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise BrineError(f"{file}: can't be read: {error.strerror}") from error

@@ -93,6 +93,7 @@ def define_all(arguments: argparse.Namespace) -> int:
         dry_run=arguments.dry_run,
         live=arguments.live,
         keeps_user_state=arguments.keep_user_state,
+        asked=arguments.ahead,
     )
     others = elsewhere(configuration, node)
     rows = [{"name": name, "node": owner} for name, owner in others.items()]

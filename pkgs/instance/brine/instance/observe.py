@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -168,15 +168,18 @@ def load_or_why(name: str) -> Spec:
         raise
 
 
-def look_at_all(domains: Domains | None = None) -> Iterator[Observed | InstanceError]:
+def look_at_all(
+    domains: Domains | None = None, asked: Callable[[], dict[str, Unit]] | None = None
+) -> Iterator[Observed | InstanceError]:
     """Observe all of this node's instances, by name; an error for each spec that can't be used.
 
     Last come running instances without a spec.
 
     :param domains: Xen's list, for a caller that uses it again.
+    :param asked: what waits for systemd's answer, for a caller that has asked it already.
     """
     # systemd answers while the specs are read: both take about as long.
-    asked = begun(unit.units)
+    asked = asked or begun(unit.units)
     specs = list(store.load_all())
     loaded = asked()
     marked = _marked()

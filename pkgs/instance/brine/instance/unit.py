@@ -6,13 +6,14 @@ import contextlib
 import os
 import select
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.process import PREFIX, SUFFIX, run_bounded, unit_of
+from brine.common.process import PREFIX, SUFFIX, begun, run_bounded, unit_of
 
 NETWORK_S = 120
 """How long the network of the node may take to be there."""
@@ -96,6 +97,14 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
         for name in queued.intersection(waiting):
             found[name] = replace(found[name], is_queued=True)
     return found
+
+
+def ask_ahead(arguments: Namespace) -> Callable[[], dict[str, Unit]] | None:
+    """Begin to ask systemd for all units, while a command loads; see
+    :class:`brine.common.cli.Command`. A definition needs them in a trial of its live changes only:
+    what it does itself takes time, and then the answer is old."""
+    is_needed = getattr(arguments, "live", True) and getattr(arguments, "dry_run", True)
+    return begun(units) if is_needed else None
 
 
 def find(name: str) -> Unit | None:

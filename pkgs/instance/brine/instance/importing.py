@@ -1,4 +1,5 @@
-"""A spec from a libvirt domain's definition, as ``virsh dumpxml`` prints it.
+"""``brine instance import``: a spec of a disk image, or of a libvirt domain's definition, as
+``virsh dumpxml`` prints it.
 
 Source: https://libvirt.org/formatdomain.html. Each element that this module reads is marked as
 read; the rest has no counterpart in a spec, and is listed.
@@ -6,13 +7,20 @@ read; the rest has no counterpart in a spec, and is listed.
 
 from __future__ import annotations
 
+import argparse
+import json
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element
 
-from brine.common.errors import BrineError
-from brine.hotplug.choices import AIO_MODES, CACHE_MODES, MODELS
+from brine.common.errors import BrineError, UsageError, printable, warn
+from brine.hotplug.choices import AIO_MODES, CACHE_MODES, FORMATS, MODELS
+from brine.hotplug.disk import format_of
+from brine.instance.definition import content_of, naming, print_spec
+from brine.instance.messages import log_to_journal
+from brine.instance.operations import define_instance
 
 _MIB = 1 << 20
 _XEN = {"linux": "xen-pvm", "xen": "xen-pvm", "xenpvh": "xen-pvh"}
@@ -79,6 +87,49 @@ class _NoDoctype(ElementTree.TreeBuilder):
 
     def doctype(self, *_: str | None) -> None:
         raise BrineError("has a document type, which libvirt never writes")
+
+
+def import_machine(arguments: argparse.Namespace) -> int:
+    """``brine instance import``"""
+    if (arguments.image is None) == (arguments.libvirt is None):
+        raise UsageError("what is to be imported?", hint="name an image, or --libvirt FILE")
+    log_to_journal("brine")
+    ignored: list[str] = []
+    if arguments.libvirt is None:
+        data = _of_image(Path(arguments.image).absolute(), arguments.link)
+    else:
+        content = content_of(arguments.libvirt)
+        with naming(arguments.libvirt, BrineError):
+            data, ignored = spec_of_domain(content, link=arguments.link or "")
+    for key in ("name", "memory_mib", "vcpus", "accel"):
+        if (value := getattr(arguments, key)) is not None:
+            data[key] = value
+    if data.get("accel") == "tcg" and data.get("cpu") == "host":
+        del data["cpu"]
+        ignored.append("cpu host, as this processor is emulated: QEMU's own is the guest's")
+    defined = define_instance(data, is_new=True, dry_run=arguments.dry_run)
+    spec = defined.spec
+    if arguments.json:
+        print_spec(spec, dry_run=arguments.dry_run, changed=defined.changed, ignored=ignored)
+        return 0
+    for what in ignored:
+        warn(f"{spec.name}: no counterpart: {printable(what)}")
+    if arguments.dry_run:
+        print(json.dumps(data, indent=2))
+    else:
+        print(f"defined: {spec.name}; brine instance start {spec.name}")
+    return 0
+
+
+def _of_image(image: Path, link: str | None) -> dict[str, Any]:
+    """The spec of a machine that boots an image."""
+    found = format_of(image)
+    if found not in FORMATS:
+        hint = f"qemu-img convert -O qcow2 {image} {image.with_suffix('.qcow2')}"
+        raise BrineError(f"{image}: is an image of the format {found}", hint=hint)
+    disks = [{"path": str(image), "format": found}]
+    data = {"name": image.name.split(".")[0], "disks": disks}
+    return {**data, "nics": [{"link": link}]} if link else data
 
 
 def spec_of_domain(xml: bytes, *, link: str = "") -> tuple[dict[str, Any], list[str]]:
