@@ -284,6 +284,7 @@ def killed_at_each_step(target: Target, name: str) -> None:
         assert differences(target.state(), clean) == {}, where
 
 
+@pytest.mark.long
 def test_killed_at_any_time_the_same_command_again_ends_right(rig: Rig) -> None:
     rig.play(killed_at_random)
 

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from lab.command import CommandError
 from lab.fake_qemu import FakeQemus
 from lab.guest import start_guest
@@ -129,6 +131,7 @@ def _control(node: Node) -> Path:
     return node.path(CONTROL)
 
 
+@pytest.mark.long
 def test_no_verdict_is_wrong_while_the_daemon_is_killed_at_random(wired_node: Node) -> None:
     node = wired_node
     seed = random.randrange(1 << 32)

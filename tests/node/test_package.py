@@ -106,6 +106,7 @@ def unit_states(node: Node) -> list[str]:
     return node.run(["systemctl", "is-active", *UNITS], check=False).stdout.split()
 
 
+@pytest.mark.long
 def test_two_builds_have_the_same_bytes(packages: list[Path], release_build: Path) -> None:
     def hashes(found: Iterable[Path]) -> dict[str, str]:
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
