@@ -94,6 +94,18 @@ def pid_of(node: Node) -> int:
     return pid
 
 
+def moment_of(node: Node, stamp: str) -> float:
+    """When the timer of the watcher got into a state last, in seconds since 1970."""
+    show = f"systemctl show --timestamp=us+utc --property={stamp} --value brine-watcher.timer"
+    return float(node.shell(f'date --date="$({show})" +%s.%N'))
+
+
+def changed_s(node: Node) -> list[float]:
+    """When Brine's Python files were changed last, in seconds since 1970."""
+    find = "find /usr/lib/python3*/site-packages/brine -name '*.py' -printf '%C@\\n'"
+    return [float(line) for line in node.shell(find).split()]
+
+
 def invocation(node: Node, unit: str) -> str:
     """Which run of a unit this is."""
     shown = node.run(["systemctl", "show", "--property=InvocationID", "--value", unit])
@@ -175,11 +187,16 @@ def test_upgrade_and_downgrade_end_no_instance_and_lose_no_verdict(
     node: Node, running: int
 ) -> None:
     before = invocation(node, "brine-kvmd.service")
+    node.run(["systemctl", "start", "brine-watcher.timer"])
     add_to_repository(node, build_on(node, revision=2))
     for verb, release in (("upgrade", "2"), ("downgrade", "1")):
         dnf(node, verb, "--refresh", "brine*")
         assert {*installed(node).values()} == {release}
         assert pid_of(node) == running
+        # No pass finds half of each version.
+        stopped_s = moment_of(node, "InactiveEnterTimestamp")
+        started_s = moment_of(node, "ActiveEnterTimestamp")
+        assert stopped_s < min(changed_s(node)) < max(changed_s(node)) < started_s
         after = invocation(node, "brine-kvmd.service")
         assert after != before
         before = after

@@ -232,10 +232,9 @@ def test_a_disk_that_is_not_listed_goes_and_one_that_moves_stays() -> None:
 
 def test_an_instance_that_is_up_stays_on_its_node() -> None:
     config = genuine(instances=1)
-    (old, new) = node_name(1), node_name(2)
     refused = (
-        f"/instances/{WEB}/primary_node: changes to {new} while the instance is up on {old}, and "
-        'both would run it: apply "admin_state": "down" first; or, if that node is dead, '
+        f"/instances/{WEB}/primary_node: can't change while the instance is up on {node_name(1)}, "
+        'which may run it: first apply "admin_state": "down"; or, if that node is dead, '
         '"offline": true for it'
     )
     move: Json = {"instances": {WEB: {"primary_node": "node2"}}}
@@ -243,7 +242,7 @@ def test_an_instance_that_is_up_stays_on_its_node() -> None:
     # The node may not have stopped it yet, and a node that is removed may be alive.
     at_once: Json = {"instances": {WEB: {"primary_node": "node2", "admin_state": "down"}}}
     assert mistakes(config, at_once) == [refused]
-    assert refused in mistakes(config, {**move, "nodes": {old: None}})
+    assert refused in mistakes(config, {**move, "nodes": {node_name(1): None}})
 
 
 @pytest.mark.parametrize(
@@ -252,6 +251,7 @@ def test_an_instance_that_is_up_stays_on_its_node() -> None:
         {"instances": {WEB: {"admin_state": "down"}}},
         {"instances": {WEB: {"admin_state": "down", "admin_state_source": "user"}}},
         {"instances": {WEB: {"admin_state": "offline"}}},
+        {"instances": {WEB: {"forthcoming": True}}},
         {"nodes": {node_name(1): {"offline": True}}, "cluster": {"master": node_name(3)}},
     ],
 )

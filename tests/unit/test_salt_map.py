@@ -196,17 +196,34 @@ def test_the_writer_goes_by_what_it_declares(
         ("kvm1", ["kvm1", "kvm2"], ""),
         ("kvm1.example.com", ["kvm1.example.com", "kvm2.example.com"], ""),
         ("kvm2", ["kvm1", "kvm2"], "kvm2"),
+        ("kvm2", ["kvm1", "kvm2.example.com"], "kvm2.example.com"),
         # A host that is no node of the cluster may make the configuration.
         ("kvm2", ["kvm2", "kvm3"], ""),
+        # "brine config apply" refuses a master that is no node.
+        ("kvm9", ["kvm1", "kvm2"], ""),
         (None, ["kvm1"], ""),
     ],
 )
 def test_a_node_that_is_not_the_master_makes_no_configuration(
     master: str | None, nodes: list[str], other_master: str
 ) -> None:
-    declared = {"cluster": {"name": "lab", "master": master}, "nodes": dict.fromkeys(nodes)}
+    declared: dict[str, Any] = {"cluster": {"master": master}, "nodes": dict.fromkeys(nodes)}
     assert brine({"config": {"apply": True}, **declared})["other_master"] == other_master
     assert brine(declared)["other_master"] == ""
+    declared["cluster"] = {"master_node": master}
+    assert brine({"config": {"apply": True}, **declared})["other_master"] == other_master
+
+
+def test_the_master_may_have_a_uuid_or_another_host_name() -> None:
+    one, two = ("5f0b7ae0-53c2-4c0f-9f0e-5c8f3b5a4f11", "6f0b7ae0-53c2-4c0f-9f0e-5c8f3b5a4f11")
+    nodes = {"kvm1": {"uuid": one}, "kvm2": {"uuid": two}}
+    for uuid, other in ((one, ""), (two, "kvm2")):
+        said = {"cluster": {"master": uuid}, "nodes": nodes, "config": {"apply": True}}
+        assert brine(said)["other_master"] == other
+    renamed = {"nodes": {"node1": {}, "node2": {}}, "distributed": {"node": "node1"}}
+    for master, other in (("node1", ""), ("node2", "node2")):
+        said = {"cluster": {"master": master}, "config": {"apply": True}, **renamed}
+        assert brine(said)["other_master"] == other
 
 
 def test_a_node_of_the_cluster_goes_by_what_the_external_pillar_gives() -> None:

@@ -2,7 +2,7 @@
 The cluster's configuration, declared in pillar
 ===============================================
 
-On the node where the configuration is made, usually the master::
+On the host where the configuration is made, usually the master::
 
     cluster-configuration:
       brine_config.applied:

@@ -282,14 +282,26 @@ def _of_cluster(declared: Mapping[str, Any], distributed: Mapping[str, Any]) -> 
     node_name = str(names[0]) if names else ""
     # One that makes the configuration without being in it has no instances of it.
     makes_all = bool(declared) and not declared.get("nodes")
-    # A host that is no node of the cluster may make the configuration for its master.
-    master = str(_mapping(declared.get("cluster")).get("master") or "") if node_name else ""
     return {
         "of_cluster": instances,
         "node_name": node_name,
         "has_configuration": bool(node_name) or makes_all,
-        "other_master": "" if not master or _is_this_node(master) else master,
+        "other_master": _other_master(declared, node_name),
     }
+
+
+def _other_master(declared: Mapping[str, Any], node_name: str) -> str:
+    """The master that is declared, if it is another node of the cluster than this one. A host that
+    is no node of the cluster may make the configuration for its master."""
+    nodes, cluster = _mapping(declared.get("nodes")), _mapping(declared.get("cluster"))
+    master = str(cluster.get("master") or cluster.get("master_node") or "")
+    names = [
+        str(name)
+        for name, node in nodes.items()
+        if master in (name, str(name).split(".")[0], _mapping(node).get("uuid"))
+    ]
+    is_here = not node_name or node_name in names or any(map(_is_this_node, names))
+    return "" if is_here else "".join(names[:1])
 
 
 # ---- the parts

@@ -122,8 +122,8 @@ class Command(NamedTuple):
     :param configure: adds the noun's arguments to its parser and sets the default ``run`` for each
         verb: ``module:function``, a function of the parsed arguments that returns the exit status.
         Only that module is imported, so that a verb loads what it needs and no more. The default
-        ``ahead`` is another function that is called before that module is imported, to begin what
-        takes as long; its result takes its place in the arguments.
+        ``ahead`` names another function of the arguments, which runs before that import and begins
+        slow work; its result replaces it in the arguments.
     """
 
     summary: str

@@ -458,20 +458,21 @@ def _build(draft: Draft, cluster: Json) -> Configuration:
 
 
 def _check_moves(draft: Draft, new: Configuration) -> None:
-    """Refuse another primary node for an instance that is up: both nodes would run it, on the same
-    disks. A node that is marked offline runs nothing. Ganeti moves its instances itself."""
+    """Refuse another primary node for an instance that is up: two nodes would run it, on the same
+    disks. Who marks a node as offline says that it runs nothing. Ganeti moves its instances itself.
+    """
     for key in () if draft.foreign else draft.edited("instances"):
         old, moved = draft.old["instances"].get(key), new.instances[key]
-        if not old or old.admin_state != "up" or moved.primary_node == old.primary_node:
+        if not old or moved.primary_node == old.primary_node:
             continue
-        nodes = {**draft.old["nodes"], **new.nodes}
-        before, after = nodes.get(old.primary_node), new.nodes.get(moved.primary_node)
-        if not before or not after or before.offline:
-            continue  # other mistakes of these are told already
+        if old.admin_state != "up" or old.forthcoming or moved.primary_node not in new.nodes:
+            continue
+        before = {**draft.old["nodes"], **new.nodes}.get(old.primary_node)
+        if not before or before.offline:
+            continue
         text = (
-            f"changes to {after.name} while the instance is up on {before.name}, and both would "
-            'run it: apply "admin_state": "down" first; or, if that node is dead, '
-            '"offline": true for it'
+            f"can't change while the instance is up on {before.name}, which may run it: first "
+            'apply "admin_state": "down"; or, if that node is dead, "offline": true for it'
         )
         draft.wrong(member("/instances", moved.name) + "/primary_node", text)
 

@@ -202,7 +202,8 @@ def _observed(
     if not names:
         return {}
     try:
-        found: Iterable[Any] = [look(names[0])] if len(names) == 1 else look_at_all(asked=asked)
+        is_one = len(names) == 1 and not asked
+        found: Iterable[Any] = [look(names[0])] if is_one else look_at_all(asked=asked)
         return {one.name: one for one in found if isinstance(one, Observed)}
     except (UnitError, InstanceError):  # a dry run has not stored a first spec
         return {}

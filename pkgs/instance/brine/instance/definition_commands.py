@@ -142,7 +142,7 @@ def rename(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# Input files: JSON, YAML, or libvirt's XML.
+# Input files: JSON or YAML.
 
 
 def _input(file: str) -> Any:

@@ -20,7 +20,7 @@ brine-config-applied-and-copied:
 brine-config-made-elsewhere:
   test.fail_without_changes:
     - name: {{ ("pillar brine:config:apply is true, but brine:cluster:master is " ~ brine.other_master ~
-        ", and only the master's host makes the configuration; give this key and the cluster's sections to that node alone") | json }}
+        ", and only the master's host makes the configuration; give brine:config:apply and the cluster's sections to that node alone") | json }}
     - comment: the configuration was not changed
     - require_in:
       - brine_config: brine-ssconf
