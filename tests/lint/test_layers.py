@@ -146,6 +146,7 @@ LATE = {
     "brine.instance.devices": "most instances end in order",
     "brine.instance.history": "only a start that failed needs it",
     "brine.instance.kvm.live_changes": "only a start that drops devices needs it",
+    "brine.instance.kvm.live_work": "most definitions change nothing of what runs",
     "brine.instance.kvm.guest": "an instance has one of the two",
     "brine.instance.kvm.resources": "only a start needs all that makes a QEMU",
     "brine.instance.settings": "with it a reader of TOML",

@@ -200,6 +200,7 @@ def test_upgrade_and_downgrade_end_no_instance_and_lose_no_verdict(
         after = invocation(node, "brine-kvmd.service")
         assert after != before
         before = after
+    node.run(["systemctl", "stop", "brine-watcher.timer"])
     given = len(verdicts(node, "web1"))
     order(node, "web1", "poweroff")
     assert wait_verdict(node, "web1", times=given + 1) == ("user", "guest-shutdown")
