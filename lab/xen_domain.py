@@ -11,9 +11,10 @@ from lab.waiting import wait_for
 from lab.xen_image import DOMAIN_FOLDER, DOMAIN_LOGS
 from lab.xen_node import XenNode
 
-# Debian's kernel lies at 16 MiB, and takes 48 there.
-MEMORY_MIB = 72
+# Debian's kernel lies at 16 MiB, and takes 48 there. Its self tests take some more, side by side.
+MEMORY_MIB = 80
 READY = "domain: ready"
+_PANIC = "Kernel panic"
 _CONFIGS = "/srv/domains"
 
 
@@ -96,8 +97,15 @@ def log(node: XenNode, name: str) -> str:
 
 def wait_ready(node: XenNode, name: str, *, timeout_s: float = 600) -> None:
     """Wait until a domain obeys orders; raises LabError, with what it said, when it does not."""
+
+    def is_ready() -> bool:
+        said = log(node, name)
+        if READY not in said and _PANIC in said:
+            raise LabError(f"domain {name} does not get ready")
+        return READY in said
+
     try:
-        wait_for(f"domain {name}", lambda: READY in log(node, name), timeout_s=timeout_s)
+        wait_for(f"domain {name}", is_ready, timeout_s=timeout_s)
     except LabError as error:
         raise LabError(f"{error}\n{log(node, name)}") from None
 

@@ -241,6 +241,18 @@ def test_a_node_that_is_to_have_no_kvm_daemon_loses_it(node: Node) -> None:
     assert changed(node) == {}
 
 
+def test_a_node_that_is_to_have_no_kvm_daemon_gets_none_with_its_instances(node: Node) -> None:
+    """Although brine-instance recommends it."""
+    node.run(["apt-get", "--yes", "--quiet=2", "remove", "brine-instance", "brine-kvmd"])
+    simulated = node.run(["apt-get", "--simulate", "install", "brine-instance"]).stdout
+    assert "Inst brine-kvmd " in simulated
+    give_pillar(node, {"kvmd": {"enabled": False}, "instance": {"enabled": True}})
+    apply_state(node)
+    assert node.path("/usr/lib/systemd/system/brine-instance@.service").exists()
+    assert node.shell("find /usr -xdev -name '*brine-kvmd*'") == ""
+    assert changed(node) == {}
+
+
 def test_what_pillar_leaves_empty_has_its_default(node: Node) -> None:
     def shown(brine: Mapping[str, Any] | None) -> Any:
         give_pillar(node, brine)

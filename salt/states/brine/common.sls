@@ -93,3 +93,12 @@ brine-packages:
 {%- for part in brine.unwanted %}
       - sls: {{ sls_root }}.{{ part }}.clean
 {%- endfor %}
+{%- if grains["os_family"] == "Debian" and brine.other_packages %}
+
+{#- apt also installs what brine-instance recommends, and Salt can't except a package from that. #}
+brine-recommended-packages:
+  pkg.removed:
+    - pkgs: {{ brine.other_packages | json }}
+    - onchanges:
+      - pkg: brine-packages
+{%- endif %}
