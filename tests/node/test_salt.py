@@ -244,10 +244,15 @@ def test_a_node_that_is_to_have_no_kvm_daemon_loses_it(node: Node) -> None:
 def test_a_node_that_is_to_have_no_kvm_daemon_gets_none_with_its_instances(node: Node) -> None:
     """Although brine-instance recommends it."""
     node.run(["apt-get", "--yes", "--quiet=2", "remove", "brine-instance", "brine-kvmd"])
-    simulated = node.run(["apt-get", "--simulate", "install", "brine-instance"]).stdout
-    assert "Inst brine-kvmd " in simulated
-    give_pillar(node, {"kvmd": {"enabled": False}, "instance": {"enabled": True}})
-    apply_state(node)
+    options = "/etc/apt/apt.conf.d/99-as-debian-has-it"
+    node.write(options, 'APT::Install-Recommends "true";\n')
+    try:
+        simulated = node.run(["apt-get", "--simulate", "install", "brine-instance"]).stdout
+        assert "Inst brine-kvmd " in simulated
+        give_pillar(node, {"kvmd": {"enabled": False}, "instance": {"enabled": True}})
+        apply_state(node)
+    finally:
+        node.path(options).unlink()
     assert node.path("/usr/lib/systemd/system/brine-instance@.service").exists()
     assert node.shell("find /usr -xdev -name '*brine-kvmd*'") == ""
     assert changed(node) == {}
