@@ -89,7 +89,8 @@ def act_on_each(
                 if result.error:
                     tell_error(result.error)
                 elif not arguments.json:
-                    print(result.text, flush=True)
+                    # In one piece: print() itself may be interrupted before the end of the line.
+                    print(f"{result.text}\n", end="", flush=True)
     except KeyboardInterrupt:
         for name in names:
             if name not in results:
