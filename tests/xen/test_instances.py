@@ -153,7 +153,9 @@ def test_a_pass_over_ends(node: XenNode, names: list[str]) -> None:
 
     done = {name: one["actions"] for name, one in watch(node).items()}
     expected = {name: [*ENDS[name][2]] for name in names}
-    if "again" in names:  # its start, too, removes what is left of others
+    if "again" in names:
+        # Its start runs beside theirs, and also removes what is left of them. Whoever comes first
+        # does; that nothing is left is looked at below.
         for name in ("crash", "ends"):
             expected[name].remove("clean-up")
             done[name] = [action for action in done[name] if action != "clean-up"]

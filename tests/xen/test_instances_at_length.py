@@ -168,7 +168,9 @@ def test_what_does_not_start_leaves_nothing(node: XenNode) -> None:
         done = node.run(start_it, check=False, timeout_s=LONG_S)
         assert done.returncode == 1
         said = done.stderr.splitlines()
-        first, *others = [line for line in said if f"{name}: waiting for" not in line]
+        first, *others = [
+            line for line in said if not line.startswith(f"brine: {name}: waiting for ")
+        ]
         assert re.match(rf"brine: error: {name}: .*{why}", first), first
         assert all(line.startswith("brine: hint: ") for line in others)
     assert [row.name for row in rows(node)] == ["foreign"]

@@ -160,15 +160,14 @@ def health(timeout: int | None = None) -> Result:
         if not isinstance(events, list):
             faults[name].append(f"its outbox is not known: {_printable(events)}")
         said = serial.get("said") if isinstance(serial, dict) else None
-        states = [one["status"] for one in instances] if _are_instances(instances) else []
+        known = instances if _are_instances(instances) else []
+        states = [one["status"] for one in known]
         told[name] = {
             "version": grains.get("version") or "",
             "serial": said if isinstance(said, int) else None,
             "instances": {state: states.count(state) for state in sorted(set(states))},
             "not_in_configuration": [
-                one["name"]
-                for one in (instances if _are_instances(instances) else [])
-                if one.get("uuid") not in in_cluster
+                one["name"] for one in known if one.get("uuid") not in in_cluster
             ],
             "not_recorded": len(events) if isinstance(events, list) else 0,
         }

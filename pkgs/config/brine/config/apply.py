@@ -467,7 +467,7 @@ def _check_moves(draft: Draft, new: Configuration) -> None:
             continue
         if old.admin_state != "up" or old.forthcoming or moved.primary_node not in new.nodes:
             continue
-        before = {**draft.old["nodes"], **new.nodes}.get(old.primary_node)
+        before = new.nodes.get(old.primary_node) or draft.old["nodes"].get(old.primary_node)
         if not before or before.offline:
             continue
         text = (

@@ -27,7 +27,6 @@ from brine.instance import messages, store
 from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
-from brine.instance.messages import log_to_journal
 from brine.instance.observe import Oper, look
 from brine.instance.operations import define_instance, undefine_instance
 from brine.instance.spec import Spec, to_json
@@ -48,7 +47,7 @@ class DiskCopy:
 def clone(arguments: argparse.Namespace) -> int:
     """``brine instance clone``"""
     undo_when_told_to_end()
-    log_to_journal("brine")
+    messages.log_to_journal("brine")
 
     def tell(copy: DiskCopy) -> None:
         text = f"copying {copy.source} to {copy.target}, {copy.size_mib} MiB ..."

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError, printable, tell_error, warn
@@ -294,23 +291,3 @@ def print_spec(spec: Spec, *, dry_run: bool, **more: Any) -> None:
     """Print a spec that was defined as JSON, with *more* of it."""
     result = {"name": spec.name, **more, "dry_run": dry_run, "spec": to_json(spec)}
     print(json.dumps(result, indent=2))
-
-
-@contextmanager
-def naming(file: str, kind: type[BrineError]) -> Iterator[None]:
-    """Name an input file in errors of a kind."""
-    try:
-        yield
-    except kind as error:
-        place = "standard input" if file == "-" else file
-        raise BrineError(f"{place}: {error}", hint=error.hint) from error
-
-
-def content_of(file: str) -> bytes:
-    """The content of an input file; ``-`` is standard input."""
-    if file == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise BrineError(f"{file}: can't be read: {error.strerror}") from error

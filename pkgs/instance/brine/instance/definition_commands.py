@@ -8,7 +8,10 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,8 @@ from brine.instance.action import act_on
 from brine.instance.definition import (
     DefinitionResult,
     SpecInput,
-    content_of,
     define_several,
     inputs_of,
-    naming,
     tell_errors,
     tell_lines,
     tell_results,
@@ -143,6 +144,26 @@ def rename(arguments: argparse.Namespace) -> int:
 
 
 # Input files: JSON or YAML.
+
+
+@contextmanager
+def naming(file: str, kind: type[BrineError]) -> Iterator[None]:
+    """Name an input file in errors of a kind."""
+    try:
+        yield
+    except kind as error:
+        place = "standard input" if file == "-" else file
+        raise BrineError(f"{place}: {error}", hint=error.hint) from error
+
+
+def content_of(file: str) -> bytes:
+    """The content of an input file; ``-`` is standard input."""
+    if file == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise BrineError(f"{file}: can't be read: {error.strerror}") from error
 
 
 def _input(file: str) -> Any:

@@ -58,7 +58,7 @@ class LiveWork:
         try:
             with spoken_wait(wait), session as vm:
                 if not self._dry_run:
-                    self.spec = store.load(name)  # somebody may have defined it once more
+                    self.spec = store.load(name)  # another command may have changed it meanwhile
                 # What was interrupted is completed or undone by now.
                 steps = steps_of(self.spec, self._before, devices_now(name))
                 self._undone = list(steps)
@@ -111,7 +111,8 @@ class LiveWork:
 
     def _plug_disk(self, vm: Vm, spec: DiskSpec) -> bool:
         disk, is_scsi = disk_of(spec), spec.interface == Interface.SCSI
-        if not self._dry_run:  # the one that has it now may be about to give it up
+        # In a dry run, an instance that gives the disk up still has it.
+        if not self._dry_run:
             refuse_disk_of_others(disk, vm.name)
         return plug_disk.add_disk(
             vm,
@@ -152,7 +153,7 @@ class LiveWork:
         return uuids, [step.old for step in undone if step.old]
 
     def _placed(self, now: Spec) -> Spec:
-        """The spec with the slots of plugged devices whose slots nobody has named."""
+        """The spec, with the slots that QEMU's devices have got where the spec names none."""
         placed: dict[str, Any] = {}
         for key in KEYS:
             slots = {one.uuid: one.slot for one in getattr(now, key)}
