@@ -1,1 +1,1 @@
-"""What is fast in Brine, measured beside a peer: a package for each, and here what they share."""
+"""Benchmarks: Brine's speed beside a peer's. Each subject has a module."""

@@ -83,7 +83,7 @@ _BAD_SIZE = 60_000
 
 
 def _forged(message: bytes) -> bytes:
-    """A datagram of somebody without the key, as large as they come."""
+    """The largest datagram that a sender without the key can make."""
     repeated = message * ((_BAD_SIZE - 100) // len(message))
     return b'plj0{"msg": "%b", "salt": "%d", "hmac": "%b"}' % (repeated, time.time(), b"0" * 40)
 
@@ -201,7 +201,7 @@ def _workers(rounds: Sequence[Round]) -> Table:
 
 
 def notes(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[str]:
-    """What the tables don't say."""
+    """The facts that the tables leave out."""
     pinged = f"{PING.name} rate"
     if floors := [one.numbers[pinged] for one in rounds if one.contender == FLOOR and one.numbers]:
         floor, least = statistics.median(floors), min(floors)
@@ -271,14 +271,14 @@ def peer(confd: ganeti.Unpacked) -> MeasuredDaemon:
 
 
 def echo() -> MeasuredDaemon:
-    """What sends back each datagram as it came: the floor under what the generator can do."""
+    """An echo server: it sends each datagram back, and is the floor for the generator."""
     command = [sys.executable, "-I", "-c", _ECHO]
     return MeasuredDaemon(name=FLOOR, command=command, log=Path("/var/log/bench/echo.log"))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What to ask, how, and how long.
+    """The load of a generator: its queries, its way to ask, and its duration.
 
     A client is a socket of its own with one request outstanding. With `once`, each query is asked
     at most once, and without any warming up. With `fresh`, no datagram is sent twice. `renames` are
@@ -297,7 +297,7 @@ class Workload:
 
 @dataclass
 class Replies:
-    """What came of it: how long each answer took, and a sample of replies to be verified.
+    """A load's result: the time of each answer, and a sample of replies to verify.
 
     Request N asked query N modulo their count, and its reply's salt must be `salt(N)`.
     """
@@ -496,7 +496,7 @@ class ClusterLoad:
             result.troubles.append(f"{len(faults):,} wrong answers in the sample, as: {first}")
 
     def _fault(self, load: Workload, number: int, reply: bytes, versions: int) -> str:
-        """What is wrong with the reply to the request of that number, or nothing."""
+        """The fault of the reply to the request of that number, or nothing."""
         query = load.queries[number % len(load.queries)]
         try:
             heard = confd_wire.opened(KEY, reply)

@@ -31,7 +31,7 @@ _LONGEST_MESSAGE = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredDaemon:
-    """One that is measured: its command and the log that it writes."""
+    """A daemon to measure: its command and its log."""
 
     name: str
     command: Sequence[str]

@@ -1,4 +1,4 @@
-"""What all benchmarks share: rounds in turns, timed commands, and tables of what was found."""
+"""The harness of all benchmarks: rounds in turns, timed commands, and tables of results."""
 
 import statistics
 import subprocess
@@ -24,7 +24,7 @@ UNITS = Path("/run/systemd/system")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, how much.
+    """The plan of a benchmark.
 
     :param sizes: how many VMs, or instances, of a subject that has sizes.
     :param peer: Ganeti's daemon, for a subject that is measured beside it.
@@ -73,7 +73,7 @@ def in_turns(
 
 def timed(*commands: Sequence[str]) -> float:
     """Run commands one after the other; returns how many seconds they took together."""
-    # Not a pipe, which somebody would have to read meanwhile.
+    # Not a pipe, which a thread would have to read meanwhile.
     with tempfile.TemporaryFile() as output:
         began_at = time.perf_counter()
         for command in commands:
@@ -89,13 +89,13 @@ def timed(*commands: Sequence[str]) -> float:
 
 
 def timing(lines: Mapping[str, Sequence[str]]) -> dict[str, Callable[[], float]]:
-    """What runs each of these commands, and returns how long it took."""
+    """Functions that run these commands; each returns the time that its command took."""
     return {name: partial(timed, line) for name, line in lines.items()}
 
 
 @dataclass
 class Round:
-    """What one contender did at one size, once.
+    """The result of one contender at one size, once.
 
     :param numbers: in seconds, KiB or parts of one, by what was measured; a number that is missing
         could not be measured.
@@ -128,7 +128,7 @@ _DIGITS = {"/s": 0, "ticks": 0, "": 0, "MiB": 1, "KiB": 1, "us": 1}
 
 @dataclass(frozen=True)
 class TableRow:
-    """One line of a table: values in its unit, and what the first of them is beside others."""
+    """One line of a table: values in its unit, and ratios of the first to other lines'."""
 
     title: str
     unit: str
@@ -232,7 +232,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Report:
-    """What a benchmark has found.
+    """The results of a benchmark.
 
     :param heads: lines about what was measured.
     :param results: every number.

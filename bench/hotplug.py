@@ -190,7 +190,7 @@ def play(steps: Sequence[Step], descriptors: Sequence[int] = ()) -> tuple[float,
 
 @dataclass
 class Conversation:
-    """What the library said to QEMU, in that order, and how long the guest took."""
+    """The library's commands to QEMU in order, and the time that the guest took."""
 
     steps: list[Step] = field(default_factory=list)
     asked_at: float = 0.0

@@ -48,7 +48,7 @@ LISTED, RUNNING = 500, 20
 
 
 class GuestSetup(StrEnum):
-    """What is started."""
+    """A spec to start."""
 
     PLAIN = "no disk, no NIC"
     USUAL = "a disk and a NIC"
@@ -402,7 +402,7 @@ BESIDE: Mapping[str, Sequence[str]] = {
     ],
     VIRSH_LIST: VIRSH_LIST.split(),
 }
-"""What else lists, and what can't be less."""
+"""The other tools that list, and the floors."""
 
 
 # ---- the rounds and the tables

@@ -57,7 +57,7 @@ ROWS: Sequence[tuple[str, str, Callable[[TableRow], TableRow]]] = (
     (MEMORY, "KiB", lambda row: row.within(4)),
     (IDLE, "ticks", lambda row: row.within(0)),
 )
-"""What is measured, in which unit, and brine-kvmd's target."""
+"""The measured quantities, with their units and brine-kvmd's targets."""
 
 
 def tables(rounds: Sequence[Round], plan: Plan) -> Iterator[Table]:
@@ -296,7 +296,7 @@ class Generator:
         return seconds
 
     def troubles(self) -> list[str]:
-        """What the daemon has not done."""
+        """The omissions of the daemon."""
         missed = f"{self._missed:,} verdict files never came" if self._missed else ""
         lost = f"{len(self._lost):,} new VMs were never connected to" if self._lost else ""
         return [trouble for trouble in (missed, lost) if trouble]

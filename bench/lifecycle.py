@@ -43,7 +43,7 @@ SHARE = "of a processor"
 
 
 class WatchMethod(StrEnum):
-    """Who looks after the owners."""
+    """The contender that looks after the owners."""
 
     HANDLER = "brine-lifecycle"
     SHELL = "a loop of stat"
@@ -94,7 +94,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True)
 class OwnerContender:
-    """Who looks after owners.
+    """A contender that looks after owners.
 
     :param units: whose start is the start of everything.
     :param ends: units that stop afterwards.

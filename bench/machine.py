@@ -14,7 +14,7 @@ _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
 def description(*packages: str) -> list[str]:
-    """What a reader must know to compare two runs.
+    """The facts that a reader needs to compare two runs.
 
     :param packages: Debian's, whose versions matter.
     """
@@ -42,7 +42,7 @@ def share_cores() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def placed(cores: Collection[int], *, real_time: int = 0) -> Iterator[bool]:
-    """What is started in this block runs on these cores, ahead of the machine's other work.
+    """Run the processes started in this block on these cores, ahead of the machine's other work.
 
     Yields whether it is ahead: only root may give priority. Children inherit both the cores and the
     priority; a daemon that forks could slip away if they were set from outside.

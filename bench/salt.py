@@ -1,4 +1,4 @@
-"""What Salt costs that finds nothing to do: a run, beside `test.nop`, and a minion's beacon."""
+"""The cost of Salt without work to do: a run, beside `test.nop`, and a minion's beacon."""
 
 import json
 import subprocess
@@ -80,8 +80,8 @@ def _converge() -> None:
 
 
 def _idle_percents(look_s: float) -> dict[str, float]:
-    """What share of a core two minions use that have nothing to do, side by side: one with our
-    beacon, and one without any."""
+    """The share of a core that two idle minions use, side by side: one with Brine's beacon, and
+    one without any."""
     units = {kind: f"bench-minion-{number}" for number, kind in enumerate(_BEACONS)}
     for kind, unit in units.items():
         _start_minion(unit, _BEACONS[kind])
@@ -106,7 +106,7 @@ def _start_minion(unit: str, beacons: Mapping[str, Any]) -> None:
 
 
 def _percents(units: Mapping[str, str], look_s: float) -> dict[str, float]:
-    """What share of a core each unit uses meanwhile."""
+    """The share of a core that each unit uses meanwhile."""
     began_at = time.perf_counter()
     before = {kind: _cpu_s(unit) for kind, unit in units.items()}
     time.sleep(look_s)

@@ -1,4 +1,4 @@
-"""What a pass of the watcher costs, beside asking alone."""
+"""The cost of a pass of the watcher, beside that of its questions alone."""
 
 import os
 import statistics

@@ -206,7 +206,7 @@ def crash(cluster: Cluster) -> list[Score]:
 
 
 def look(cluster: Cluster, ending: Ending) -> Seen:
-    """What is said of an instance's end, and of its state now."""
+    """The report on an instance's end, and on its state now."""
     node = cluster.node_of(ending.instance)
     return Seen(ending, verdict_of(node, ending.instance), listed(node, ending.instance))
 

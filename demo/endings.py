@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ending:
-    """One instance's end: what was done to it, and what is right to say of it.
+    """One instance's end: the action that caused it, and the right report of it.
 
     `status` is that which it then comes to, and `why` is in the sentence beside that.
     """

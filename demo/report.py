@@ -1,4 +1,4 @@
-"""What the demo has seen, for people, and how much of it is right."""
+"""The demo's report for people, which says how much of it is right."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Seen:
 
     @property
     def verdict(self) -> tuple[str, str]:
-        """Who ended it, and how that is known."""
+        """The party that ended it, and the evidence."""
         return str(self.record.get("BRINE_VERDICT", "")), str(self.record.get("BRINE_CAUSE", ""))
 
     @property
@@ -65,7 +65,7 @@ def verdict_of(node: Node, instance: str) -> Mapping[str, Any]:
 
 
 def listed(node: Node, instance: str) -> Mapping[str, Any]:
-    """What `brine instance list` says of an instance."""
+    """The row of an instance in `brine instance list`."""
     found = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
     return next((one for one in found if one["name"] == instance), {"status": "unknown"})
 

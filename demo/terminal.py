@@ -1,4 +1,4 @@
-"""What a person at a node's terminal types and reads."""
+"""A person's input and output at a node's terminal."""
 
 from __future__ import annotations
 

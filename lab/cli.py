@@ -1,4 +1,4 @@
-"""What `./dev` hands over: `python3 -m lab.cli COMMAND`. People use ./dev."""
+"""The commands that `./dev` runs as `python3 -m lab.cli COMMAND`. People use ./dev."""
 
 from __future__ import annotations
 

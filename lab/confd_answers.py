@@ -54,7 +54,7 @@ def _with_times(answer: Any) -> Any:
 
 
 class RightAnswers:
-    """What a daemon that has this configuration must answer."""
+    """The right answers of a daemon that has this configuration."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._config = config

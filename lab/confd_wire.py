@@ -44,7 +44,7 @@ class Heard:
 
 
 class ForgedError(Exception):
-    """A reply that nobody with the key made."""
+    """A reply without a valid signature."""
 
 
 def request(key: bytes, type: int, query: Any, reply_salt: str) -> bytes:

@@ -1,7 +1,7 @@
 """Fake QEMUs: sockets that behave as QEMU's do, for what real ones won't produce on demand.
 
 What they imitate: bind before listen, one client at a time, a greeting, nothing but errors before
-`qmp_capabilities`, events that nobody hears when there is no client, lines that end in CR LF.
+`qmp_capabilities`, events that are lost when there is no client, lines that end in CR LF.
 
 One that answers by itself is cheap enough to have thousands of; they live in one thread:
 
@@ -50,7 +50,7 @@ NO_ANSWER = object()
 
 
 Answers = Mapping[str, Any]
-"""What a peer answers, by command: JSON, a Refused, or a function that is called for one of these.
+"""A peer's answers, by command: JSON, a Refused, or a function that is called for one of these.
 It is called in the peers' own thread. To all other commands the answer is empty."""
 
 _TIMEOUT_S = 30.0
@@ -58,7 +58,7 @@ _VERSION = {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "Debian 1:
 
 
 def event_line(name: str, /, **data: object) -> bytes:
-    """What QEMU sends for an event of now."""
+    """The line that QEMU sends for an event of now."""
     return _event_line(name, data, time.time_ns() // 1000)
 
 
@@ -160,7 +160,7 @@ class FakeQemu:
     def wait_connected(self, timeout_s: float = _TIMEOUT_S) -> None:
         """Wait for a client that has negotiated, and so hears events."""
         if not self._ready.wait(timeout_s):
-            raise LabError(f"nobody connected to {self.path} within {timeout_s:g} s")
+            raise LabError(f"no client connected to {self.path} within {timeout_s:g} s")
 
     def wait_left(self, timeout_s: float = _TIMEOUT_S) -> None:
         """Wait until no client is there."""
@@ -249,7 +249,7 @@ class FakeQemu:
                     await self.obeyed(command, request.get("arguments", {}))
 
     async def _receive(self, client: socket.socket) -> bytes:
-        """What the client says next. Descriptors that come with it go to `descriptors`."""
+        """The client's next message. Descriptors that come with it go to `descriptors`."""
         readable = asyncio.Event()
         while True:
             self._loop.add_reader(client, readable.set)
@@ -280,7 +280,7 @@ class FakeQemu:
         return answer() if callable(answer) else answer
 
     async def obeyed(self, command: str, arguments: dict[str, Any]) -> None:
-        """What follows a command's answer."""
+        """The events that follow a command's answer."""
 
     def left(self) -> None:
         """The client has left."""

@@ -34,7 +34,7 @@ _COMMANDS = frozenset(
 
 
 class Fault(Enum):
-    """What can go wrong with a command."""
+    """The ways in which a command can fail."""
 
     REFUSED = auto()  # QEMU has something against it
     UNHEARD = auto()  # the connection ends before QEMU does anything
@@ -44,7 +44,7 @@ class Fault(Enum):
 
 
 class Guest(Enum):
-    """What the guest does when a device is to go."""
+    """The guest's reaction to a request to give up a device."""
 
     OBEYS = auto()
     OBEYS_BEFORE_THE_ANSWER = auto()
@@ -139,7 +139,7 @@ class FaultyQemu(FakeQemu):
         return NO_ANSWER if fault is Fault.HANGS else value
 
     async def obeyed(self, command: str, arguments: Json) -> None:
-        """What the guest does when QEMU has answered `device_del`."""
+        """The guest's reaction after QEMU has answered `device_del`."""
         device_id = arguments.get("id", "")
         if command != "device_del" or device_id not in self._state.devices:
             return

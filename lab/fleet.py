@@ -98,7 +98,7 @@ class Fleet:
     def call(
         self, function: str, *arguments: str, nodes: Sequence[Node] | None = None
     ) -> dict[str, Any]:
-        """What a function of Salt's returned on some nodes, else on all, by minion id.
+        """Call a function of Salt on some nodes, else on all; returns the results by minion id.
 
         Raises LabError when a minion does not answer.
         """
@@ -194,7 +194,7 @@ def boot_fleet(release: str, packages: Iterable[Path], *, count: int = 3) -> Ite
 
 
 def _set_up_master(node: Node) -> None:
-    """Start a master that serves the tree's states and accepts whoever comes."""
+    """Start a master that serves the tree's states and accepts every minion."""
     states = TREE / "salt/states"
     node.put(states, STATES)
     master: dict[str, Any] = {

@@ -40,7 +40,7 @@ class Unpacked:
         return [str(self.program), *options, "-b", "127.0.0.1", "-p", str(port)]
 
     def environment(self) -> dict[str, str]:
-        """What it needs besides the caller's own."""
+        """Its environment variables besides the caller's own."""
         return {
             "GANETI_HOSTNAME": NODE,
             "LD_LIBRARY_PATH": peer_packages.library_path(self.root),
@@ -96,7 +96,7 @@ class ClientError(Exception):
 def ask_with_client(
     questions: Sequence[tuple[int, Any]], *, key: bytes, peers: Sequence[str], port: int
 ) -> list[Heard | None]:
-    """Have Ganeti's own client ask, one question after the other. None: nobody answered."""
+    """Have Ganeti's own client ask, one question after the other. None: no daemon answered."""
     package = peer_packages.newest(_MODULES)
     folder = f"usr/share/ganeti/{_number(package)}"
     root = peer_packages.unpacked_module(package, folder, "ganeti.confd.client")

@@ -193,7 +193,7 @@ class Guest:
             raise LabError(f"guest {self.name} still runs after {timeout_s:g} s\n{self.output()}")
 
     def output(self) -> str:
-        """What the guest has written to its serial line so far."""
+        """The guest's output on its serial line so far."""
         return self._heard().decode(errors="replace")
 
     def _heard(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What a guest sees of its NICs and disks."""
+"""A guest's view of its NICs and disks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DISKS = (
 
 
 class Guest(Protocol):
-    """What runs shell commands in a guest, and returns what they write."""
+    """Runs shell commands in a guest, and returns their output."""
 
     name: str
 

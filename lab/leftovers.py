@@ -16,7 +16,7 @@ def own_name() -> str:
 
 
 def left_over(folder: Path) -> Iterator[Path]:
-    """What in `folder` begins with such a name of a process that is no more."""
+    """The entries of `folder` whose names are of processes that have ended."""
     for path in folder.glob(f"{_KIND}-*-*"):
         pid = path.name.removeprefix(f"{_KIND}-").partition("-")[0]
         if pid.isdigit() and not Path("/proc", pid).exists():

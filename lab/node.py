@@ -308,7 +308,7 @@ def _init_of(nspawn: int, console: Path) -> int | None:
 
 
 def _status_of(pid: int) -> dict[str, str]:
-    """What /proc/PID/status says of a process, by its keys; nothing when it has ended."""
+    """The fields of /proc/PID/status of a process; empty when it has ended."""
     # Where the process ends between opening and reading, the kernel says ESRCH.
     with suppress(FileNotFoundError, ProcessLookupError):
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -342,7 +342,7 @@ def _wait_until_running(node: Node, *, timeout_s: float = BOOT_TIMEOUT_S) -> Non
 
 
 def _said(console: Path) -> str:
-    """What a node's console has; a unit that did not start has made none."""
+    """The text on a node's console; a unit that did not start has made none."""
     return console.read_text(errors="replace") if console.exists() else "(nothing)"
 
 

@@ -85,7 +85,7 @@ def archives(packages: Sequence[str], status: Path, key: str) -> list[Path]:
 
 
 def python_environment(root: Path, folder: str) -> dict[str, str]:
-    """What the system's Python needs in its environment to import from an unpacked tree."""
+    """The environment with which the system's Python imports from an unpacked tree."""
     return {
         "PYTHONPATH": f"{root / folder}:{root / 'usr/lib/python3/dist-packages'}",
         "LD_LIBRARY_PATH": library_path(root),
@@ -166,7 +166,7 @@ def _missing_libraries(program: Path, tree: Path) -> list[str]:
 
 
 def _depends(packages: Sequence[str], *, providers: bool = False) -> list[str]:
-    """What packages depend on; with `providers` also what has a virtual package of these."""
+    """The dependencies of packages; with `providers` also the providers of virtual ones."""
     found = []
     for line in _run("apt-cache", "depends", *packages):
         words = line.split()

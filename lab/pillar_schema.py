@@ -285,7 +285,7 @@ def _table(node: Node, *, has_defaults: bool = True) -> str:
 
 
 def _noun(node: Node) -> str:
-    """What a value is, in words."""
+    """The type of a value, in words."""
     if "$ref" in node:
         return _CLASSES.get(_name(node), "a mapping")
     if node.get("items"):

@@ -25,7 +25,7 @@ class Qmp:
         """Connect and negotiate; raises LabError when nothing answers within `timeout_s`."""
         self.path = path
         self.events: list[dict[str, Any]] = []
-        # QEMU tells whoever is connected what it was asked by somebody who was killed meanwhile.
+        # QEMU may still send answers to an earlier client that was killed meanwhile.
         self._numbers = itertools.count(time.monotonic_ns())
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_s)

@@ -36,7 +36,7 @@ class When(enum.Enum):
 
 @dataclass(frozen=True)
 class Trap:
-    """What to do at a command, instead of going on.
+    """The action at a command, in place of going on.
 
     :param number: of the command in its connection, from 1, among those that change something:
         how often QEMU is asked how things are, or the guest to let a device go, depends on how fast

@@ -25,7 +25,7 @@ _MINION = {
 
 @dataclass(frozen=True)
 class StateResult:
-    """What became of one state: `result` is None for what test mode would change."""
+    """The result of one state: `result` is None if test mode would change it."""
 
     name: str
     result: bool | None
@@ -58,7 +58,7 @@ def apply_state(machine: Machine, state: str = "brine", *, test: bool = False) -
 
 
 def state_results(answer: Any, minion: str, state: str) -> list[StateResult]:
-    """What a minion answered to state.apply, in order; raises LabError when a state failed."""
+    """A minion's results of state.apply, in order; raises LabError when a state failed."""
     if not isinstance(answer, dict):
         lines = answer if isinstance(answer, list) else [answer]
         said = "\n".join(f"  | {line}" for line in lines)

@@ -60,7 +60,7 @@ done
 
 
 class ScriptedSystemctl:
-    """What it knows of units, and what it was asked; first in the path for the rest of the test."""
+    """Its units and the calls of it; it is first in the path for the rest of the test."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._folder = folder

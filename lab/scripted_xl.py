@@ -63,7 +63,7 @@ class ScriptedXl:
         (self._folder / f"fault-{verb}").write_text(said)
 
     def asked(self) -> list[str]:
-        """What it was asked so far, but for lists."""
+        """The calls so far, without lists."""
         return [line for line in self._asked() if not line.startswith("list")]
 
     def lists(self) -> int:

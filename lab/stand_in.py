@@ -41,5 +41,5 @@ class StandIn:
         return self._child.poll() is None
 
     def status(self) -> int:
-        """What it ended with; a signal is a negative number."""
+        """Its exit status; a signal is a negative number."""
         return self._child.wait(10)

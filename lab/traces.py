@@ -1,4 +1,4 @@
-"""What plugging has made, in a QEMU and on its machine: to be compared before and after."""
+"""The traces of plugging in a QEMU and on its machine, to compare before and after."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Traces:
 
 
 def differences(found: Any, expected: Any) -> dict[str, tuple[Any, Any]]:
-    """What two values of a dataclass have not in common: by field, what only either has.
+    """The differences of two values of a dataclass: by field, the parts that only one has.
 
     Of sets it is the members, and of values that are dataclasses themselves, their fields.
     """
@@ -59,7 +59,7 @@ def differences(found: Any, expected: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def traces(machine: Machine, guest: Guest, *, socket: Path | None = None) -> Traces:
-    """What there is now. `socket` is the guest's QMP socket, if not the usual one."""
+    """The present traces. `socket` is the guest's QMP socket, if not the usual one."""
     with Qmp(socket or guest.qmp_socket) as qmp:
         # What an earlier connection took along is closed once this one is answered.
         listed = qmp.command("qom-list", path="/machine/peripheral")
@@ -88,7 +88,7 @@ def taps(machine: Machine) -> list[str]:
 
 
 def descriptor_links(pid: int) -> list[str]:
-    """What each descriptor of a process is of, as the kernel names it."""
+    """The file of each descriptor of a process, as the kernel names it."""
     links = []
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it was closed since it was listed
@@ -97,7 +97,7 @@ def descriptor_links(pid: int) -> list[str]:
 
 
 def _descriptors(pid: int) -> list[str]:
-    """What each descriptor of a process is of; numbers of sockets and the like left out."""
+    """The file of each descriptor of a process, without the numbers of sockets and the like."""
     return [re.sub(r":\[\d+\]", "", link) for link in descriptor_links(pid)]
 
 

@@ -18,7 +18,7 @@ TROUBLE = "xen_client:"
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a command; `status` is as a shell has it."""
+    """The result of a command; `status` is as a shell has it."""
 
     status: int
     stdout: bytes
@@ -48,7 +48,7 @@ def call(
 ) -> Reply:
     """Run a command in the node to its end.
 
-    Raises ConnectionError when nobody answers, or the node ends, and TimeoutError.
+    Raises ConnectionError when the agent does not answer or the node ends, and TimeoutError.
     """
     where = ("127.0.0.1", address.port)
     with socket.create_connection(where, timeout_s) as connection, connection.makefile("rb") as s:

@@ -29,7 +29,7 @@ class Row:
 
 
 def rows(node: XenNode) -> list[Row]:
-    """What `xl list` has, dom0 left out."""
+    """The rows of `xl list` without dom0."""
     lines = node.run(["xl", "list"]).stdout.splitlines()[1:]
     fields = [line.split() for line in lines]
     found = [Row(name, int(number), int(mib), state) for name, number, mib, _, state, _ in fields]
@@ -91,7 +91,7 @@ def create(
 
 
 def log(node: XenNode, name: str) -> str:
-    """What a domain has said on its console."""
+    """A domain's output on its console."""
     return node.run(["cat", f"{DOMAIN_LOGS}/guest-{name}.log"], check=False).stdout
 
 

@@ -16,7 +16,7 @@ from lab.images import node_image
 from lab.xen_node import XenNode
 
 PARTS = ("common", "config", "kvmd", "hotplug", "instance", "lifecycle", "watcher")
-"""What instances take; what that needs beside is there."""
+"""The packages that instances need; their dependencies are there."""
 
 # Of the tree alone: its own accounts, and dpkg's records of packages that the Xen node has not.
 _NOT_TAKEN = ["var/lib/dpkg", "var/log", "var/cache", "run", "tmp"]

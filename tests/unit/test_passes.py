@@ -316,14 +316,15 @@ def test_starts_that_hang_hold_up_no_other_one(monkeypatch: pytest.MonkeyPatch) 
         runs = start(seen)
         if seen.name.startswith("dead"):
             return lambda: may_end.wait(60) and runs()
-        may_end.set()  # nobody waits for those that hang any more
+        may_end.set()  # those that hang may end now
         return runs
 
     monkeypatch.setattr(node, "start", slow)
     for name in ("dead1", "dead2", "dead3", "good1"):
         node.has(name, CRASHED)
     found = run(node, slot_s=0.1)
-    assert node.steps == ["start dead1", "start dead2", "start dead3", "start good1"]
+    # Threads make the steps, in any order.
+    assert sorted(node.steps) == ["start dead1", "start dead2", "start dead3", "start good1"]
     assert {one.fault for one in found.values()} == {None}
     assert may_end.is_set()
 

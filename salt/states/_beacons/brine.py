@@ -134,7 +134,7 @@ def _stamp(folder: str) -> int | None:
 
 
 def _ask(*command: str) -> list[Any] | None:
-    """What ``brine`` printed; None, and a line in the log, if it failed."""
+    """The output of ``brine``; None, and a line in the log, if it failed."""
     answer = __salt__["brine.ask"](*command)
     if "refused" in answer:
         log.error("brine %s: %s", " ".join(command), answer["refused"])

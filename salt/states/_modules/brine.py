@@ -394,8 +394,8 @@ def outbox_acknowledge(*ids: str) -> Any:
 
 
 def _said(*command: str, stdin: str = "") -> Any:
-    """What ``brine`` printed. Where it failed, too, Salt's exit status is 1; without any of it, an
-    error of Salt's is raised."""
+    """The output of ``brine``. If the command failed, Salt's exit status is 1. If it also printed
+    nothing, an error of Salt's is raised."""
     answer = ask(*command, stdin=stdin)
     if "said" not in answer:
         raise CommandExecutionError(answer["refused"])

@@ -51,8 +51,8 @@ log = logging.getLogger(__name__)
 def ext_pillar(
     minion_id: str, pillar: Mapping[str, Any], *more: Any, files: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """What a minion gets: nothing if it is no node of the configuration. If it is not known what,
-    then a ``fault``, of which the minion's states fail: they would else take it for no node.
+    """A minion's part of the configuration, which is empty if the minion is no node of it. If the
+    part can't be found out, it is a ``fault``, and the minion's states fail.
 
     :param more: nothing; Salt gives it what else stands in the master's configuration.
     :param files: paths of further files that each node gets, and of folders of them.
@@ -86,7 +86,7 @@ def _is_below_root(path: Any) -> bool:
 
 
 def _exported(minion_id: str) -> dict[str, Any] | None:
-    """What ``brine`` says that the node has to have; None if the minion is no node."""
+    """The node's part, as ``brine`` exports it; None if the minion is no node."""
     command = ["brine", "config", "export-node", minion_id, "--json"]
     run = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False

@@ -60,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class _RefusedError(Exception):
-    """What can't be done, in one line."""
+    """The fault, in one line."""
 
 
 def list_(timeout: int | None = None) -> Result:
@@ -392,7 +392,7 @@ def _put(queue: str, names: Collection[str]) -> None:
 def _taken(queue: str) -> Iterator[tuple[list[str], list[str]]]:
     """The nodes that wait in a queue, and then those that have come meanwhile; each time with a
     list, which the caller fills with those to be left for the next call. Nobody else takes any at
-    the same time; if somebody else is at work, they are left to that one."""
+    the same time; if another process is at work, they are left to that one."""
     folder = _folder(queue)
     kept: set[str] = set()
     with open(os.path.join(folder, ".lock"), "w") as lock:
@@ -400,7 +400,7 @@ def _taken(queue: str) -> Iterator[tuple[list[str], list[str]]]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                return  # whoever has it looks again before it ends
+                return  # the process that has it looks again before it ends
             for name in os.listdir(folder):
                 if name.endswith(".waiting"):
                     file = os.path.join(folder, name)
@@ -453,7 +453,7 @@ def _changes_redistributed(timeout: int | None) -> Result | None:
                 told = _redistributed("brine", others, nodes, timeout=timeout)
                 _note_given(told["serial"])
         except BlockingIOError:
-            break  # whoever has the lock looks again after that
+            break  # the next holder of the lock looks again after that
         for name, reason in _undone(told).items():
             text = "brine.redistribute: %s is not as the configuration says: %s"
             log.error(text, name, _printable(reason))
@@ -677,7 +677,7 @@ def _config(pointer: str) -> Any:
 
 
 def _brine(*command: str, stdin: str = "") -> Any:
-    """What a command prints on this host."""
+    """The output of a command on this host."""
     try:
         run = subprocess.run(
             ["brine", *command],
@@ -782,7 +782,7 @@ def _states(answer: Any) -> list[dict[str, Any]]:
 
 
 def _told(answer: Any) -> Result:
-    """What a state.apply changed, and what failed."""
+    """The changes of a state.apply, and its failures."""
     states = _states(answer)
     if not states:
         lines = answer if isinstance(answer, list) and answer else [answer]
@@ -795,12 +795,12 @@ def _told(answer: Any) -> Result:
 
 
 def _printable(value: Any) -> str:
-    """What others have said, in one line that forges no other one of a log."""
+    """Foreign text in one line, which can forge no other line of a log."""
     return repr(str(value))[1:-1][:_LONGEST_SAID]
 
 
 def _ended(result: bool, comment: str, **more: Any) -> Result:
-    """What a function returns. If it has not succeeded, salt-run exits with ``retcode``, and an
+    """The return value of a function. If it failed, salt-run exits with ``retcode``, and an
     orchestration fails by the context. A master's reactor has one context for all its calls."""
     __context__["retcode"] = 0 if result else 1
     told = {"result": result, "comment": comment, **{key: one for key, one in more.items() if one}}

@@ -246,7 +246,7 @@ def _is_below(file: str, path: str) -> bool:
 
 
 def _distributed() -> Result:
-    """What the external pillar gives this node; empty if that is nothing, or not known."""
+    """This node's part from the external pillar; empty if there is none, or it is not known."""
     inside = __pillar__.get("brine")
     given = inside.get("distributed") if isinstance(inside, dict) else None
     return given if isinstance(given, dict) and "fault" not in given else {}
@@ -305,7 +305,7 @@ def _ids(owner: Result) -> tuple[int, int]:
 
 
 def _content(path: str) -> bytes | None:
-    """What a file has; None if there is none."""
+    """The content of a file; None if there is none."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -322,7 +322,7 @@ def _change(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(name: str, *command: str, stdin: str = "") -> Result:
-    """What a command printed, as ``said``; or what the state is to return, if that is an error."""
+    """The output of a command, as ``said``; or the state's return value, if that is an error."""
     if __opts__["test"]:
         command = (*command, "--dry-run")
         if not __salt__["cmd.which"]("brine"):

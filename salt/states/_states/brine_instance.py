@@ -306,7 +306,7 @@ def from_config(
 
 
 def _later(name: str, comment: str) -> Result:
-    """What a state returns in test mode of what can't be known yet."""
+    """The return value of a state in test mode that can't know its changes yet."""
     return {"name": name, "result": None, "changes": {}, "comment": comment}
 
 
@@ -331,7 +331,7 @@ def _without(names: Sequence[str], config: str, text: str) -> str:
 
 
 def _row_changes(row: Result) -> Result:
-    """What a definition changed of an instance, or would."""
+    """The changes that a definition made to an instance, or would make."""
     changes: Result = {key: row[key] for key in _DEVICES if row.get(key)}
     if row.get("changed") and row["before"] is None:
         changes |= {"spec": {"old": None, "new": "defined"}}
@@ -386,7 +386,7 @@ def _wanted(name: str, spec: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON lacks: Salt's immutable dictionaries and lists, and dates."""
+    """The types that JSON lacks: Salt's immutable dictionaries and lists, and dates."""
     if isinstance(value, Mapping):
         return dict(value)
     return list(value) if isinstance(value, Sequence) else str(value)
@@ -418,7 +418,7 @@ def _has_changed(after: Result) -> bool:
 
 
 def _pending(keys: Sequence[str] | None) -> list[str]:
-    """What of a running instance waits for a reboot, as a line if there is something."""
+    """A line on the changes that wait for a reboot of a running instance, if there are any."""
     return [f"needs a reboot: {', '.join(keys)}"] if keys else []
 
 
@@ -444,14 +444,14 @@ def _act(name: str, command: list[str], old: str, new: str | None, done: str) ->
 
 
 def _not_installed(name: str) -> Result | None:
-    """What a state returns in test mode where the package would be installed first."""
+    """The return value of a state in test mode if the package would be installed first."""
     if not __opts__["test"] or __salt__["file.file_exists"](_UNIT_FILE):
         return None
     return _later(name, "brine-instance would be installed first")
 
 
 def _not_there_yet(name: str, comment: str, *, result: bool | None = None) -> Result | None:
-    """What a state returns of an instance that is not defined; None if it is.
+    """The return value of a state whose instance is not defined; None if it is.
 
     :param result: None: it would be defined, so that is all there is to say in test mode, and a
         mistake otherwise.
@@ -489,15 +489,15 @@ def _info(name: str, suffices: Callable[[Result], bool]) -> tuple[Result, str]:
 
 
 def _trial(wanted: str) -> Result | None:
-    """What a definition would change, by the trial of all that are declared; None if that does not
-    tell, or only that it would fail."""
+    """The changes that a definition would make, by the trial of all that are declared. None if the
+    trial does not know them, or if it failed."""
     found = _found()[_TRIED].get(wanted, {})
     return found if "changed" in found else None
 
 
 def _found() -> dict[str, dict[str, Result]]:
-    """What one process has found of all instances in this run: their states by name, and what the
-    definition of each declared spec would change. It is nothing where a state runs alone."""
+    """The look at all instances in this run: their states by name, and the changes that the
+    definition of each declared spec would make. It is empty where a state runs alone."""
     if not __lowstate__:
         return {_SEEN: {}, _TRIED: {}}
     if _FOUND not in __context__:
@@ -517,7 +517,7 @@ def _found() -> dict[str, dict[str, Result]]:
 
 
 def _states(rows: Sequence[Result]) -> dict[str, Result]:
-    """What a trial has seen of instances, by name, as ``brine instance info`` says it."""
+    """The states of instances in a trial, by name, as ``brine instance info`` has them."""
     known = [one for one in rows if one.get("before") and one.get("state")]
     return {one["name"]: {**one["before"], **one, **one["state"]} for one in known}
 

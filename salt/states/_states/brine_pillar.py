@@ -96,7 +96,7 @@ class _Check:
                 )
 
     def faults(self, schema: Node, value: Any, where: str) -> Iterator[str]:
-        """What is wrong with a value. Null stands for the default, everywhere."""
+        """The faults of a value. Null stands for the default, everywhere."""
         if "$ref" in schema:
             schema = {**self._root["$defs"][schema["$ref"].rpartition("/")[2]], **schema}
         if value is None:
@@ -131,7 +131,7 @@ class _Check:
 
 
 def _fault(schema: Node, value: Any) -> str:
-    """What is wrong with a value itself, not with what is in it."""
+    """The fault of a value itself, without its members'."""
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if kinds and not any(_is(kind, value) for kind in kinds):
@@ -175,7 +175,7 @@ def _noun_of(value: Any) -> str:
 
 
 def _meant(kinds: Iterable[str], value: Any) -> str:
-    """What somebody may have meant by a value of another type."""
+    """A hint for a value of the wrong type, if the author's meaning is plain."""
     if "string" in kinds and not isinstance(value, (Mapping, list, tuple)):
         return "; put it in quotes"
     if isinstance(value, str):
@@ -206,7 +206,7 @@ def _nearest(word: str, known: Iterable[str], noun: str) -> str:
 
 
 def _blank_keys(pillar: Node) -> Iterator[str]:
-    """What would be no key for brine-confd. An empty one is as good as none."""
+    """The fault of a key for brine-confd. An empty key counts as none."""
     confd = _inside(pillar, "brine", "confd")
     for key in ("key", "previous_key"):
         text = confd.get(key)
@@ -215,8 +215,8 @@ def _blank_keys(pillar: Node) -> Iterator[str]:
 
 
 def _not_given(pillar: Node) -> Iterator[str]:
-    """What the external pillar could not give this node. The node that writes the configuration
-    needs nothing of it."""
+    """The fault of the external pillar for this node. The node that writes the configuration does
+    not need that pillar."""
     given = _inside(pillar, "brine", "distributed")
     if "fault" in given and not _inside(pillar, "brine", "config").get("apply"):
         yield f"brine:distributed: could not be made: {given['fault']}"
@@ -231,7 +231,7 @@ def _inside(pillar: Node, *keys: str) -> Node:
 
 
 def _misfits(parts: Mapping[str, bool]) -> Iterator[str]:
-    """What parts lack that this node is to have."""
+    """The parts that this node is to have without the parts that they need."""
     for part, other in (
         ("instance", "hotplug"),
         ("watcher", "instance"),

@@ -72,7 +72,7 @@ _COMMANDS = {
 
 
 def _changes(unit: Result, active: bool | None, enabled: bool | None) -> Result:
-    """What is to be changed of a unit."""
+    """The changes that a unit needs."""
     is_enabled = unit["UnitFileState"] in ("enabled", "enabled-runtime")
     changes = {}
     if enabled is not None and enabled != is_enabled:

@@ -1,5 +1,5 @@
 #!py
-"""What the states go by: their defaults, with what pillar says in place of them, and what follows.
+"""The settings of the states: defaults, pillar's values in their place, and their consequences.
 
 Salt's renderer py runs this file for each file of the states::
 
@@ -112,7 +112,7 @@ _FALLBACKS = {
 
 
 def run() -> Values:
-    """What the states use as ``brine``.
+    """The settings that the states use as ``brine``.
 
     It has the keys of `DEFAULTS`, of which ``instance:instances`` is empty, and the places of files
     in the parts that have them. Besides:
@@ -270,8 +270,8 @@ def _turn(spec: Any) -> int:
 
 
 def _of_cluster(declared: Mapping[str, Any], distributed: Mapping[str, Any]) -> Values:
-    """What the cluster has for this node: by the configuration that the external pillar gives it,
-    and by the one that this node makes of pillar."""
+    """The cluster's part for this node: from the configuration that the external pillar gives it,
+    and from the one that this node makes of pillar."""
     nodes = _mapping(declared.get("nodes"))
     instances = [str(name) for name in distributed.get("instances") or ()]
     for name, instance in _mapping(declared.get("instances")).items():
@@ -308,7 +308,7 @@ def _other_master(declared: Mapping[str, Any], node_name: str) -> str:
 
 
 def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bool]:
-    """The parts that this node is to have. Virtual machines that somebody made by hand need theirs,
+    """The parts that this node is to have. Virtual machines that were made by hand need theirs,
     whatever pillar leaves out: a part that it does not mention stays where it is."""
     confd, instance, lifecycle = brine["confd"], brine["instance"], brine["lifecycle"]
     with_confd, with_instance = confd["enabled"], instance["enabled"]
