@@ -492,7 +492,8 @@ def test_a_guest_is_asked_although_a_client_keeps_the_monitor_busy(node: Node) -
         " s.connect('/run/brine/ctrl/busy1.qmp'); s.recv(99); print('has it', flush=True);"
         " time.sleep(600)"
     )
-    node.shell(f'python3 -c "{client}" >/srv/busy.log 2>&1 & echo $! >/srv/busy.pid')
+    node.write("/srv/busy.log", "")
+    node.shell(f'python3 -c "{client}" >>/srv/busy.log 2>&1 & echo $! >/srv/busy.pid')
     wait_for("the client to have it", lambda: "has it" in node.read("/srv/busy.log"))
     assert node.shell("stat --format %a:%U /run/brine/unit") == "700:root\n"
     node.run(["systemctl", "stop", "brine-instance@busy1"])
@@ -1065,7 +1066,7 @@ def test_a_node_that_starts_has_its_instances_back(node: Node) -> None:
 def test_twenty_at_once(node: Node) -> None:
     names = [f"many{number}" for number in range(20)]
     for name in names:
-        define(node, name, admin_state="up", memory_mib=64, nics=[{"link": "br0"}])
+        define(node, name, admin_state="up", nics=[{"link": "br0"}], **IDLE)
     node.write("/etc/brine/instance.toml", "parallel_starts = 20\n")
     node.run(["brine", "instance", "start", "--all"], timeout_s=300)
     found = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
