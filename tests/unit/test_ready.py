@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import process
-from brine.common.markers import MarkerKind, file_of
+from brine.common.markers import MarkerKind, file_of, write_marker
 from brine.common.message import Message
 from brine.common.paths import InstanceFiles
 from brine.common.process import Process, StrangerError
@@ -222,4 +222,27 @@ def damaged(*_: object) -> None:
 def test_one_that_fails_where_nothing_was_said(
     failed: Failed, journal: Callable[..., object]
 ) -> None:
+    write_marker(MarkerKind.START, "web1", run="abc")
     assert failed(journal) == {"reason": "QEMU has ended; see what it said above"}
+
+
+@pytest.mark.parametrize("marked", [None, MarkerKind.FAILURE])
+@pytest.mark.parametrize("hypervisor", ["kvm", "xen-pvh"])
+def test_one_that_fails_before_qemu_runs_says_nothing_of_it(
+    failed: Failed,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    hypervisor: str,
+    marked: MarkerKind | None,
+) -> None:
+    """A missing disk is found before the start is marked, and what can't be executed after that."""
+    spec = define({"name": "web1", "hypervisor": hypervisor, "kernel": "/boot/vmlinuz"})
+    monkeypatch.setattr(store, "load", lambda _: spec)
+    write_marker(MarkerKind.START, "web1", run="abc" if marked else "before")
+    if marked:
+        write_marker(marked, "web1", run="abc")
+    said = "its start has failed; see what it said above"
+    assert failed(lambda *_: None) == {"reason": said}
+    error = f"brine-instance: error: web1: {said}"
+    assert capsys.readouterr().err.splitlines() == [error]
+    assert reason_in("web1", [OURS, error]) == reason_in("web1", [OURS])

@@ -13,6 +13,7 @@ from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.message import KVMD_USER, is_from
 from brine.instance import restart_counter
+from brine.instance.hypervisor import ABOVE
 from brine.instance.observe import Observed, Oper, Status
 from brine.instance.spec import AdminState
 from brine.instance.xen.xl import fault_in
@@ -21,7 +22,6 @@ _MOST_LINES = 20
 _OURS = "brine-instance: error: "
 _HINT = "brine-instance: hint: "
 _XL = "Parsing config from "
-_ENDED = "see what it said above"
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def why_not_started(name: str, invocation: str) -> StartFailure | None:
 def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
     """The reason in the log lines of a failed run, oldest first; None if there is none."""
     hints = [line.removeprefix(_HINT) for line in lines if line.startswith(_HINT)]
-    ours = [line for line in lines if line.startswith(_OURS) and _ENDED not in line]
+    ours = [line for line in lines if line.startswith(_OURS) and ABOVE not in line]
     theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
     faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
     if not ours and any(line.startswith(_XL) for line in theirs):

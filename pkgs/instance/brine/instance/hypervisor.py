@@ -9,11 +9,17 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import NoReturn, Protocol
 
+from brine.common import markers
+from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import Process
 from brine.instance.observe import Observed
 from brine.instance.spec import Spec
+from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
+
+ABOVE = "see what it said above"
+"""The end of an error whose reason stands in an earlier line of the journal."""
 
 
 class Guest(Protocol):
@@ -88,6 +94,18 @@ def hypervisor_of(spec: Spec) -> Hypervisor:
 def hypervisor_running(name: str) -> Hypervisor:
     """The hypervisor of an instance's last start, whatever its spec says now."""
     return _implementation(is_xen=InstanceFiles(name).domain.exists())
+
+
+def ended_early(name: str, program: str) -> InstanceError:
+    """The error of a start whose process has ended.
+
+    :param program: what the process becomes once all is prepared.
+    """
+    run = markers.this_run()
+    has_failed = markers.read_marker(MarkerKind.FAILURE, name, run=run) is not None
+    was_prepared = markers.last_run(name) == run and not has_failed
+    subject = f"{program} has ended" if was_prepared else "its start has failed"
+    return InstanceError(name, f"{subject}; {ABOVE}")
 
 
 def _implementation(*, is_xen: bool) -> Hypervisor:

@@ -30,7 +30,7 @@ from brine.common.process import (
     unit_of,
 )
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpProtocolError, QmpTimeoutError
-from brine.instance.hypervisor import Hypervisor
+from brine.instance.hypervisor import Hypervisor, ended_early
 from brine.instance.observe import Observed, Oper, oper_of
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
@@ -68,7 +68,7 @@ class Kvm(Hypervisor):
         deadline = time.monotonic() + limit_s
         while True:
             if process is None or process.ended():
-                raise InstanceError(spec.name, "QEMU has ended; see what it said above")
+                raise ended_early(spec.name, "QEMU")
             try:
                 with monitor_of(spec.name, of_unit=True, timeout_s=_READY_S) as qmp:
                     if spec.vnc_password_file:

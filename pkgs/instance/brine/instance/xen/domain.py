@@ -22,7 +22,7 @@ from brine.common.paths import InstanceFiles
 from brine.common.process import Process, main_pid, unit_of
 from brine.instance import messages, store
 from brine.instance.devices import with_formats_found
-from brine.instance.hypervisor import Hypervisor
+from brine.instance.hypervisor import Hypervisor, ended_early
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Observed, Oper, look, suspended
 from brine.instance.spec import AdminState, Spec
@@ -96,10 +96,10 @@ class Xen(Hypervisor):
             if domain and not config.is_by(name, main_pid()):
                 domain = None
             if has_ended:
-                text = "xl has ended; see what it said above"
                 if domain and domain.has_ended():
                     text = f"ended as soon as it ran: {domain.how_it_ended()}"
-                raise InstanceError(name, text)
+                    raise InstanceError(name, text)
+                raise ended_early(name, "xl")
             if domain and domain.lives() and not domain.has("p"):
                 return
             if time.monotonic() >= deadline:
