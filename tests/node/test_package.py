@@ -596,7 +596,8 @@ def test_a_refused_removal_names_all_that_is_gone(node: Node) -> None:
     remove = ["apt-get", "remove", "--yes", "brine-common"]
     done = node.run(remove, check=False, timeout_s=300)
     assert done.returncode != 0
-    assert "brine-instance: error: virtual machines run: brine-instance@web1.service" in done.stdout
+    assert "brine-instance: error: virtual machines run: web1\n" in done.stdout
+    assert "brine-instance: hint: stop them first: brine instance stop NAME\n" in done.stdout
     said = re.search(r"to have them back: (apt install .*)", done.stdout)
     assert said
     gone = set(PACKAGES) - installed(node)

@@ -55,8 +55,8 @@ MODES = {
 
 
 REFUSAL = (
-    "brine: error: no package of Brine is removed while virtual machines run; "
-    "stop them first: brine-instance@web1.service\n"
+    "brine: error: no package of Brine is removed while virtual machines run: web1\n",
+    "brine: hint: stop them first: brine instance stop NAME\n",
 )
 
 
@@ -212,7 +212,7 @@ def test_what_a_running_instance_needs_is_not_removed(
 ) -> None:
     """And nothing goes that would go with it. The scriptlets say why once, whatever dnf adds."""
     said = refused(node, "remove", package)
-    assert said.count(REFUSAL) == 1
+    assert [said.count(line) for line in REFUSAL] == [1, 1]
     assert [*installed(node)] == ["brine", *PARTS]
     assert node.run(["rpm", "--verify", "brine", *PARTS], check=False).stdout == ""
     assert pid_of(node) == running
@@ -225,7 +225,7 @@ def test_what_ends_owned_instances_is_not_removed(node: Node, running: int) -> N
         said = refused(node, "remove", "brine-lifecycle", "brine-watcher")
     finally:
         node.run(["rmdir", folder])
-    assert said.count(REFUSAL) == 1
+    assert [said.count(line) for line in REFUSAL] == [1, 1]
     assert [*installed(node)] == ["brine", *PARTS]
 
 
