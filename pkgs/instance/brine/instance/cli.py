@@ -8,7 +8,7 @@ from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
 
-_DEFINITION = "brine.instance.definition_commands"
+_DEFINITION = "brine.instance.definition"
 _OPERATIONS = "brine.instance.operations"
 _ASKED = "brine.instance.unit:ask_ahead"
 

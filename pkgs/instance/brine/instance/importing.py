@@ -18,8 +18,7 @@ from xml.etree.ElementTree import Element
 from brine.common.errors import BrineError, UsageError, printable, warn
 from brine.hotplug.choices import AIO_MODES, CACHE_MODES, FORMATS, MODELS
 from brine.hotplug.disk import format_of
-from brine.instance.definition import print_spec
-from brine.instance.definition_commands import content_of, naming
+from brine.instance.definition import content_of, naming, print_spec
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import define_instance
 
