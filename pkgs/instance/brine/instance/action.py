@@ -169,7 +169,6 @@ class _Child:
         os.close(writer)
 
     def terminate(self) -> None:
-        """Have it end in order."""
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGTERM)
 

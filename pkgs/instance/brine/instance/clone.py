@@ -45,7 +45,6 @@ class DiskCopy:
 
 
 def clone(arguments: argparse.Namespace) -> int:
-    """``brine instance clone``"""
     undo_when_told_to_end()
     messages.log_to_journal("brine")
 
@@ -158,7 +157,6 @@ def _data_of(
 
 
 def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCopy]:
-    """The disks to copy, with their targets."""
     known = {disk.path for disk in spec.disks}
     if unknown := disks.keys() - known:
         paths = ", ".join(sorted(known)) or "none"

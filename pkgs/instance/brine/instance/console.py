@@ -138,7 +138,6 @@ def _raw(stream: Any) -> Iterator[None]:
 
 
 def console(arguments: argparse.Namespace) -> int:
-    """``brine instance console``"""
     undo_when_told_to_end()
     name = arguments.name
     store.spec_file_of(name)  # or it is no name
@@ -155,6 +154,5 @@ def console(arguments: argparse.Namespace) -> int:
 
 
 def _refuse_down(name: str) -> None:
-    """Refuse the console of an instance that does not run."""
     if look(name).state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN):
         raise InstanceError(name, "does not run", hint=f"brine instance start {name}")

@@ -94,7 +94,6 @@ class DefinitionResult:
         return {**row, "before": None, "spec": made}
 
     def spec(self) -> Spec:
-        """The spec that was defined."""
         assert self.defined
         return self.live.spec if self.live else self.defined.spec
 
@@ -315,7 +314,6 @@ def print_spec(spec: Spec, *, dry_run: bool, **more: Any) -> None:
 
 
 def define(arguments: argparse.Namespace) -> int:
-    """``brine instance define FILE``"""
     if arguments.file is None:
         hint = "give a file, or -, or --from-config"
         raise UsageError("where is the spec to come from?", hint=hint)
@@ -353,7 +351,6 @@ def define(arguments: argparse.Namespace) -> int:
 
 
 def edit(arguments: argparse.Namespace) -> int:
-    """``brine instance edit``"""
     log_to_journal("brine")
     name = arguments.name
     before = store.load(name)
@@ -396,7 +393,6 @@ def _run_editor(file: Path) -> None:
 
 
 def undefine(arguments: argparse.Namespace) -> int:
-    """``brine instance undefine``"""
 
     def act(name: str) -> tuple[str, bool]:
         undefine_instance(name)
@@ -406,7 +402,6 @@ def undefine(arguments: argparse.Namespace) -> int:
 
 
 def rename(arguments: argparse.Namespace) -> int:
-    """``brine instance rename``"""
     log_to_journal("brine")
     name, new_name = arguments.name, arguments.new_name
     rename_instance(name, new_name)

@@ -71,7 +71,6 @@ class _Parameters(dict[str, Any]):
 
 
 def define_all(arguments: argparse.Namespace) -> int:
-    """``brine instance define --from-config``"""
     if arguments.file is not None:
         hint = "give a file, or -, or --from-config; --config FILE is a configuration's file"
         raise UsageError("where is the spec to come from?", hint=hint)
@@ -186,7 +185,6 @@ def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str,
 
 
 def _user_shutdown(configuration: Configuration, instance: Instance, hv: _Parameters) -> str:
-    """The value of user_shutdown."""
     of_cluster = configuration.cluster.hvparams.get(instance.hypervisor, {})
     said = "user_shutdown" in instance.hvparams or "user_shutdown" in of_cluster
     stays = hv["user_shutdown"]

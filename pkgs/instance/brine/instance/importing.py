@@ -90,7 +90,6 @@ class _NoDoctype(ElementTree.TreeBuilder):
 
 
 def import_machine(arguments: argparse.Namespace) -> int:
-    """``brine instance import``"""
     if (arguments.image is None) == (arguments.libvirt is None):
         raise UsageError("what is to be imported?", hint="name an image, or --libvirt FILE")
     log_to_journal("brine")
@@ -122,7 +121,6 @@ def import_machine(arguments: argparse.Namespace) -> int:
 
 
 def _of_image(image: Path, link: str | None) -> dict[str, Any]:
-    """The spec of a machine that boots an image."""
     found = format_of(image)
     if found not in FORMATS:
         hint = f"qemu-img convert -O qcow2 {image} {image.with_suffix('.qcow2')}"

@@ -51,7 +51,6 @@ def want(spec: Spec, admin_state: AdminState, by: Source = Source.ADMIN) -> bool
 
 
 def forget_user_shutdown(name: str) -> None:
-    """Remove the markers of a user's shutdown."""
     markers.remove_marker(MarkerKind.SHUTDOWN, name)
     clear_way(InstanceFiles(name).shutdown)
 

@@ -31,7 +31,6 @@ _LISTENS = "0A"  # the state, in the kernel's tables
 
 
 def list_all(arguments: argparse.Namespace) -> int:
-    """``brine instance list``"""
     found = list(look_at_all(asked=arguments.ahead))
     seen = with_reasons([one for one in found if not isinstance(one, InstanceError)])
     faults = [one for one in found if isinstance(one, InstanceError)]

@@ -112,7 +112,6 @@ class Observed:
 
     @cached_property
     def state(self) -> InstanceState:
-        """Its state."""
         state = _of_domain(self) if self.spec.is_xen() else _of_qemu(self)
         why = self.overdue or self.reason
         if not why and self.lacks_owner and state.status is Status.ERROR_DOWN:
@@ -121,7 +120,6 @@ class Observed:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.spec.name
 
     @property
@@ -151,7 +149,6 @@ class Observed:
 
 
 def look(name: str) -> Observed:
-    """Observe one instance."""
     spec = load_or_why(name)
     found = unit.units([name]).get(name)
     return _observed(spec, found, _marked(), Domains().of(spec))
@@ -226,7 +223,6 @@ class Domains:
             raise InstanceError(spec.name, text, hint=error.hint) from error
 
     def listing(self) -> Listing:
-        """All domains."""
         from brine.instance.xen import xl  # most nodes have no Xen
 
         if self._answer is None:
@@ -399,7 +395,6 @@ def _running(spec: Spec, *notes: str) -> InstanceState:
 
 
 def _notes(domain: Domain, *, has_unit: bool) -> Iterator[str]:
-    """Remarks about a running domain."""
     if not domain.is_known():
         yield f"Xen says {domain.state}, which is not known here"
     elif domain.has("p"):

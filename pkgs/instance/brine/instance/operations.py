@@ -549,7 +549,6 @@ def _is_down(found: Unit | None) -> bool:
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """``brine instance stop``"""
 
     def act(name: str) -> tuple[str, bool]:
         done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
@@ -559,7 +558,6 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def reboot(arguments: argparse.Namespace) -> int:
-    """``brine instance reboot``"""
     if arguments.reset and (arguments.force or arguments.timeout is not None):
         hint = "leave out --force and --timeout, or --reset"
         raise UsageError("--reset asks nobody, and waits for nobody", hint=hint)
@@ -575,12 +573,10 @@ def reboot(arguments: argparse.Namespace) -> int:
 
 
 def pause(arguments: argparse.Namespace) -> int:
-    """``brine instance pause``"""
     return _set_paused(arguments, f"paused: {arguments.name}", "is paused", paused=True)
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """``brine instance resume``"""
     return _set_paused(arguments, f"resumed: {arguments.name}", "is not paused", paused=False)
 
 

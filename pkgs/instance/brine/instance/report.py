@@ -205,7 +205,6 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
 
 
 def info(arguments: argparse.Namespace) -> int:
-    """``brine instance info``"""
     (seen,) = with_reasons([look(arguments.name)])
     found = details(seen, reasons_to_wait()(seen.name))
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(text(found)))

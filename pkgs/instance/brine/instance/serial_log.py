@@ -87,7 +87,6 @@ def lines_of(data: bytes) -> list[str]:
 
 
 def log(arguments: argparse.Namespace) -> int:
-    """``brine instance log``"""
     name = arguments.name
     try:
         is_xen = store.load(name).is_xen()

@@ -352,7 +352,6 @@ def storage_of(spec: Spec) -> frozenset[str]:
 
 
 def start(arguments: argparse.Namespace) -> int:
-    """``brine instance start``"""
     if not (arguments.name or arguments.all):
         raise UsageError("which instance?", hint="give its name, or --all")
     if arguments.name and arguments.all:

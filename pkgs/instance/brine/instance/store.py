@@ -104,7 +104,6 @@ def spec_file_of(name: str) -> Path:
 
 
 def refuse_existing(name: str) -> None:
-    """Refuse a name that an instance has."""
     if spec_file_of(name).exists():
         hint = f"give another name, or brine instance undefine {name}"
         raise InstanceError(name, "there is an instance of that name already", hint=hint)
@@ -147,7 +146,6 @@ def load_all() -> Iterator[Spec | InstanceError]:
 
 
 def save(spec: Spec) -> None:
-    """Write a spec."""
     content = to_json(spec)
     if spec.owner is None:
         # Brine 0.1, which may read it after a downgrade, does not know this key.
@@ -197,7 +195,6 @@ def renamed_from(old_name: str) -> str | None:
 
 
 def remove(name: str) -> None:
-    """Remove the spec of an instance."""
     file = spec_file_of(name)
     with telling(name, "can't be removed"):
         file.unlink(missing_ok=True)
@@ -350,7 +347,6 @@ def is_here(spec: Spec) -> bool:
 
 
 def refuse_elsewhere(spec: Spec) -> None:
-    """Refuse to start an instance of another node."""
     if not is_here(spec):
         text = f"is {spec.node}'s, and this is {os.uname().nodename}"
         raise InstanceError(spec.name, text, hint=ELSEWHERE)

@@ -108,7 +108,6 @@ def ask_ahead(arguments: Namespace) -> Callable[[], dict[str, Unit]] | None:
 
 
 def find(name: str) -> Unit | None:
-    """The unit of an instance; see :func:`units`."""
     return units([name]).get(name)
 
 

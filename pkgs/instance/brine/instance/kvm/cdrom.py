@@ -195,7 +195,6 @@ class _Drive:
 
 
 def cdrom(arguments: argparse.Namespace) -> int:
-    """``brine instance cdrom``"""
     if (arguments.medium is None) != arguments.eject:
         raise UsageError("what is to be in the drive?", hint="name a medium, or give --eject")
     undo_when_told_to_end()

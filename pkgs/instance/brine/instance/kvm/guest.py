@@ -57,7 +57,6 @@ class Kvm(Hypervisor):
         return with_last_run(spec)
 
     def exec(self, spec: Spec) -> NoReturn:
-        """Become QEMU."""
         from brine.instance.kvm.resources import become_qemu  # only a start needs it
 
         become_qemu(spec)
@@ -86,7 +85,6 @@ class Kvm(Hypervisor):
 
     @contextlib.contextmanager
     def guest(self, name: str, pid: int, *, uuid: str | None = None) -> Iterator[QemuGuest]:
-        """The QEMU of an instance."""
         with Process.of(pid, unit=unit_of(name)) as process:
             yield QemuGuest(name, process)
 
@@ -129,7 +127,6 @@ class Kvm(Hypervisor):
             return True  # this user may not ask, or another program is connected
 
     def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
-        """Stop or resume its processors; False if nothing changes."""
         with monitor_of(seen.name) as qmp:
             if run_state(qmp) not in (("running",) if paused else ("paused", "prelaunch")):
                 return False
@@ -153,7 +150,6 @@ class QemuGuest:
         self._process = process
 
     def ended(self, timeout_s: float = 0) -> bool:
-        """Whether it has ended, or ends within the timeout."""
         return self._process is None or self._process.ended(timeout_s)
 
     def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:

@@ -83,7 +83,6 @@ def on_pci(spec: Spec) -> list[DiskSpec | NicSpec]:
 
 
 def cdrom_id(number: int) -> str:
-    """QEMU's id of a CD-ROM drive."""
     return f"cdrom{number}"
 
 

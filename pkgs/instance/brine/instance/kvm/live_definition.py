@@ -51,7 +51,6 @@ def _named(device: DiskSpec | NicSpec) -> dict[str, str]:
 
 
 def in_words(device: DiskSpec | NicSpec) -> str:
-    """A device, in words."""
     return f"NIC {device.mac}" if isinstance(device, NicSpec) else f"disk {device.path}"
 
 

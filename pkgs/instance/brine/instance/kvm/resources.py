@@ -72,7 +72,6 @@ def become_qemu(spec: Spec) -> NoReturn:
 
 
 def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]) -> None:
-    """Write the runtime file of a QEMU that is about to start."""
     disks = []
     for each in spec.disks:
         if slot := layout.disks.get(each.uuid):

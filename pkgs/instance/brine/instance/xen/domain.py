@@ -108,7 +108,6 @@ class Xen(Hypervisor):
 
     @contextlib.contextmanager
     def guest(self, name: str, pid: int, *, uuid: str | None = None) -> Iterator[DomainGuest]:
-        """The domain of an instance."""
         uuid = uuid or config.uuid_of(name)
         if uuid is None:
             raise InstanceError(name, "nobody knows the UUID of its domain")
@@ -116,11 +115,9 @@ class Xen(Hypervisor):
             yield DomainGuest(name, uuid, waiter)
 
     def is_paused(self, seen: Observed) -> bool:
-        """Whether its domain is paused."""
         return seen.domain is not None and seen.domain.has("p")
 
     def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
-        """Pause or unpause its domain; False if nothing changes."""
         if seen.domain is None or self.is_paused(seen) == paused:
             return False
         xl.set_paused(seen.domain.number, paused=paused)

@@ -234,7 +234,6 @@ def shut_down(number: int, *, timeout_s: float) -> None:
 
 
 def set_paused(number: int, *, paused: bool) -> None:
-    """Pause or unpause a domain."""
     _xl("pause" if paused else "unpause", str(number))
 
 
