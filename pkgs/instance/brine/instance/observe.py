@@ -150,8 +150,7 @@ class Observed:
 
 def look(name: str) -> Observed:
     spec = load_or_why(name)
-    found = unit.units([name]).get(name)
-    return _observed(spec, found, _marked(), Domains().of(spec))
+    return _observed(spec, unit.find(name), _marked(), Domains().of(spec))
 
 
 def load_or_why(name: str) -> Spec:
@@ -160,7 +159,7 @@ def load_or_why(name: str) -> Spec:
         return store.load(name)
     except NoSpecError:
         with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
-            if oper_of(unit.units([name]).get(name)) is not Oper.DOWN:
+            if oper_of(unit.find(name)) is not Oper.DOWN:
                 raise _running_without(name, "has no spec") from None
         raise
 

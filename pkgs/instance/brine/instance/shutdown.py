@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from brine.common import markers
-from brine.common.errors import BrineError, die
+from brine.common.errors import BrineError, die, warn
 from brine.common.markers import MarkerKind
 from brine.common.process import Process, main_pid, unit_of
 from brine.instance import messages, store
@@ -63,7 +63,7 @@ def stop_run(name: str, pid: int, run: str) -> None:
             timeout_s = store.load(name).shutdown_timeout
         except BrineError as error:
             # An instance that was undefined while it ran, or has a damaged spec, must still stop.
-            _warn(str(error))
+            warn(str(error), program=_PROGRAM)
         messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
         is_marked = False
         try:
@@ -71,7 +71,7 @@ def stop_run(name: str, pid: int, run: str) -> None:
             is_marked = True
         except OSError as error:
             # Else systemd would end the guest without asking it.
-            _warn(_unmarkable(name, error))
+            warn(_unmarkable(name, error), program=_PROGRAM)
         guest = stack.enter_context(hypervisor_running(name).guest(name, pid))
         # systemd ends it in any case, so the marker stays.
         shut_down(name, guest, run, timeout_s=timeout_s, force=True, may_use_agent=is_marked)
@@ -123,7 +123,7 @@ def stop_marked(
         except OSError as error:
             if must:
                 raise InstanceError(name, _unmarkable(name, error)) from error
-            _warn(_unmarkable(name, error))
+            warn(_unmarkable(name, error), program=_PROGRAM)
         try:
             yield
         finally:
@@ -152,7 +152,7 @@ def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent
             with suppress(OSError):
                 markers.write_marker(MarkerKind.ASKED, name, run=run)
         elif fault != said_last:
-            _warn(f"{name}: its guest was not reached: {fault}")
+            warn(f"{name}: its guest was not reached: {fault}", program=_PROGRAM)
         said_last = fault
         left_s = deadline - time.monotonic()
         if guest.ended(min(left_s, pause_s)):
@@ -160,10 +160,6 @@ def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent
         if left_s <= pause_s:
             return False
     return True
-
-
-def _warn(text: str) -> None:
-    print(f"{_PROGRAM}: warning: {text}", file=sys.stderr)
 
 
 if __name__ == "__main__":

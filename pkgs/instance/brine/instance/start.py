@@ -25,7 +25,6 @@ from brine.instance.restart_counter import TriesError
 from brine.instance.spec import AdminState, Spec
 from brine.instance.store import (
     InstanceError,
-    NoSpecError,
     asides_of,
     refuse_elsewhere,
     system_error,
@@ -55,7 +54,7 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
         with store.alone(name):
             if store.name_inside(name) != name:
                 store.settle(name)
-            spec = _load(name)
+            spec = load_or_why(name)
             refuse_elsewhere(spec)
             # The user's shutdown may have been noted while it ended. This start came after that.
             if is_wanted and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
@@ -101,13 +100,6 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
         if not _is_still(name, run) or time.monotonic() > deadline:
             return Started.STARTED
         time.sleep(_PAUSE_S)
-
-
-def _load(name: str) -> Spec:
-    try:
-        return store.load(name)
-    except NoSpecError:
-        return load_or_why(name)
 
 
 def _is_still(name: str, run: str) -> bool:

@@ -140,7 +140,7 @@ def note_stop(name: str) -> None:
 
 def _note_start_called_off(name: str) -> None:
     """Mark the stop of a start in progress: systemd runs no ExecStop for it."""
-    found = unit.units([name]).get(name)
+    found = unit.find(name)
     if found and not found.came_up() and unit.is_told_to_stop(name):
         run = markers.this_run()
         if markers.last_run(name) != run:

@@ -5,10 +5,9 @@ What says so is a file in ``/run``, which is gone after a reboot: they would all
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 
-from brine.common.errors import BrineError, die
+from brine.common.errors import BrineError, die, warn
 from brine.common.markers import WHO_UNKNOWN
 from brine.instance import store
 from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
@@ -23,7 +22,7 @@ def main() -> None:
     """Note it of all instances of this node."""
     try:
         for error in keep_users_wills():
-            print(f"{_PROGRAM}: warning: {error}", file=sys.stderr)
+            warn(str(error), program=_PROGRAM)
     except BrineError as error:
         die(_PROGRAM, error, 1)
 
