@@ -174,6 +174,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"initrd": "/i"}, "/initrd", "needs a kernel"),
     ({"append": "quiet"}, "/append", "needs a kernel"),
     ({"kernel": "/k", "firmware": "/f"}, "/firmware", "a kernel is started without a firmware"),
+    ({"firmware": "UEFI"}, "/firmware", "is neither uefi nor an absolute path"),
     ({"disks": [{"path": "/a"}, SLOW]}, "/disks/1/aio", "native needs a cache mode that is direct"),
     ({"disks": [{**IDE[0], "read_only": True}]}, "/disks/0/read_only", "a disk of the interface"),
     ({"disks": [DISK, {**DISK, "uuid": B}]}, "/disks/1", "/a is the path of another disk too"),

@@ -373,9 +373,12 @@ def test_a_file_that_can_not_be_read(brine: Run, tmp_path: Path) -> None:
 
 
 def test_a_damaged_spec_is_written_anew_and_kept(web1: Run) -> None:
+    before = spec()
     (paths.SPECS_DIR / "web1.json").write_text("{damaged")
+    would_be = (0, "would be defined: web1\n", "")
+    assert web1("define", "-", "--dry-run", stdin={"name": "web1"}) == would_be
     status, out, err = web1("define", "-", stdin={"name": "web1"})
-    assert (status, out) == (0, "defined: web1\n")
+    assert (status, out, spec()) == (0, "defined: web1\n", before)  # all of it comes of its name
     aside = paths.SPECS_DIR / "web1.damaged"
     assert err == f"brine: warning: the damaged spec of web1 is kept as {aside}\n"
     assert aside.read_text() == "{damaged"
@@ -474,13 +477,13 @@ def test_what_changes_an_instance_tells_programs_of_each(
 
 
 def test_a_start_that_fails_says_why(web1: Run, systemctl: ScriptedSystemctl) -> None:
-    systemctl.refuse("start", "Job for web1 failed because of something.\n")
+    systemctl.refuse("start", "Job for web1 failed because of something.\nSee its status.\n")
     status, out, err = web1("start", "web1")
     assert (status, out) == (1, "")
     assert spec()["admin_state"] == "up"
     error, hint = err.splitlines()
     assert error.startswith("brine: error: web1: did not start: ")
-    assert "failed because of something" in error
+    assert error.endswith("systemctl start: Job for web1 failed because of something.")
     assert hint == f"brine: hint: journalctl --unit {UNIT} has all of it"
 
 

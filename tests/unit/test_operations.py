@@ -74,6 +74,22 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
+@pytest.fixture
+def events(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
+    """What was told of whom since it was asked last."""
+    caplog.set_level("INFO")
+
+    def found() -> list[tuple[str, str]]:
+        fields = [record.__dict__["fields"] for record in caplog.records]
+        caplog.clear()
+        return [(one["BRINE_EVENT"], one["BRINE_INSTANCE"]) for one in fields]
+
+    return found
+
+
+Events = Callable[[], list[tuple[str, str]]]
+
+
 def note(name: str, tries: Tries) -> None:
     with restart_counter.changed() as record:
         record[name] = tries
@@ -204,18 +220,6 @@ def running(
 
 
 # define
-
-
-def test_a_damaged_spec_is_no_spec_before() -> None:
-    spec = defined(admin_state="up")
-    (paths.SPECS_DIR / "web1.json").write_text("{")
-    dry = define_instance({"name": "web1"}, dry_run=True)
-    assert (dry.changed, dry.aside) == (True, None)
-    done = define_instance({"name": "web1"})
-    assert done.aside
-    assert done.aside.read_text() == "{"
-    assert done.spec.uuid == spec.uuid  # which comes of its name
-    assert store.load("web1") == done.spec
 
 
 def has_started(spec: Spec) -> None:
@@ -375,18 +379,6 @@ def test_a_guest_that_obeys_a_stop_later_starts_again_after_start(
     assert look("web1").is_to_reboot
 
 
-def test_waits_are_said(
-    running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(process, "_SILENT_S", 0.01)
-    running.obeys = False
-    for change in (stop_instance, reboot_instance):
-        with pytest.raises(InstanceError, match="did not shut down within"):
-            change("web1", timeout_s=0.3)
-        said = capsys.readouterr().err
-        assert "brine: web1: waiting for its guest to shut down, at most 0.3 s\n" in said
-
-
 @pytest.mark.parametrize(("source", "starts"), [("admin", False), ("user", True)])
 def test_who_stops_it_while_a_start_waits_for_its_end_comes_after_that(
     running: Running, systemctl: ScriptedSystemctl, source: str, starts: bool
@@ -450,14 +442,24 @@ def test_what_an_earlier_run_said_is_not_why_this_one_failed(
 
 def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
     running: Running,
+    events: Events,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(process, "_SILENT_S", 0.01)
     running.obeys = False
     with pytest.raises(InstanceError, match="did not shut down within 0.2 s, and runs on") as told:
         stop_instance("web1", timeout_s=0.2)
     assert "--force" in (told.value.hint or "")
+    waits = "brine: web1: waiting for its guest to shut down, at most 0.2 s\n"
+    assert waits in capsys.readouterr().err
     assert running.qemu.runs()
     assert marked("web1") == []
     assert look("web1").state.status == "ERROR_up"
+    assert events() == [("stop-asked", "web1"), ("not-in-time", "web1")]
+    running.obeys = True
+    stop_instance("web1")
+    assert events() == [("stop-asked", "web1")]
 
 
 @pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
@@ -723,11 +725,17 @@ def test_a_unit_that_does_not_stop_is_told(
 
 
 def test_a_reboot_that_the_guest_does_not_follow_is_none(
-    running: Running, systemctl: ScriptedSystemctl
+    running: Running,
+    systemctl: ScriptedSystemctl,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(process, "_SILENT_S", 0.01)
     running.obeys = False
     with pytest.raises(InstanceError, match="did not shut down") as told:
         reboot_instance("web1", timeout_s=0.2)
+    waits = "brine: web1: waiting for its guest to shut down, at most 0.2 s\n"
+    assert waits in capsys.readouterr().err
     assert told.value.hint == "brine instance reboot --force web1 ends it"
     assert running.qemu.runs()
     assert systemctl.asked("start") == []
@@ -988,22 +996,6 @@ def test_a_spec_has_one_writer_at_a_time(monkeypatch: pytest.MonkeyPatch, verb: 
 # What the journal is told, and what must not happen on the way
 
 
-@pytest.fixture
-def events(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
-    """What was told of whom since it was asked last."""
-    caplog.set_level("INFO")
-
-    def found() -> list[tuple[str, str]]:
-        fields = [record.__dict__["fields"] for record in caplog.records]
-        caplog.clear()
-        return [(one["BRINE_EVENT"], one["BRINE_INSTANCE"]) for one in fields]
-
-    return found
-
-
-Events = Callable[[], list[tuple[str, str]]]
-
-
 def test_each_change_is_told(events: Events, caplog: pytest.LogCaptureFixture) -> None:
     define_instance({"name": "web1"}, dry_run=True)
     assert events() == []
@@ -1020,16 +1012,6 @@ def test_each_change_is_told(events: Events, caplog: pytest.LogCaptureFixture) -
     assert events() == [("start-asked", "web2")]
     undefine_instance("web2")
     assert events() == [("undefined", "web2")]
-
-
-def test_a_stop_is_told_and_that_it_was_in_vain(running: Running, events: Events) -> None:
-    running.obeys = False
-    with pytest.raises(InstanceError):
-        stop_instance("web1", timeout_s=0.2)
-    assert events() == [("stop-asked", "web1"), ("not-in-time", "web1")]
-    running.obeys = True
-    stop_instance("web1")
-    assert events() == [("stop-asked", "web1")]
 
 
 def test_a_reboot_and_a_reset_are_told(

@@ -39,11 +39,8 @@ def test_what_is_saved_is_loaded(folder: Path) -> None:
     written = json.loads((folder / "web1.json").read_text())
     assert written.keys() == to_json(spec).keys() - {"owner"}
     assert written.items() <= to_json(spec).items()
-
-
-def test_what_has_an_owner_keeps_it(folder: Path) -> None:
-    spec = saved(owner={"watchdog_timeout": 9})
-    assert store.load("web1") == spec
+    owned = saved(owner={"watchdog_timeout": 9})
+    assert store.load("web1") == owned
 
 
 def test_members_of_the_group_may_read_it_and_nobody_else(

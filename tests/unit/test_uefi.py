@@ -18,7 +18,7 @@ from brine.instance.kvm import resources
 from brine.instance.kvm.command_line import qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import find_uefi, open_resources
-from brine.instance.spec import Spec, SpecError
+from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 
@@ -124,13 +124,6 @@ def test_a_node_without_any_says_what_to_install(node: Node) -> None:
     with pytest.raises(InstanceError, match="no UEFI firmware for the machine pc") as told:
         find_uefi(web1())
     assert install_hint(apt="ovmf", dnf="edk2-ovmf") in (told.value.hint or "")
-
-
-def test_a_firmware_is_uefi_or_a_path() -> None:
-    with pytest.raises(SpecError, match="/firmware: is neither uefi nor an absolute path"):
-        web1(firmware="UEFI")
-    with pytest.raises(SpecError, match="a kernel is started without a firmware"):
-        web1(kernel="/k")
 
 
 # What it stores

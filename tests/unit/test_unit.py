@@ -45,15 +45,6 @@ def test_all_that_is_known_of_one(systemctl: ScriptedSystemctl) -> None:
     }
 
 
-def test_only_what_is_read_is_asked_for(systemctl: ScriptedSystemctl) -> None:
-    unit.units(["web1", "web2"])
-    ((properties, *names),) = systemctl.asked("show")
-    assert names == ["--", "brine-instance@web1.service", "brine-instance@web2.service"]
-    asked = set(properties.removeprefix("--property=").split(","))
-    assert asked == {"Id", "Job", *RUNNING}
-    assert systemctl.asked("list-jobs") == []
-
-
 def test_only_what_is_to_start_is_queued(systemctl: ScriptedSystemctl) -> None:
     for kind, is_queued in (("start", True), ("restart", True), ("stop", False)):
         systemctl.queues(unit_of("web1"), kind)
@@ -130,13 +121,6 @@ def test_a_number_that_is_not_set_is_none(systemctl: ScriptedSystemctl, text: st
     assert (found.main_pid, found.exit_status, found.since_us) == (0, 0, 0)
 
 
-def test_started_and_stopped(systemctl: ScriptedSystemctl) -> None:
-    unit.begin_start("web1")()
-    unit.stop("web1")
-    assert systemctl.asked("start") == [["--", "brine-instance@web1.service"]]
-    assert systemctl.asked("stop") == [["--no-block", "--", "brine-instance@web1.service"]]
-
-
 _SLOW = """#!/bin/sh
 folder=$(dirname "$0")
 case " $* " in
@@ -173,20 +157,6 @@ def test_a_start_has_begun_when_its_own_job_is_queued(
         begun[0]()
     wait.join()
     assert str(told.value) == "systemctl start: Job for brine-instance@web1.service canceled."
-
-
-def test_what_systemd_refuses_is_told_in_its_first_line(systemctl: ScriptedSystemctl) -> None:
-    systemctl.refuse("start", "Job for web1 failed.\nSee systemctl status for details.\n")
-    with pytest.raises(UnitError) as told:
-        unit.begin_start("web1")()
-    assert str(told.value) == "systemctl start: Job for web1 failed."
-
-
-def test_a_node_without_systemd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnitError, match="systemctl: No such file") as told:
-        unit.units()
-    assert told.value.hint == "instances need systemd"
 
 
 def test_a_systemd_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
