@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,6 +32,7 @@ from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
+from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemus, Refused
 
 A = "0a000000-0000-4000-8000-00000000000a"
@@ -228,13 +226,13 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
     started_as(seen().spec)
     disk = "disk-0c000000-pci-20"
     opaque = f'{disk} 0c000000-0000-4000-8000-00000000000c {{"path": "/hot\\u001b[2J"}}'
-    agent = {"label": "agent", "filename": "unix:/x", "frontend-open": True}
+    channel = {"label": "agent", "filename": "unix:/x", "frontend-open": True}
     answers = {
         "query-status": {"status": "running"},
         "qom-list": [{"name": disk, "type": "child<virtio-blk-pci>"}],
         "qom-get": "0c000000-0000-4000-8",
         "query-fdsets": [{"fdset-id": 1, "fds": [{"fd": 9, "opaque": opaque}]}],
-        "query-chardev": [{"label": "compat_monitor0"}, agent],
+        "query-chardev": [{"label": "compat_monitor0"}, channel],
     }
     qemus.start(InstanceFiles("web1").qmp, answers=answers)
     reply = [
@@ -252,7 +250,13 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
         {"name": "eth1"},
         5,
     ]
-    with scripted_agent(InstanceFiles("web1").agent, reply):
+
+    def answers_both(it: Agent) -> None:
+        it.answer()
+        it.hear()
+        it.say({"return": reply})
+
+    with agent(InstanceFiles("web1").agent, answers_both):
         found = details(seen(running()))
     assert found["guest_addresses"] == [
         {
@@ -270,30 +274,6 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
     (line,) = [line for line in lines if line.startswith("Disk:")]
     assert line.endswith("slot 20, plugged in since the start")
     assert any("192.0.2.7/24 on eth0" in line for line in lines)
-
-
-@contextlib.contextmanager
-def scripted_agent(path: Path, interfaces: Any) -> Iterator[None]:
-    """An agent in the guest that tells these of its network."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(1)
-        listener.settimeout(10)
-
-        def serve() -> None:
-            connection, _ = listener.accept()
-            with connection, connection.makefile("rwb") as lines:
-                for answer in (None, interfaces):
-                    said = json.loads(lines.readline())
-                    given = said["arguments"]["id"] if answer is None else answer
-                    lines.write(json.dumps({"return": given}).encode() + b"\n")
-                    lines.flush()
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield
-        thread.join(20)
-    assert not thread.is_alive()
 
 
 def test_without_an_agent_nobody_waits_for_one(qemus: FakeQemus) -> None:

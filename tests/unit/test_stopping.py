@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
@@ -11,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from brine.instance.kvm import guest
 from brine.instance.kvm.guest import QemuGuest
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemu, FakeQemus, Refused
 from lab.stand_in import StandIn
 
@@ -137,46 +138,27 @@ def test_one_that_has_ended_is_not_asked(qemus: FakeQemus, qemu: StandIn) -> Non
 # Its agent
 
 
-class Agent:
-    """A program in the guest that answers, and perhaps does what it is told."""
+def shutdowns(obeys: Callable[[], object] = lambda: None) -> AbstractContextManager[list[Any]]:
+    """An agent in the guest; what it hears."""
 
-    def __init__(self, *, obeys: Callable[[], object] | None) -> None:
-        self.told = 0
-        self._obeys = obeys
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(WEB1.agent))
-        self._listener.listen(1)
-        self._listener.settimeout(0.02)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve_all, daemon=True)
-        self._thread.start()
+    def script(it: Agent) -> None:
+        it.answer()
+        it.hear()
+        obeys()
 
-    def _serve_all(self) -> None:
-        while not self._over.is_set():
-            with contextlib.suppress(TimeoutError):
-                self._serve(self._listener.accept()[0])
+    return agent(WEB1.agent, script)
 
-    def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines:
-            mark = lines.readline().partition(b'"id": ')[2].partition(b"}")[0]
-            connection.sendall(b'{"return": ' + mark + b"}\n")
-            if b"guest-shutdown" in lines.readline():
-                self.told += 1
-                if self._obeys:
-                    self._obeys()
 
-    def close(self) -> None:
-        self._over.set()
-        self._thread.join(20)
-        self._listener.close()
+def told(heard: list[dict[str, Any]]) -> list[str]:
+    """What an agent was told, after the question whether it lives."""
+    return [one["execute"] for one in heard][1:]
 
 
 def test_an_agent_is_asked_in_the_buttons_stead(qemus: FakeQemus, qemu: StandIn) -> None:
     monitor = qemus.start(WEB1.qmp, answers=answers(chardevs=[SERIAL, AGENT]))
-    agent = Agent(obeys=qemu.end)
-    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
-    agent.close()
-    assert agent.told == 1
+    with shutdowns(qemu.end) as heard:
+        assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
+    assert told(heard) == ["guest-shutdown"]
     assert orders(monitor) == []
 
 
@@ -195,10 +177,9 @@ def test_after_an_agent_that_does_nothing_the_button_is_pressed(
     """An agent may be forbidden to shut the guest down, and says so to nobody who waits for it."""
     monkeypatch.setattr(shutdown, "_PRESS_AGAIN_S", 0.2)
     monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, chardevs=[AGENT]))
-    agent = Agent(obeys=None)
-    assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
-    agent.close()
-    assert agent.told == 1
+    with shutdowns() as heard:
+        assert shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=30)
+    assert told(heard) == ["guest-shutdown"]
     assert orders(monitor) == ["system_powerdown"]
 
 
@@ -283,10 +264,9 @@ def test_without_a_mark_only_the_power_button_is_used(
     # What an agent does looks like the user's own shutdown, where no mark says otherwise.
     paths.MARKS_DIR.touch()
     monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
-    agent = Agent(obeys=qemu.end)
-    shutdown.stop_run("web1", qemu.pid, RUN)
-    agent.close()
-    assert agent.told == 0
+    with shutdowns(qemu.end) as heard:
+        shutdown.stop_run("web1", qemu.pid, RUN)
+    assert heard == []
     assert orders(monitor) == ["system_powerdown"]
 
 
