@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.common import markers, paths
+from brine.common import markers, paths, process
 from brine.common.markers import MarkerKind
-from brine.common.process import run_bounded, runs_in, start_time_of, unit_of
+from brine.common.process import run_bounded, start_time_of, unit_of
 from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError, telling
 
@@ -257,7 +257,7 @@ def _running(name: str) -> tuple[int, str] | None:
     """The process of an instance, and its run; None if it does not run."""
     mark = markers.read_marker(MarkerKind.START, name)
     pid = mark.facts.get("pid") if mark else None
-    if mark and isinstance(pid, int) and runs_in(pid, unit_of(name)):
+    if mark and isinstance(pid, int) and process.runs_in(pid, unit_of(name)):
         return pid, mark.run
     return None
 

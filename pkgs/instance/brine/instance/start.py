@@ -23,12 +23,7 @@ from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_al
 from brine.instance.owner import refuse_without_owner
 from brine.instance.restart_counter import TriesError
 from brine.instance.spec import AdminState, Spec
-from brine.instance.store import (
-    InstanceError,
-    asides_of,
-    refuse_elsewhere,
-    system_error,
-)
+from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
 from brine.instance.unit import Unit, UnitError
 
 _ENDING_S = 60.0

@@ -17,7 +17,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from brine.common import markers, process
+from brine.common import markers
 from brine.common.errors import BrineError, printable
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
@@ -30,6 +30,7 @@ from brine.common.process import (
     unit_of,
 )
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpProtocolError, QmpTimeoutError
+from brine.instance import owner
 from brine.instance.hypervisor import Hypervisor, ended_early
 from brine.instance.observe import Observed, Oper, oper_of
 from brine.instance.spec import Spec
@@ -90,11 +91,7 @@ class Kvm(Hypervisor):
 
     def may_run(self, name: str) -> bool:
         """Whether a QEMU listens, or a process is there that is about to become one, or to end."""
-        if is_listening(InstanceFiles(name).qmp):
-            return True
-        start = markers.read_marker(MarkerKind.START, name)
-        pid = start.facts.get("pid") if start else None
-        return isinstance(pid, int) and process.runs_in(pid, unit_of(name))
+        return is_listening(InstanceFiles(name).qmp) or owner.runs(name)
 
     def is_ending(self, name: str, unit: Unit) -> bool:
         """Whether a QEMU that systemd says is running has begun to end."""
