@@ -171,15 +171,6 @@ def test_a_damaged_spec_is_told_beside_the_others(web1: Run, json_too: list[str]
     assert hint.startswith("brine: hint: brine instance define writes it anew")
 
 
-def test_what_runs_without_a_spec_is_told(web1: Run, systemctl: ScriptedSystemctl) -> None:
-    systemctl.unit(unit_of("web2"), **RUNNING)
-    assert web1("list")[2].splitlines() == [
-        "brine: error: web2: runs, and has no spec",
-        "brine: hint: brine instance stop web2 stops it, and brine instance define gives it a spec",
-    ]
-    assert web1("list", "--json")[0] == 1
-
-
 def test_info(web1: Run) -> None:
     status, out, err = web1("info", "web1")
     assert (status, err) == (0, "")
