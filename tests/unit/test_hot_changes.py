@@ -19,7 +19,7 @@ from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, recorded_disk
 from brine.hotplug.nic import Nic, recorded_nic
 from brine.hotplug.runtime_file import change
-from brine.instance.devices import disk_of, nic_of
+from brine.instance.devices import nic_of
 from brine.instance.kvm.live_changes import (
     UnusableError,
     differences,
@@ -27,9 +27,10 @@ from brine.instance.kvm.live_changes import (
     hot_changes_or_aside,
     with_hot_changes,
 )
-from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
+from brine.instance.spec import DiskSpec, NicSpec, Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from lab.started import write_started
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 HOT = "0c000000-0000-4000-8000-00000000000c"
@@ -57,18 +58,8 @@ def entry(disk: Disk, slot: Slot) -> dict[str, Any]:
     return recorded_disk(disk, 10, slot)
 
 
-def started(file: Path, spec: Spec) -> Spec:
-    """Have the runtime file say that the instance was started as it is."""
-    disks = [
-        entry(disk_of(disk), pci_slot(12))
-        if disk.interface == "virtio"
-        else entry(disk_of(disk), lun_slot("scsi0.0", 0))
-        for disk in spec.disks
-        if disk.interface != "ide"
-    ]
-    nics = [recorded_nic(nic_of(spec, nic), pci_slot(20)) for nic in spec.nics]
-    data = {"spec": to_json(spec), "command": ["qemu"], "nics": nics, "disks": disks}
-    file.write_text(json.dumps(data))
+def started(spec: Spec) -> Spec:
+    write_started(spec)
     return spec
 
 
@@ -100,7 +91,7 @@ def test_nothing_plugged_is_no_change(file: Path) -> None:
     ]
     spec = web1(disks=disks, nics=nics)
     assert with_hot_changes(spec) is spec  # it has not been started yet
-    started(file, spec)
+    started(spec)
     assert differences(spec, with_hot_changes(spec)) == []
 
 
@@ -108,7 +99,7 @@ def test_nothing_plugged_is_no_change(file: Path) -> None:
     ("interface", "slot"), [("virtio", pci_slot(22)), ("scsi", lun_slot("scsi0.0", 1))]
 )
 def test_a_disk_that_was_plugged_in_comes_last(file: Path, interface: str, slot: Slot) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     usual: dict[str, Any] = {"format": "qcow2", "cache": "writeback", "aio": "io_uring"}
     usual |= {"read_only": True, "discard": False, "serial": "S"}
     plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot"), **usual), slot))
@@ -121,24 +112,24 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path, interface: str, slot:
 
 
 def test_a_disk_that_is_entered_for_the_next_start_is_virtio(file: Path) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     plug(file, DeviceKind.DISK, {**Disk(HOT, Path("/hot")).to_json(), "size_mib": 10})
     assert with_hot_changes(spec).disks[2] == DiskSpec(uuid=HOT, path="/hot")
 
 
 def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     usual: dict[str, Any] = {"link": "100", "ips": ("192.0.2.9",), "mac": HOT_MAC, "mtu": 1400}
     usual |= {"queues": 2, "vhost": True}
     plug(file, DeviceKind.NIC, recorded_nic(Nic("web1", HOT, Mode.ROUTED, **usual), pci_slot(21)))
     after = with_hot_changes(spec)
     hot = NicSpec(uuid=HOT, model="virtio", mode="routed", slot=21, **usual)
-    assert after.nics == (replace(spec.nics[0], slot=20), hot)
+    assert after.nics == (replace(spec.nics[0], slot=13), hot)
     assert differences(replace(after, nics=spec.nics), spec) == []
 
 
 def test_what_was_taken_out_stays_out_and_each_change_is_told(file: Path) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     plug(file, DeviceKind.NIC, hot_nic())
     unplug(file, DeviceKind.DISK, A)
     unplug(file, DeviceKind.NIC, A)
@@ -151,7 +142,7 @@ def test_what_was_taken_out_stays_out_and_each_change_is_told(file: Path) -> Non
 
 def test_what_was_changed_is_so_in_its_old_place(file: Path) -> None:
     nics = [{"uuid": A, "mac": MAC, "link": "br0"}, {"uuid": B, "link": "br0"}]
-    spec = started(file, web1(nics=nics))
+    spec = started(web1(nics=nics))
     wish = nic_of(spec, spec.nics[0])
     changed = replace(wish, link="br1", vlan="8")
     plug(file, DeviceKind.NIC, recorded_nic(changed, pci_slot(20)))
@@ -169,14 +160,14 @@ def test_ide_disks_which_nobody_plugs_stay_in_their_places(file: Path) -> None:
         {"path": "/a", "uuid": A},
         {"path": "/last", "interface": "ide"},
     ]
-    spec = started(file, web1(disks=disks))
+    spec = started(web1(disks=disks))
     unplug(file, DeviceKind.DISK, A)
     plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
     assert [disk.path for disk in with_hot_changes(spec).disks] == ["/first", "/last", "/hot"]
 
 
 def test_all_else_is_as_the_admin_has_defined_it_since(file: Path) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     plug(file, DeviceKind.NIC, hot_nic())
     after = with_hot_changes(replace(spec, memory_mib=4096, admin_state="up"))
     assert (after.memory_mib, after.admin_state) == (4096, "up")
@@ -194,7 +185,7 @@ def test_all_else_is_as_the_admin_has_defined_it_since(file: Path) -> None:
 def test_a_new_definition_of_one_kind_leaves_what_is_plugged_of_the_other(
     file: Path, keys: dict[str, Any], disks: list[str], nics: int, gone: list[str]
 ) -> None:
-    started(file, web1())
+    started(web1())
     plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
     plug(file, DeviceKind.NIC, hot_nic())
     anew = web1(**keys)
@@ -206,14 +197,14 @@ def test_a_new_definition_of_one_kind_leaves_what_is_plugged_of_the_other(
 
 def test_what_is_in_the_spec_already_is_not_plugged_in_twice(file: Path) -> None:
     """A start that fails after the spec was written, and before the runtime file was."""
-    spec = started(file, web1())
+    spec = started(web1())
     plug(file, DeviceKind.NIC, hot_nic())
     after = with_hot_changes(spec)
     assert with_hot_changes(after) == after
 
 
 def test_what_does_not_go_with_the_spec_says_whose_and_what(file: Path) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/a")), pci_slot(22)))
     with pytest.raises(InstanceError) as told:
         with_hot_changes(spec)
@@ -290,7 +281,7 @@ def test_what_can_not_be_read_now_is_left_where_it_is(
 
 
 def test_one_of_an_older_release_has_fewer_keys(file: Path) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     data = json.loads(file.read_text())
     del data["spec"]["memory_lock"], data["spec"]["nics"][0]["mtu"]
     data["spec"]["was_dropped"] = True
@@ -320,7 +311,7 @@ Damage = Callable[[dict[str, Any]], object]
     ],
 )
 def test_what_is_damaged_is_named_and_left_alone(file: Path, damage: Damage | str) -> None:
-    spec = started(file, web1())
+    spec = started(web1())
     if isinstance(damage, str):
         file.write_text(damage)
     else:

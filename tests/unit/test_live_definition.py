@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.common.paths import InstanceFiles
 from brine.hotplug.address import DeviceKind, pci_slot
 from brine.hotplug.disk import recorded_disk
 from brine.hotplug.nic import recorded_nic
@@ -16,8 +13,9 @@ from brine.hotplug.runtime_file import change
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.live_changes import devices_now
 from brine.instance.kvm.live_definition import in_words, steps_of
-from brine.instance.spec import Spec, to_json
+from brine.instance.spec import Spec
 from brine.instance.validate import define
+from lab.started import write_started
 
 pytestmark = pytest.mark.usefixtures("own_node")
 
@@ -28,20 +26,6 @@ SCSI = ["-device", "virtio-scsi-pci,id=scsi0"]
 def web1(*nics: str, disks: list[dict[str, Any]] | None = None, **keys: Any) -> Spec:
     rows = [{"link": "br0", "mac": mac, **keys} for mac in nics]
     return define({"name": "web1", "nics": rows, "disks": disks or []})
-
-
-def start(spec: Spec, command: list[str] | None = None) -> Path:
-    """Have the runtime file say that the instance runs as its spec has it."""
-    file = InstanceFiles("web1").runtime
-    disks = [
-        recorded_disk(disk_of(one), 10, pci_slot(12))
-        for one in spec.disks
-        if one.interface != "ide"
-    ]
-    nics = [recorded_nic(nic_of(spec, one), pci_slot(20)) for one in spec.nics]
-    data = {"spec": to_json(spec), "command": command or [], "nics": nics, "disks": disks}
-    file.write_text(json.dumps(data))
-    return file
 
 
 def steps(spec: Spec, before: Spec | None = None) -> list[str]:
@@ -57,12 +41,12 @@ def steps(spec: Spec, before: Spec | None = None) -> list[str]:
 
 def test_what_is_as_declared_needs_nothing() -> None:
     spec = web1(ONE, disks=[{"path": "/a"}, {"path": "/i", "interface": "ide"}])
-    start(spec)
+    write_started(spec)
     assert steps(spec, spec) == []
 
 
 def test_what_frees_something_comes_first() -> None:
-    start(web1(ONE, disks=[{"path": "/a"}]))
+    write_started(web1(ONE, disks=[{"path": "/a"}]))
     after = web1(TWO, disks=[{"path": "/b"}])
     assert steps(after) == [
         "detach disk /a",
@@ -73,14 +57,14 @@ def test_what_frees_something_comes_first() -> None:
 
 
 def test_a_nic_is_changed_in_its_place_and_a_disk_waits() -> None:
-    start(web1(ONE, disks=[{"path": "/a"}]))
+    write_started(web1(ONE, disks=[{"path": "/a"}]))
     after = web1(ONE, disks=[{"path": "/a", "cache": "writeback"}], queues=2)
     assert steps(after) == ["(modify disk /a)", f"modify NIC {ONE}"]
 
 
 def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
     started, with_it = web1(ONE), web1(ONE, BY_HAND)
-    file = start(started)
+    file = write_started(started)
     entry = recorded_nic(nic_of(with_it, with_it.nics[1]), pci_slot(21))
     change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, entry))
     assert steps(started, started) == []
@@ -91,7 +75,7 @@ def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
 
 def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
     started, with_it = web1(ONE), web1(ONE, TWO, disks=[{"path": "/a"}])
-    file = start(started)
+    file = write_started(started)
     nic, disk = nic_of(with_it, with_it.nics[1]), disk_of(with_it.disks[0])
     change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, recorded_nic(nic)))
     change(file, lambda runtime: runtime.with_device(DeviceKind.DISK, recorded_disk(disk, 10)))
@@ -102,7 +86,7 @@ def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
 
 def test_what_was_taken_out_by_hand_is_plugged_in_again_if_the_spec_has_it() -> None:
     spec = web1(ONE)
-    file = start(spec)
+    file = write_started(spec)
     change(file, lambda runtime: runtime.without_device(DeviceKind.NIC, spec.nics[0].uuid))
     assert steps(spec, spec) == [f"attach NIC {ONE}"]
     assert steps(web1(), spec) == []
@@ -110,7 +94,7 @@ def test_what_was_taken_out_by_hand_is_plugged_in_again_if_the_spec_has_it() -> 
 
 @pytest.mark.parametrize(("command", "can_be"), [([], False), (SCSI, True)])
 def test_scsi_needs_a_controller_and_ide_a_restart(command: list[str], *, can_be: bool) -> None:
-    start(web1(), command)
+    write_started(web1(), command=command)
     disks = [{"path": "/i", "interface": "ide"}, {"path": "/s", "interface": "scsi"}]
     scsi = "attach disk /s" if can_be else "(attach disk /s)"
     assert steps(web1(disks=disks)) == ["(attach disk /i)", scsi]

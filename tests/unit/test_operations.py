@@ -60,6 +60,7 @@ from brine.instance.validate import define
 from lab.fake_qemu import FakeQemu, FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.stand_in import StandIn
+from lab.started import write_started
 from lab.waiting import wait_for
 
 UNIT = unit_of("web1")
@@ -222,18 +223,13 @@ def running(
 # define
 
 
-def has_started(spec: Spec) -> None:
-    """As its runtime file says."""
-    (paths.RUNTIME_DIR / f"{spec.name}.json").write_text(json.dumps({"spec": to_json(spec)}))
-
-
 @pytest.mark.parametrize("left", ["{", None])
 def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
     running: Running, left: str | None
 ) -> None:
     given: dict[str, Any] = {"name": "web1", "nics": [{"link": "br0"}], "disks": [{"path": "/d"}]}
     spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"}, cluster="of old")
-    has_started(spec)
+    write_started(spec)
     file = paths.SPECS_DIR / "web1.json"
     file.unlink() if left is None else file.write_text(left)
     other = define_instance({**given, "uuid": str(uuid.uuid4())}, dry_run=True).spec
@@ -244,7 +240,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
 
 def test_what_was_stopped_without_a_spec_stays_down() -> None:
     spec = define({"name": "web1", "admin_state": "up"})
-    has_started(spec)
+    write_started(spec)
     write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     assert define_instance({"name": "web1"}).spec == replace(spec, admin_state="down")
 

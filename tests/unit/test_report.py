@@ -19,21 +19,19 @@ from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import pci_slot
 from brine.hotplug.disk import Disk, recorded_disk
-from brine.hotplug.nic import recorded_nic
 from brine.instance import history
-from brine.instance.devices import disk_of, nic_of
 from brine.instance.history import RecordedVerdict
-from brine.instance.kvm.layout import layout_of
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, text
-from brine.instance.spec import Spec, to_json
+from brine.instance.spec import to_json
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemus, Refused
+from lab.started import write_started
 
 A = "0a000000-0000-4000-8000-00000000000a"
 BY_USER = "it should be up but was shut down by its user"
@@ -116,15 +114,6 @@ def test_a_wide_list_says_since_when_and_where() -> None:
 # What waits for a restart
 
 
-def started_as(spec: Spec, **others: Any) -> None:
-    """Have a runtime file say what web1 was started as."""
-    layout = layout_of(spec)
-    disks = [recorded_disk(disk_of(one), 1, layout.disks[one.uuid]) for one in spec.disks]
-    nics = [recorded_nic(nic_of(spec, one), layout.nics[one.uuid]) for one in spec.nics]
-    data = {"spec": to_json(spec), "disks": disks, "nics": nics, **others}
-    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(data))
-
-
 def plug(kind: str, device: dict[str, Any]) -> None:
     file = paths.RUNTIME_DIR / "web1.json"
     data = json.loads(file.read_text())
@@ -132,7 +121,7 @@ def plug(kind: str, device: dict[str, Any]) -> None:
 
 
 def test_what_differs_from_what_runs_waits_for_a_restart() -> None:
-    started_as(seen(memory_mib=512).spec)
+    write_started(seen(memory_mib=512).spec)
     one = seen(running(), memory_mib=1024, vcpus=2, nics=[{"link": "br0"}])
     told = summary(one)
     assert told["restart_pending"] == ["vcpus", "memory_mib", "nics"]
@@ -146,14 +135,14 @@ def test_what_differs_from_what_runs_waits_for_a_restart() -> None:
 
 
 def test_what_takes_no_restart_is_not_pending() -> None:
-    started_as(seen().spec)
+    write_started(seen().spec)
     one = seen(running(), start_order=7, shutdown_timeout=9, user_shutdown="restart", tags=["a"])
     assert summary(one)["restart_pending"] == []
     assert not any(line.startswith("Restart") for line in text(details(one)))
 
 
 def test_what_was_plugged_is_not_pending() -> None:
-    started_as(seen().spec)
+    write_started(seen().spec)
     hot = Disk("0c000000-0000-4000-8000-00000000000c", Path("/hot"))
     plug("disks", recorded_disk(hot, 1, pci_slot(20)))
     assert summary(seen(running()))["restart_pending"] == []
@@ -211,7 +200,7 @@ def test_a_qemu_that_says_nothing_is_told(qemus: FakeQemus, answer: Any) -> None
 
 
 def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
-    started_as(seen().spec)
+    write_started(seen().spec)
     disk = "disk-0c000000-pci-20"
     opaque = f'{disk} 0c000000-0000-4000-8000-00000000000c {{"path": "/hot\\u001b[2J"}}'
     channel = {"label": "agent", "filename": "unix:/x", "frontend-open": True}

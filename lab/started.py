@@ -1,0 +1,34 @@
+"""The runtime file of an instance, as its start writes it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from brine.common.paths import InstanceFiles
+from brine.hotplug.disk import recorded_disk
+from brine.hotplug.nic import recorded_nic
+from brine.instance.devices import disk_of, nic_of
+from brine.instance.kvm.layout import layout_of
+from brine.instance.spec import Spec, to_json
+
+DISK_MIB = 10
+
+
+def write_started(spec: Spec, **others: Any) -> Path:
+    """Have the runtime file say that the instance was started as its spec has it; returns that.
+
+    :param others: what else it says.
+    """
+    layout = layout_of(spec)
+    disks = [
+        recorded_disk(disk_of(one), DISK_MIB, layout.disks[one.uuid])
+        for one in spec.disks
+        if one.uuid in layout.disks  # those of IDE are not recorded
+    ]
+    nics = [recorded_nic(nic_of(spec, one), layout.nics[one.uuid]) for one in spec.nics]
+    data = {"spec": to_json(spec), "command": ["qemu"], "nics": nics, "disks": disks, **others}
+    file = InstanceFiles(spec.name).runtime
+    file.write_text(json.dumps(data))
+    return file
