@@ -27,7 +27,8 @@ from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.start import start_instance
 from brine.instance.validate import define
-from lab.scripted_systemctl import ScriptedSystemctl
+
+pytestmark = pytest.mark.usefixtures("own_node", "systemctl")
 
 UP = {"admin_state": "up"}
 BY_USER = {"admin_state": "down", "admin_state_source": "user"}
@@ -35,12 +36,6 @@ BY_USER = {"admin_state": "down", "admin_state_source": "user"}
 
 class KilledError(Exception):
     """Nothing is done after this."""
-
-
-@pytest.fixture(autouse=True)
-def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    """That of a node of its own."""
-    return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
 
 def defined(name: str = "web1", **keys: Any) -> Spec:

@@ -40,13 +40,9 @@ RUN = "0d" * 16
 
 
 @pytest.fixture(autouse=True)
-def control_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path)
-    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
-    monkeypatch.setattr(paths, "RUNTIME_DIR", tmp_path / "runtime")
-    (tmp_path / "runtime").mkdir()
+def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of its own."""
     monkeypatch.setattr(process, "runs_in", lambda *_: True)
-    return tmp_path
 
 
 def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Observed:
@@ -154,10 +150,7 @@ def test_what_was_plugged_is_not_pending() -> None:
     assert summary(seen(running(), disks=[{"path": "/b"}]))["restart_pending"] == ["disks"]
 
 
-def test_a_domain_of_xens_waits_for_a_restart_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
+def test_a_domain_of_xens_waits_for_a_restart_too() -> None:
     keys: dict[str, Any] = {"hypervisor": "xen-pvh", "kernel": "/vmlinuz"}
     assert summary(seen(running(), **keys))["restart_pending"] is None
     config.write(seen(memory_mib=512, **keys).spec)
@@ -183,11 +176,11 @@ def test_a_damaged_runtime_file_is_nothing_to_compare_with() -> None:
 # One of them
 
 
-def test_where_to_look_further(control_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_to_look_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "RUNTIME_DIR", Path("/var/lib/x"))
     found = details(seen(memory_mib=1024))
-    assert found["qmp"] == str(control_dir / "web1.qmp")
-    assert found["console"] == str(control_dir / "web1.serial")
+    assert found["qmp"] == str(paths.CONTROL_DIR / "web1.qmp")
+    assert found["console"] == str(paths.CONTROL_DIR / "web1.serial")
     assert details(seen(serial_console=False))["console"] is None
     assert (found["pid"], found["since"], found["restart_pending"]) == (None, None, None)
     assert found["runtime"] == "/var/lib/x/web1.json"

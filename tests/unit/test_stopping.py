@@ -37,13 +37,8 @@ SERIAL = {"label": "serial", "frontend-open": True}
 
 
 @pytest.fixture(autouse=True)
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of its own."""
-    monkeypatch.setattr(paths, "CONTROL_DIR", tmp_path / "ctrl")
-    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
-    paths.CONTROL_DIR.mkdir()
-    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
-    monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(guest, "_AGENT_TIMEOUT_S", 5)
     monkeypatch.setattr(process, "runs_in", lambda *_: True)
 
@@ -249,10 +244,10 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
 
 
 def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
-    qemu: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    qemu: StandIn,
 ) -> None:
-    (tmp_path / "marks").touch()
-    monkeypatch.setattr(paths, "MARKS_DIR", tmp_path / "marks")
+    paths.MARKS_DIR.rmdir()
+    paths.MARKS_DIR.touch()
     with pytest.raises(InstanceError, match="web1.stop: can't be made: Not a directory"):
         shut_down("web1", of(qemu), UNKNOWN_RUN, timeout_s=0.2, force=True)
     assert qemu.runs()
@@ -262,6 +257,7 @@ def test_without_a_mark_only_the_power_button_is_used(
     qemus: FakeQemus, qemu: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What an agent does looks like the user's own shutdown, where no mark says otherwise.
+    paths.MARKS_DIR.rmdir()
     paths.MARKS_DIR.touch()
     monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
     with shutdowns(qemu.end) as heard:
