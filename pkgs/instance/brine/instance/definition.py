@@ -323,18 +323,10 @@ def define(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--{option} goes with --from-config", hint=hint)
     log_to_journal("brine")
     data, dry_run = _input(arguments.file), arguments.dry_run
-    if arguments.live:
-        undo_when_told_to_end()
     given = [SpecInput(None, "the spec", data)]
     if isinstance(data, list):
         given = list(inputs_of(data))
-    results = define_several(
-        given,
-        dry_run=dry_run,
-        live=arguments.live,
-        keeps_user_state=arguments.keep_user_state,
-        asked=arguments.ahead,
-    )
+    results = define_as_asked(given, arguments)
     if isinstance(data, list):
         return tell_results(results, dry_run=dry_run, as_json=arguments.json)
     (result,) = results
@@ -348,6 +340,21 @@ def define(arguments: argparse.Namespace) -> int:
     warn_of(result)
     print(json.dumps({**result.to_json(), "dry_run": dry_run}, indent=2))
     return status
+
+
+def define_as_asked(
+    given: Sequence[SpecInput], arguments: argparse.Namespace
+) -> list[DefinitionResult]:
+    """Define several instances, with the options of ``brine instance define``."""
+    if arguments.live:
+        undo_when_told_to_end()
+    return define_several(
+        given,
+        dry_run=arguments.dry_run,
+        live=arguments.live,
+        keeps_user_state=arguments.keep_user_state,
+        asked=arguments.ahead,
+    )
 
 
 def edit(arguments: argparse.Namespace) -> int:

@@ -12,14 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from brine.common import outbox
-from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, warn
 from brine.config import params
 from brine.config.excerpt import find_node
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
-from brine.instance.definition import SpecInput, define_several, tell_results
+from brine.instance.definition import SpecInput, define_as_asked, tell_results
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import without_state
@@ -85,15 +84,7 @@ def define_all(arguments: argparse.Namespace) -> int:
         _input_of(configuration, one, keeps_state=one.uuid in unheard)
         for one in sorted(ours, key=lambda one: one.name)
     ]
-    if arguments.live:
-        undo_when_told_to_end()
-    results = define_several(
-        given,
-        dry_run=arguments.dry_run,
-        live=arguments.live,
-        keeps_user_state=arguments.keep_user_state,
-        asked=arguments.ahead,
-    )
+    results = define_as_asked(given, arguments)
     others = elsewhere(configuration, node)
     rows = [{"name": name, "node": owner} for name, owner in others.items()]
     as_json = arguments.json
