@@ -13,8 +13,6 @@ from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import layout_of
 from brine.instance.spec import Spec, to_json
 
-DISK_MIB = 10
-
 
 def write_started(spec: Spec, **others: Any) -> Path:
     """Have the runtime file say that the instance was started as its spec has it; returns that.
@@ -23,7 +21,7 @@ def write_started(spec: Spec, **others: Any) -> Path:
     """
     layout = layout_of(spec)
     disks = [
-        recorded_disk(disk_of(one), DISK_MIB, layout.disks[one.uuid])
+        recorded_disk(disk_of(one), 10, layout.disks[one.uuid])
         for one in spec.disks
         if one.uuid in layout.disks  # those of IDE are not recorded
     ]

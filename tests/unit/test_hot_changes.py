@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common.paths import InstanceFiles
 from brine.hotplug.address import DeviceKind, Slot, lun_slot, pci_slot
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, recorded_disk
@@ -38,11 +38,9 @@ MAC, HOT_MAC = "52:54:00:00:00:01", "52:54:00:00:00:0c"
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(own_node: Path) -> Path:
     """The runtime file of web1; it is not there yet."""
-    monkeypatch.setattr(paths, "RUNTIME_DIR", tmp_path)
-    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
-    return tmp_path / "web1.json"
+    return InstanceFiles("web1").runtime
 
 
 def web1(**keys: Any) -> Spec:
