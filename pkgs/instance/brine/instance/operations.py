@@ -18,7 +18,6 @@ from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import TERM_TIMEOUT_S, Process, is_listening, spoken_wait, unit_of
 from brine.common.qmp.wire import QmpClosedError
-from brine.hotplug.disk import runtime_of
 from brine.instance import messages, store, unit
 from brine.instance.action import act_on, act_on_each
 from brine.instance.conflicts import (
@@ -35,6 +34,7 @@ from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
 from brine.instance.owner import make_folder, remove_folder
+from brine.instance.running_spec import started_with
 from brine.instance.shutdown import DEFAULT_TIMEOUT_S, shut_down, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, start_instance
@@ -195,9 +195,8 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
 def _started_as(name: str) -> Spec | None:
     """The spec of an instance's last start, down if it was stopped since; None if not known."""
     try:
-        on_xen = InstanceFiles(name).domain.exists() and config.spec_in(name)
-        spec = parse(Spec, on_xen or (runtime_of(name) or {}).get("spec"))
-    except (SpecError, OSError, ValueError, RecursionError):
+        spec = parse(Spec, started_with(name))
+    except (SpecError, ValueError, RecursionError):
         return None
     if markers.read_marker(MarkerKind.STOP, name, run=markers.last_run(name)) is None:
         return spec

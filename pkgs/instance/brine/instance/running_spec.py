@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from brine.common.paths import InstanceFiles
 from brine.hotplug.disk import runtime_of
 from brine.instance.observe import Observed, Oper
-from brine.instance.spec import Spec, to_json
+from brine.instance.spec import to_json
 
 _READ_WHEN_NEEDED = frozenset(
     {
@@ -36,7 +38,7 @@ def running_spec(seen: Observed) -> RunningSpec | None:
     if seen.state.oper not in (Oper.RUNNING, Oper.STOPPING):
         return None
     spec = seen.spec
-    started = _started(spec)
+    started = started_with(spec.name)
     if not isinstance(started, dict):
         return None
     pending = [
@@ -52,12 +54,13 @@ def running_spec(seen: Observed) -> RunningSpec | None:
     return RunningSpec(started, tuple(pending))
 
 
-def _started(spec: Spec) -> Any:
-    if not spec.is_xen():
-        return (runtime_of(spec.name) or {}).get("spec")
+def started_with(name: str) -> Any:
+    """The spec of an instance's last start, as JSON; None if that is not known."""
+    if not os.path.exists(InstanceFiles(name).domain):  # nor for who may not look
+        return (runtime_of(name) or {}).get("spec")
     from brine.instance.xen.config import spec_in  # most are QEMU's
 
     try:
-        return spec_in(spec.name)
+        return spec_in(name)
     except (OSError, ValueError, RecursionError):
         return None
