@@ -428,36 +428,30 @@ def test_a_password_is_nowhere_in_it(tmp_path: Path) -> None:
 # As whom, and where
 
 
-def confined(
-    version: tuple[int, int], *, user: int | None = 4000, root: str | None = "/r,t"
-) -> Line:
-    ids = None if user is None else (user, user + 1)
-    where = None if root is None else Path(root)
-    return line_given({"user": ids, "root": where, "version": version})
+_IN_TWO = {"-runas": "4000:4001", "-chroot": "/r,t"}
+_IN_ONE = {"-run-with": "user=4000:4001,chroot=/r,,t"}
 
 
-@pytest.mark.parametrize("version", [(7, 2), (9, 0)])
-def test_an_older_qemu_is_told_in_two_options(version: tuple[int, int]) -> None:
-    it = confined(version)
-    assert (it.value("-runas"), it.value("-chroot")) == ("4000:4001", "/r,t")
-    assert it.values("-run-with") == []
-
-
-@pytest.mark.parametrize("version", [(9, 1), (10, 0)])
-def test_a_newer_one_in_one(version: tuple[int, int]) -> None:
-    it = confined(version)
-    assert it.lists("-run-with") == [{"user": "4000:4001", "chroot": "/r,t"}]
-    assert it.values("-runas") == it.values("-chroot") == []
-
-
-@pytest.mark.parametrize("version", [(7, 2), (10, 0)])
-def test_what_is_not_wanted_is_not_said(version: tuple[int, int]) -> None:
-    user = str(confined(version, root=None).options)
-    assert ("4000:4001" in user, "chroot" in user) == (True, False)
-    root = str(confined(version, user=None).options)
-    assert ("user=" in root, "chroot" in root) == (False, True)
-    neither = confined(version, user=None, root=None)
-    assert not {"-runas", "-chroot", "-run-with"} & {name for name, _ in neither.options}
+@pytest.mark.parametrize(
+    ("version", "user", "root", "told"),
+    [
+        ((7, 2), (4000, 4001), "/r,t", _IN_TWO),
+        ((9, 0), (4000, 4001), "/r,t", _IN_TWO),
+        ((9, 1), (4000, 4001), "/r,t", _IN_ONE),
+        ((10, 0), (4000, 4001), "/r,t", _IN_ONE),
+        ((7, 2), (4000, 4001), None, {"-runas": "4000:4001"}),
+        ((10, 0), (4000, 4001), None, {"-run-with": "user=4000:4001"}),
+        ((7, 2), None, "/r,t", {"-chroot": "/r,t"}),
+        ((10, 0), None, "/r,t", {"-run-with": "chroot=/r,,t"}),
+        ((7, 2), None, None, {}),
+        ((10, 0), None, None, {}),
+    ],
+)
+def test_each_qemu_is_told_in_its_own_way(
+    version: tuple[int, int], user: tuple[int, int] | None, root: str | None, told: dict[str, str]
+) -> None:
+    it = line_given({"user": user, "root": root and Path(root), "version": version})
+    assert {name: value for name, value in it.options if name in {*_IN_TWO, *_IN_ONE}} == told
 
 
 def test_no_guest_has_qemu_start_programs() -> None:
