@@ -45,23 +45,18 @@ def test_all_that_is_known_of_one(systemctl: ScriptedSystemctl) -> None:
     }
 
 
-def test_only_what_is_to_start_is_queued(systemctl: ScriptedSystemctl) -> None:
-    for kind, is_queued in (("start", True), ("restart", True), ("stop", False)):
+def test_what_a_job_is_for(systemctl: ScriptedSystemctl) -> None:
+    """What systemd is told to stop is not what ends by itself."""
+    assert not unit.is_told_to_stop("web1")
+    jobs = (("start", True, False), ("restart", True, True), ("stop", False, True))
+    for kind, is_queued, is_told_to_stop in jobs:
         systemctl.queues(unit_of("web1"), kind)
         found = unit.units(["web1", "web2"])
         assert (found["web1"].is_queued, found["web2"].is_queued) == (is_queued, False)
+        told = [unit.is_told_to_stop(name) for name in ("web1", "web2")]
+        assert told == [is_told_to_stop, False]
     systemctl.unit(unit_of("web1"), **RUNNING, Job="7")
     assert not unit.units()["web1"].is_queued
-
-
-def test_what_systemd_is_told_to_stop_is_not_what_ends_by_itself(
-    systemctl: ScriptedSystemctl,
-) -> None:
-    assert not unit.is_told_to_stop("web1")
-    for kind, is_told in (("stop", True), ("restart", True), ("start", False)):
-        systemctl.queues(unit_of("web1"), kind)
-        assert unit.is_told_to_stop("web1") is is_told
-        assert not unit.is_told_to_stop("web2")
 
 
 def test_of_none_all_that_are_loaded(systemctl: ScriptedSystemctl) -> None:
