@@ -661,6 +661,13 @@ def test_what_does_not_start_says_why_and_leaves_nothing(
     assert found["status"] == "ERROR_down"
     assert found["why"].startswith("it should be up but did not start: ")
     assert said in found["why"]
+    # The last error in its log speaks of QEMU only where QEMU itself has refused something.
+    run = "$(systemctl show --property=InvocationID --value brine-instance@web1)"
+    log = node.shell(f"journalctl --output=cat _SYSTEMD_INVOCATION_ID={run}").splitlines()
+    is_qemus = any(line.startswith("qemu-system-") for line in log)
+    last = "QEMU has ended" if is_qemus else "its start has failed"
+    (*_, error) = [line for line in log if line.startswith("brine-instance: error: ")]
+    assert error == f"brine-instance: error: web1: {last}; see what it said above"
 
 
 def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -> None:
