@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Options and hooks of all tests."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _LONG_RUN_S = 120
 _SLOWEST_FILES = 12
 
 _QEMU_FAULT = "iotlb_to_section: Assertion"
-"""What QEMU says when its emulated processor reads its own map of the memory while another thread
+"""QEMU's abort when its emulated processor reads its own map of the memory while another thread
 replaces that. It comes once in many thousands of devices that are plugged in or out, on a loaded
 machine, and no option avoids it."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What ``./dev test --long`` hands over."""
+    """The option that ``./dev test --long`` hands over."""
     parser.addoption(
         "--long", action="store_true", help="also the long tests, and each test on both releases"
     )
@@ -85,7 +85,7 @@ def _last_said(machine: Machine) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest comes first, so that in the end no process waits for another's."""
+    """The longest tests come first, so that in the end no process waits for another's."""
     from lab.parallel import turn_of
 
     if not config.getoption("--long"):

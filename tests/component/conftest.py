@@ -1,4 +1,4 @@
-"""What component tests share."""
+"""Fixtures of component tests."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class DaemonProcess:
         os.kill(self.pid, signal.SIGHUP)
 
     def status(self) -> str:
-        """What it last had systemd show."""
+        """The last status that it sent to systemd."""
         messages = [message["STATUS"] for message in self.manager.messages if "STATUS" in message]
         return messages[-1]
 

@@ -92,7 +92,7 @@ class Vm:
         return self.brine(noun, "remove", device, *args)
 
     def refusal(self, noun: str, verb: str, *args: str | Path) -> str:
-        """What a command says that must fail with status 1: one line, and perhaps a hint."""
+        """The error of a command that must fail with status 1: one line, and perhaps a hint."""
         try:
             said = self.brine(noun, verb, *args)
         except CommandError as error:
@@ -104,12 +104,12 @@ class Vm:
         raise AssertionError(f"it did not fail: {said}")
 
     def listed(self, noun: str) -> list[dict[str, Any]]:
-        """What `list` knows."""
+        """The rows of `list`."""
         found: list[dict[str, Any]] = json.loads(self.brine(noun, "list", "--json"))
         return found
 
     def taps(self) -> list[dict[str, Any]]:
-        """What `brine tap list` knows of this VM's."""
+        """The rows of `brine tap list` for this VM."""
         listed = json.loads(brine(self.machine, "tap", "list", "--json").stdout)
         return [tap for tap in listed if tap["instance"] == self.guest.name]
 
@@ -144,7 +144,7 @@ def start_vm(
 
 @contextmanager
 def nothing_left(vm: Vm) -> Iterator[Vm]:
-    """What is plugged in within the block is unplugged there, and has left no trace at its end.
+    """Check that the block unplugs all that it plugs in, and leaves no trace.
 
     Else the next test finds the VM clean nevertheless.
     """

@@ -37,7 +37,7 @@ _TIMEOUT_S = 2400.0
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came of one phase of a test: `passed`, `failed`, `error` or `skipped`, and why."""
+    """The outcome of one phase of a test: `passed`, `failed`, `error` or `skipped`, and why."""
 
     test: str
     outcome: str

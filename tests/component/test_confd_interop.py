@@ -395,7 +395,7 @@ def test_what_apply_makes_from_nothing_is_a_configuration_to_ganeti() -> None:
 
 
 def apply_to(store: ConfigStore, declared: Json) -> None:
-    """What ``brine config apply`` does."""
+    """Run ``brine config apply``."""
     with store.writing() as writer:
         writer.write(apply(writer.current, declared).new)
 

@@ -74,7 +74,7 @@ def qemu(path: Path, talk: Talk) -> AbstractContextManager[None]:
 
 
 def asked(path: Path, *, limit_s: float = 4) -> tuple[list[str], int]:
-    """What became of each question, and how much the asker has grown, in MiB."""
+    """The result of each question, and the growth of the asking process, in MiB."""
     done = subprocess.run(
         [sys.executable, "-c", ASKS, str(path), str(limit_s)],
         capture_output=True,

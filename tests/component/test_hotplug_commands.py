@@ -68,7 +68,7 @@ def recorded(file: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def usage_error(machine: Machine, *args: str | Path) -> str:
-    """What a command says that must fail with status 2: one line, and perhaps a hint."""
+    """The error of a command that must fail with status 2: one line, and perhaps a hint."""
     with pytest.raises(CommandError) as caught:
         brine(machine, *args)
     assert caught.value.returncode == 2, caught.value

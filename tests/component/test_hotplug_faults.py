@@ -140,7 +140,7 @@ def remove_the_disk(node: Node, timeout_s: float = 10) -> None:
 
 
 def nothing(node: Node, timeout_s: float = 10) -> None:
-    """What comes before the first step."""
+    """The commands before the first step."""
 
 
 OPERATIONS: dict[str, tuple[Step, Step, Step]] = {

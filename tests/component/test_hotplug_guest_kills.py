@@ -138,7 +138,7 @@ class Target:
             )
 
     def output(self) -> str:
-        """What the latest command said."""
+        """The output of the latest command."""
         return self.disk.with_name("output").read_text()
 
     def settle(self) -> None:
@@ -153,7 +153,7 @@ class Target:
                 wait_disk(self.vm.guest, known_as)
 
     def state(self) -> State:
-        """What there is, once the guest has noticed."""
+        """The present devices, once the guest has noticed."""
         self.settle()
         return State(
             self.vm.traces(),

@@ -73,14 +73,14 @@ def test_what_the_guest_keeps_is_not_changed(deaf: Vm) -> None:
 
 
 def _devices(vm: Vm) -> Traces:
-    """What there is of devices. That their removal was begun stays on record, as it may yet end."""
+    """The present devices. A removal that was begun stays on record, as it may yet end."""
     return replace(vm.traces(), records=frozenset())
 
 
 @pytest.mark.parametrize("noun", ["nic", "disk"])
 @pytest.mark.parametrize("full", ["/run/full", "/run/brine/hotplug"])
 def test_a_full_disk_leaves_nothing_half_done(pc: Vm, images: Path, noun: str, full: str) -> None:
-    """That of the runtime file, or that of the records of what is begun."""
+    """The lock of the runtime file, or that of the records of unfinished work."""
     image = images / "extra.img"
     image.write_bytes(bytes(1 << 20))
     what = ("--link", "br0", "--mac", MAC) if noun == "nic" else ("--path", image)

@@ -129,7 +129,7 @@ def test_a_block_device_is_plugged_in_as_one(tagged: Vm, images: Path) -> None:
 
 
 def test_a_vm_that_does_not_run_yet_is_given_all_of_it(machine: Machine, images: Path) -> None:
-    """What needs no guest: VLANs of the taps, vhost's descriptors, a block device's node."""
+    """Facts that need no guest: VLANs of taps, vhost's descriptors, a block device's node."""
     image = images / "device.img"
     image.write_bytes(bytes(MIB))
     device = run_command(["losetup", "--find", "--show", image]).stdout.strip()

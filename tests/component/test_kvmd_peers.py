@@ -571,7 +571,7 @@ def test_a_late_verdict_is_of_its_own_run(kvmd: Kvmd) -> None:
 
 
 def test_a_powerdown_of_an_earlier_run_explains_nothing(kvmd: Kvmd) -> None:
-    """That one ends, and the next one of its name begins, while the daemon is down."""
+    """A VM ends, and the next one of its name begins, while the daemon is down."""
     write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
     with peer(kvmd, "web") as first:
         first.negotiate()
@@ -591,7 +591,7 @@ def test_a_powerdown_of_an_earlier_run_explains_nothing(kvmd: Kvmd) -> None:
 
 
 def kept(kvmd: Kvmd) -> str:
-    """What the daemon remembers, as it has written it down."""
+    """The daemon's records."""
     return "".join(file.read_text() for file in kvmd.state.glob("*.json"))
 
 

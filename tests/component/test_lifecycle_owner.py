@@ -163,5 +163,5 @@ def test_an_owner_that_can_see_the_process_needs_no_file_of_it(host: LifecycleHo
 
 
 def descriptors(process: subprocess.Popen[bytes]) -> str:
-    """What the kernel says of a process's descriptors."""
+    """The descriptors of a process, as the kernel has them."""
     return "".join(one.read_text() for one in Path(f"/proc/{process.pid}/fdinfo").iterdir())

@@ -203,7 +203,7 @@ def test_a_filter_that_others_flush_comes_back(
 
 
 def test_a_guest_may_ask_for_its_address(networks: Networks) -> None:
-    """What DHCP sends, before anybody has an address."""
+    """A DHCP request, from a client without an address."""
     with guest(networks) as inside:
         inside.ip(f"address del {GUEST4}/32 dev eth0")
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
@@ -322,7 +322,7 @@ def test_a_node_without_ipv6_says_so(networks: Networks, monkeypatch: pytest.Mon
 
 
 def everything() -> list[str]:
-    """What the kernel has of routes, rules and proxies."""
+    """The kernel's routes, rules and proxies."""
     commands = ["rule", "-6 rule", "route show table all", "-6 route show table all"]
     proxies = ["neighbour show proxy", "-6 neighbour show proxy"]
     lines = "".join(ip(command) for command in [*commands, *proxies]).splitlines()

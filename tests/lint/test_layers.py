@@ -164,7 +164,7 @@ LATE = {
     "uuid": "with it platform; most starts plug nothing",
     "yaml": "most specs are JSON",
 }
-"""What is imported within functions, and why: each start of an instance, or each list, would wait
+"""Imports within functions, and why: each start of an instance, or each list, would wait
 for it. All else is imported at the top of a file."""
 
 

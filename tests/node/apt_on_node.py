@@ -1,4 +1,4 @@
-"""What tests have apt do on a node."""
+"""apt on a node."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def wait_serial(node: Node, serial: int | None = None) -> None:
 
 
 def status(node: Node) -> str:
-    """What the daemon shows in systemctl status."""
+    """The daemon's line in systemctl status."""
     return _show(node, "StatusText")
 
 
@@ -109,7 +109,7 @@ def _show(node: Node, what: str) -> str:
 
 
 def ask(node: Node, *arguments: str) -> dict[str, Any]:
-    """What `brine confd query ... --json` says on a node, with its exit status as `exit`."""
+    """The output of `brine confd query ... --json` on a node, with its exit status as `exit`."""
     done = node.run(["brine", "confd", "query", *arguments, "--json"], check=False)
     result: dict[str, Any] = json.loads(done.stdout)
     return {**result, "exit": done.returncode}

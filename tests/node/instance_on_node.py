@@ -176,7 +176,7 @@ def run_in_guest(node: Node, name: str, command: str) -> str:
 
 
 def answer(node: Node, name: str, text: str, answer_in: Callable[[bytes], T | None]) -> T:
-    """What an instance's guest answers to an order, which it is given until it does."""
+    """The answer of an instance's guest to an order, which is repeated until then."""
     heard = b""
     deadline = time.monotonic() + _ANSWER_TIMEOUT_S
     with serial_line(node, name) as line:
@@ -206,13 +206,13 @@ def serial_line(node: Node, name: str) -> Iterator[socket.socket]:
 
 
 def qmp(node: Node, name: str, command: str, **arguments: Any) -> Any:
-    """What an instance's QEMU answers."""
+    """The answer of an instance's QEMU."""
     with Qmp(node.path(f"/run/brine/ctrl/{name}.qmp")) as client:
         return client.command(command, **arguments)
 
 
 def info(node: Node, name: str) -> dict[str, Any]:
-    """What `brine instance info` says of an instance."""
+    """The output of `brine instance info` for an instance."""
     found: dict[str, Any] = json.loads(
         node.run(["brine", "instance", "info", name, "--json"]).stdout
     )
@@ -252,7 +252,7 @@ def option(arguments: list[str], name: str) -> list[str]:
 
 
 def left_of(node: Node, name: str) -> dict[str, str]:
-    """What there is of an instance that does not run, and should be nothing."""
+    """The leftovers of an instance that does not run; there should be none."""
     found = {
         "sockets": f"ls /run/brine/ctrl | grep -E '^{name}[.](qmp|kvmd|serial|agent)$'",
         "taps": f"ip -o link | grep 'brine instance={name} '",

@@ -1,4 +1,4 @@
-"""What tests ask about kvmd on a node."""
+"""kvmd on a node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAN_BE_HELD_BACK = (
     f"ExecStartPre=/bin/sh -c 'while [ -e {_HOLDS_BACK} ]; do sleep 0.1; done'\n"
     "TimeoutStartSec=300\n"
 )
-"""What the unit needs for `held_back`."""
+"""The drop-in that the unit needs for `held_back`."""
 
 
 def kvmd_pid(node: Node) -> str:

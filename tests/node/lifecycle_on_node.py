@@ -48,7 +48,7 @@ def refused(node: Node, *command: str) -> str:
 
 
 def owned(node: Node, name: str) -> dict[str, Any]:
-    """What `brine lifecycle list` says of an instance."""
+    """The row of an instance in `brine lifecycle list`."""
     found = json.loads(node.run(["brine", "lifecycle", "list", "--json"]).stdout)
     row: dict[str, Any] = next(one for one in found if one["name"] == name)
     return row
@@ -62,7 +62,7 @@ def own(node: Node, name: str, *options: str, unit: str = "") -> str:
 
 
 def verdict(node: Node, name: str) -> tuple[str, str]:
-    """Who ended an instance last, and why. It waits for the daemon to have noted that."""
+    """The last verdict on an instance, and its cause; waits for the daemon to note it."""
     start, end = (node.path(f"/run/brine/marks/{name}.{kind}") for kind in ("start", "verdict"))
 
     def given() -> dict[str, Any] | None:
@@ -83,6 +83,6 @@ def wait_events(node: Node, name: str, *last: str) -> None:
 
 
 def events(node: Node, name: str) -> list[str]:
-    """What the handler has told of an instance, the oldest first."""
+    """The handler's messages about an instance, the oldest first."""
     records = node.journal("SYSLOG_IDENTIFIER=brine-lifecycle", f"BRINE_INSTANCE={name}")
     return [one["BRINE_EVENT"] for one in records if "BRINE_EVENT" in one]

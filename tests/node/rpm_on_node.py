@@ -29,7 +29,7 @@ def dnf(node: Node, *args: str) -> str:
 
 
 def refused(node: Node, *args: str) -> str:
-    """What dnf says when it refuses to do something."""
+    """dnf's output when it refuses to do something."""
     with pytest.raises(CommandError) as failed:
         dnf(node, *args)
     return failed.value.stdout + failed.value.stderr

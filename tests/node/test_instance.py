@@ -68,7 +68,7 @@ def nothing_runs(node: Node) -> Iterator[None]:
 
 
 def refused(node: Node, *arguments: str) -> str:
-    """What `brine instance` says against it, in one line and perhaps a hint."""
+    """The error of `brine instance`: one line and perhaps a hint."""
     with pytest.raises(CommandError) as caught:
         node.run(["brine", "instance", *arguments])
     assert caught.value.returncode in (1, 2)
@@ -367,7 +367,7 @@ def test_a_users_own_unit_of_that_name_is_told_nothing(node: Node) -> None:
 
 
 def as_user(node: Node, user: str, *command: str, stdin: str = "") -> int:
-    """What a command of a user's returns."""
+    """The exit status of a command that a user runs."""
     run = ["runuser", "--user", user, "--", *command]
     return node.run(run, stdin=stdin, check=False).returncode
 
@@ -729,7 +729,7 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
 
 
 def defined_live(node: Node, given: object, *options: str, status: int = 0) -> dict[str, Any]:
-    """What `brine instance define --live` answers to a spec, or to several."""
+    """The output of `brine instance define --live` for a spec, or for several."""
     command = ["brine", "instance", "define", "-", "--live", "--json", *options]
     done = node.run(command, stdin=json.dumps(given), check=False)
     assert done.returncode == status, done.stderr
@@ -745,7 +745,7 @@ def plugged(node: Node, name: str) -> tuple[list[str], list[str]]:
 
 
 def changes(told: dict[str, Any]) -> dict[str, list[str]]:
-    """What was changed live, in short."""
+    """The live changes, in short."""
     short = {
         key: [one.get("mac") or one["path"] for one in told[key]]
         for key in ("attached", "detached")
@@ -1186,7 +1186,7 @@ print(json.dumps(said))
 
 
 def sent_from_unit(node: Node, pid: int, *addresses: str) -> dict[str, str]:
-    """What becomes of a datagram to each address from a process in the cgroup of process `pid`."""
+    """The fate of a datagram to each address from a process in the cgroup of process `pid`."""
     sent = node.run(["python3", "-", str(pid), *addresses], stdin=_SEND).stdout
     found: dict[str, str] = json.loads(sent)
     return found
@@ -1397,7 +1397,7 @@ def test_what_qemu_itself_says_of_its_parameters(node: Node) -> None:
 def _read_until(
     descriptor: int, wanted: bytes, *, typed: bytes = b"", timeout_s: float = 30
 ) -> bytes:
-    """What comes from a terminal until something does, while something is typed again and again."""
+    """The first output of a terminal, into which the same text is typed again and again."""
     heard = b""
     deadline = time.monotonic() + timeout_s
     while wanted not in heard:

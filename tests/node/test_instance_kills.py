@@ -41,7 +41,7 @@ VICTIMS: dict[str, list[list[str]]] = {
     f"brine nic add {NAME}": [ADD],
     "brine-kvmd": [START, STOP, REBOOT, ADD],
 }
-"""What is killed, by a part of its command line, and what is done meanwhile."""
+"""The processes to kill, by a part of their command line, and the command meanwhile."""
 
 KILLER = """
 import os, signal, sys, time

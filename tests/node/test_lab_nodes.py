@@ -36,7 +36,7 @@ def test_what_boots_is_ended_when_another_node_fails(release: str) -> None:
 
 
 def ours() -> str:
-    """What the names of this process's nodes begin with, as the host has them."""
+    """The prefix of the names that the host has for this process's nodes."""
     return f"brine-node-{os.getpid()}-"
 
 

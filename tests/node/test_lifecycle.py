@@ -118,7 +118,7 @@ def test_a_unit_that_is_stopped_waits_for_its_vm(node: Node) -> None:
 
 
 def ended(node: Node, unit: str) -> str:
-    """What systemd says of a unit that has ended."""
+    """systemd's result of a unit that has ended."""
     show = ["systemctl", "show", "--property=ExecMainStatus,SubState", unit]
     wait_for(f"{unit} to end", lambda: "=running" not in node.run(show).stdout)
     return node.run(show).stdout

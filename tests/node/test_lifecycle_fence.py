@@ -59,7 +59,7 @@ def break_handler(node: Node, command: str) -> None:
 
 
 def said(node: Node) -> str:
-    """What the fence has said since the node's boot."""
+    """The fence's messages since the node's boot."""
     records = node.journal(f"_SYSTEMD_UNIT={FENCE}")
     return "\n".join(str(one["MESSAGE"]) for one in records)
 

@@ -95,7 +95,7 @@ def install(node: Node) -> None:
 
 
 def installed(node: Node) -> set[str]:
-    """Those of our packages that are installed."""
+    """The packages of Brine that are installed."""
     query = ["dpkg-query", "--show", "--showformat=${db:Status-Status} ${Package}\\n", "brine*"]
     lines = node.run(query).stdout.splitlines()
     return {name for status, name in map(str.split, lines) if status == "installed"}
@@ -120,7 +120,7 @@ OF_A_NEWER_POLICY = "newer-standards-version,package-supports-alternative-init-b
 
 
 def lintian(node: Node, release: str, folder: str) -> str:
-    """What a release's lintian says of the packages and their source in a node's folder."""
+    """The output of a release's lintian for the packages and their source in a node's folder."""
     options = ["--display-info", "--display-experimental", "--pedantic"]
     # Without this option, lintian prints a warning to root.
     options += ["--allow-root"]

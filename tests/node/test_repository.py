@@ -42,7 +42,7 @@ def change_a_byte(node: Node, file: str, at: str) -> None:
 
 
 def refused(node: Node, *args: str) -> str:
-    """What apt says when it refuses."""
+    """apt's output when it refuses."""
     done = node.run(["apt-get", "--yes", *args], check=False)
     assert done.returncode != 0, done.stdout + done.stderr
     return done.stdout + done.stderr

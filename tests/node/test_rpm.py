@@ -20,7 +20,7 @@ from node.kvmd_on_node import verdicts, wait_verdict, wait_watching
 from node.rpm_on_node import dnf, installed, node_with_rpms, refused
 
 NEEDED = ["brine-common", "brine-config", "brine-hotplug", "brine-instance", "brine-kvmd"]
-"""What a running instance needs."""
+"""The packages that a running instance needs."""
 
 RECOMMENDED = ["brine-confd", "brine-lifecycle", "brine-watcher"]
 PARTS = sorted([*NEEDED, *RECOMMENDED])

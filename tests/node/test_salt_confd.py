@@ -35,7 +35,7 @@ NEXT_SECRET = "ffeeddccbbaa99887766554433221100"
 
 
 def pillar(**confd: Any) -> dict[str, Any]:
-    """What makes a node the cluster's master, with its daemon."""
+    """The pillar of the cluster's master, with its daemon."""
     return {"confd": {"key": SECRET, **confd}, "config": {"apply": True}, **declared()}
 
 

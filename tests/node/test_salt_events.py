@@ -72,7 +72,7 @@ def give(fleet: Fleet, **of: dict[str, Any]) -> None:
 
 
 def in_config(fleet: Fleet, name: str) -> dict[str, Any]:
-    """What the cluster's configuration has of an instance."""
+    """An instance in the cluster's configuration."""
     instances = json.loads(fleet.master.read(CONFIG))["instances"]
     found: dict[str, Any] = next(one for one in instances.values() if one["name"] == name)
     return found

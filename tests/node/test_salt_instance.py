@@ -64,7 +64,7 @@ def applied(
 
 
 def refused(node: Node, instances: Mapping[str, Any], **options: Any) -> str:
-    """What Salt says of a pillar that can't be applied, without what only failed for want of it."""
+    """Salt's faults of a pillar that can't be applied, without the states that only follow."""
     with pytest.raises(LabError) as caught:
         applied(node, instances, **options)
     lines = str(caught.value).splitlines()[1:]
@@ -77,7 +77,7 @@ def left_files(node: Node, folder: str) -> list[str]:
 
 
 def statuses(node: Node, *names: str) -> list[str]:
-    """What instances do, beside what they should."""
+    """The states of instances, each with its desired state."""
     return [info(node, name)["status"] for name in names]
 
 

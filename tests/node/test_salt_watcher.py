@@ -33,7 +33,7 @@ def timer_states(node: Node) -> list[str]:
 
 
 def next_passes(node: Node) -> list[str]:
-    """What the timer goes by, as systemd has it."""
+    """The timer's settings, as systemd has them."""
     shown = node.run(["systemctl", "show", "--property=TimersCalendar", "--value", TIMER]).stdout
     return [line.split("=")[1].split(" ;")[0] for line in shown.splitlines() if line]
 

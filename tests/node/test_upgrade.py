@@ -85,7 +85,7 @@ def set_up(node: Node) -> None:
 
 
 def said(node: Node) -> dict[str, Any]:
-    """What Brine says of all that there is, for programs, and the units that are active."""
+    """Brine's JSON about everything on the node, and the active units."""
     commands = (
         *("instance list", "nic list web1", "disk list web1", "tap list", "kvmd verdicts"),
         *("watcher status", "outbox list", "uidpool show"),
@@ -103,7 +103,7 @@ def said(node: Node) -> dict[str, Any]:
 
 
 def without(name: str, what: Any) -> Any:
-    """What is said, but for the lines about one instance."""
+    """The output, without the lines about one instance."""
     if isinstance(what, dict):
         return {key: without(name, value) for key, value in what.items()}
     if isinstance(what, list):
@@ -221,7 +221,7 @@ def note_user_shutdowns(node: Node) -> None:
 
 
 def left(node: Node) -> set[str]:
-    """What a purge has left."""
+    """The files that a purge has left."""
     found = node.shell("""
         find /etc /run /usr /var/lib /var/log -xdev -path '*brine*' \\
             -not -name '*-lab*' -not -path '/run/systemd/units/*' -not -path '/var/lib/apt/*'

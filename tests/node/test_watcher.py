@@ -763,7 +763,7 @@ def wait_for_passes(made: list[int], count: int) -> None:
 
 
 def statuses(node: Node) -> dict[str, str]:
-    """What each instance does, beside what it should."""
+    """The state of each instance, with its desired state."""
     listed = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
     return {one["name"]: one["status"] for one in listed}
 

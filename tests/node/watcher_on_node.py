@@ -35,7 +35,7 @@ def passed(node: Node, *options: str, status: int = 0) -> dict[str, dict[str, An
 
 
 def tries(node: Node) -> dict[str, Any]:
-    """What was tried, by instance."""
+    """The tries, by instance."""
     shown = node.run(["brine", "watcher", "status", "--json"]).stdout
     found: dict[str, Any] = json.loads(shown)["tries"]
     return found
@@ -50,7 +50,7 @@ def let_pass(node: Node, seconds: float) -> None:
 
 
 def outbox(node: Node) -> list[dict[str, Any]]:
-    """What the cluster has not heard of."""
+    """The events that the cluster does not know yet."""
     found: list[dict[str, Any]] = json.loads(node.run(["brine", "outbox", "list", "--json"]).stdout)
     return found
 
