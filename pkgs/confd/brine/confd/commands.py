@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import table
-from brine.common.errors import BrineError, printable
+from brine.common.cli import print_table
+from brine.common.errors import printable, tell_error, warn
 from brine.common.settings import load
 from brine.confd.cli import EVERY_PEER
 from brine.confd.client import (
@@ -80,13 +79,13 @@ def query(arguments: argparse.Namespace) -> int:
             for line in _lines(result.decoded(question), question.type):
                 print(line)
     except NoAnswerError as error:
-        _tell("error", error)
+        tell_error(error)
         return _NO_ANSWER
     except AnswerError as error:
-        _tell("error", error)
+        tell_error(error)
         status = 1
     for warning in _warnings(result):
-        _tell("warning", BrineError(warning))
+        warn(warning)
     if result.newest and result.newest.is_failure:
         return 1
     return status if result.enough else _TOO_FEW_ANSWERS
@@ -98,13 +97,12 @@ def ping(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(_ping_object(result), indent=2))
     else:
-        for line in _ping_table(result):
-            print(line)
+        print_table(("PEER", "ANSWER", "ROUND TRIP"), sorted(_ping_rows(result)), none="")
     if not result.replies:
         try:
             result.answer()
         except NoAnswerError as error:
-            _tell("error", error)
+            tell_error(error)
         return _NO_ANSWER
     if result.silences:
         return _TOO_FEW_ANSWERS
@@ -145,14 +143,8 @@ def check_key(arguments: argparse.Namespace) -> int:
         print(f"{arguments.file}: the key is good: {size} bytes")
     if size < SHORTEST:
         text = f"{arguments.file} has {size} bytes only"
-        _tell("warning", BrineError(text, hint=f"{SHORTEST} bytes or more are safe"))
+        warn(text, hint=f"{SHORTEST} bytes or more are safe")
     return 0
-
-
-def _tell(word: str, error: BrineError) -> None:
-    print(f"brine: {word}: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"brine: hint: {error.hint}", file=sys.stderr)
 
 
 # How results are shown: lines for people, objects for programs. See brine-confd(1).
@@ -238,15 +230,14 @@ def _ping_object(result: Result) -> dict[str, Any]:
     }
 
 
-def _ping_table(result: Result) -> Iterable[str]:
-    """A peer a line: what it answered, and after how long."""
-    rows = []
+def _ping_rows(result: Result) -> Iterator[tuple[str, str, str]]:
+    """What each peer answered, and after how long."""
     for one in result.replies:
         good = one.reply.status == ReplyStatus.OK
         said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"
-        rows.append((str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"))
-    rows += [(str(peer), why, "-") for peer, why in result.silences.items()]
-    return table([("PEER", "ANSWER", "ROUND TRIP"), *sorted(rows)])
+        yield str(one.peer), said, f"{one.round_trip_s * 1e3:.1f} ms"
+    for peer, why in result.silences.items():
+        yield str(peer), why, "-"
 
 
 def _in_short(reply: ConfdReply) -> str:
