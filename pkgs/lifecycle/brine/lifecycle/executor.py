@@ -19,7 +19,8 @@ from brine.instance.operations import Stopped, stop_instance
 from brine.instance.owner import folder_of, remove_folder, why_owner_absent
 from brine.instance.spec import AdminState, Source, name_fault
 from brine.instance.start import start_instance
-from brine.lifecycle.protocol import LONGEST_PACKET, EndReason, Outcome, Verb
+from brine.lifecycle.executor_client import LONGEST_PACKET, Outcome, Verb
+from brine.lifecycle.owner_watch import EndReason
 
 _PROGRAM = "brine-lifecycle-executor"
 _LISTENER = 3  # the first descriptor that systemd passes (sd_listen_fds(3))

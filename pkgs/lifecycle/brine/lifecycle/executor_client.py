@@ -1,4 +1,8 @@
-"""The handler's requests to the executor: sent when they are due, and again until they are done."""
+"""The handler's requests to the executor: sent when they are due, and again until they are done.
+
+The executor listens at a socket that only the handler may use. Each packet is a request,
+``NAME end CAUSE`` or ``NAME start``; the answer is a packet ``NAME VERB RESULT TEXT``.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +13,35 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
-from brine.lifecycle.protocol import LONGEST_PACKET, SOCKET, EndReason, Outcome, Verb
+from brine.common import paths
+from brine.lifecycle.owner_watch import EndReason
 
 log = logging.getLogger(__name__)
+
+SOCKET = paths.LIFECYCLE_DIR.parent / "lifecycle-executor"
+LONGEST_PACKET = 4096
 
 _RETRY_S = 5.0
 _UNANSWERED_S = 2 * 3600.0  # no stop takes so long
 _CONNECT_S = 1.0
 _MOST_LOST = 12  # connections, one after another
+
+
+class Verb(StrEnum):
+    """A request."""
+
+    END = "end"
+    START = "start"
+
+
+class Outcome(StrEnum):
+    """An answer. ``IDLE``: there was nothing to do."""
+
+    DONE = "done"
+    IDLE = "idle"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)

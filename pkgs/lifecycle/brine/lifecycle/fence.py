@@ -26,7 +26,7 @@ from brine.instance.operations import stop_instance
 from brine.instance.owner import folder_of
 from brine.instance.spec import Source
 from brine.instance.store import InstanceError
-from brine.lifecycle.protocol import EndReason
+from brine.lifecycle.owner_watch import EndReason
 from brine.lifecycle.settings import LifecycleSettings
 
 CLOCK = Path("/run/brine-lifecycle/clock")

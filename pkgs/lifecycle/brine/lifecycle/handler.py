@@ -28,9 +28,8 @@ from brine.instance import owner, store
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
 from brine.instance.spec import AdminState, name_fault
 from brine.lifecycle import messages
-from brine.lifecycle.executor_client import ExecutorClient
-from brine.lifecycle.owner_watch import PAUSE_S, OwnerWatch, is_older_run
-from brine.lifecycle.protocol import EndReason, Outcome
+from brine.lifecycle.executor_client import ExecutorClient, Outcome
+from brine.lifecycle.owner_watch import PAUSE_S, EndReason, OwnerWatch, is_older_run
 
 log = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ from brine.instance.owner import (
     whole_file,
 )
 from brine.instance.start import start_instance
-from brine.lifecycle.protocol import EndReason
+from brine.lifecycle.owner_watch import EndReason
 
 _LOOK_S = 0.25
 _VERDICT_S = 10.0

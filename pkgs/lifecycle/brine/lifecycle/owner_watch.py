@@ -11,6 +11,7 @@ and how old a watchdog is that the handler sees for the first time.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from brine.common.markers import UNKNOWN_RUN
 from brine.instance.owner import OwnersFile, fault_of
@@ -25,6 +26,14 @@ ENDING_S = 30.0
 """So long after its request was confirmed an owner may still touch its watchdog while it ends."""
 
 _FAULT_S = 3600.0  # a fault that stays, or comes again and again, is told once in that time
+
+
+class EndReason(StrEnum):
+    """Why an instance is ended: the cause of its verdict."""
+
+    REQUEST = "owner-request"
+    GONE = "owner-gone"
+    SPEC_GONE = "spec-gone"
 
 
 @dataclass(slots=True)
