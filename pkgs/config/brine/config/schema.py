@@ -16,7 +16,6 @@ from typing import Any, NoReturn, Self
 from brine.common.schema import SchemaError, expect_required, member, shape_of, shown
 
 _NAMESPACE = uuid.UUID("0b1f8a3e-3f0a-4bd5-a9d4-64a1f6e0c0de")
-_PRIVATE = re.compile(r"/(?:osparams_private|osparams_private_cluster|logical_id)(?:/|$)")
 PRIVATE_KEYS = ("osparams_private", "osparams_private_cluster")
 """Of an instance, and of the cluster: an operating system's private parameters."""
 SECRET_PLACE = 5
@@ -42,12 +41,6 @@ def rule(
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
-
-
-def is_private(where: str) -> bool:
-    """Whether what is at the JSON pointer *where* may be a secret: an operating system's private
-    parameters, and a DRBD disk's identity, which has the secret that its two sides share."""
-    return bool(_PRIVATE.search(where))
 
 
 def without_secrets(value: Any) -> Any:

@@ -24,7 +24,7 @@ from brine.config.model import (
     Stamped,
 )
 from brine.config.params import Mistake
-from brine.config.schema import ConfigObject, canonical_ip, is_private, is_uuid, shallow
+from brine.config.schema import ConfigObject, canonical_ip, is_uuid, shallow
 
 _TOP_LEVEL = frozenset({"filters", "maintenance"})
 _HOSTS = frozenset({"nodes", "instances"})  # their names are host names: case does not count
@@ -253,7 +253,8 @@ class _Verifier:
         noun = NOUNS.get(section, "disk")
         text = f"there is no {noun} {shown(value)}"
         names = self._config.names(section) if section in NOUNS else None
-        if is_private(where) or type(value) is not str:
+        # What stands in a DRBD disk's identity may be its secret.
+        if "/logical_id/" in where or type(value) is not str:
             text = f"must name a {noun}, and there is none of that name or UUID"
         elif value in self._removed:
             text = f"the {noun} {self._removed[value]} is being removed"
