@@ -14,11 +14,10 @@ from typing import Any
 
 from brine.common import paths, uids
 from brine.common.errors import BrineError, UsageError, warn
-from brine.config import excerpt, ssconf
+from brine.config import nodes, ssconf
 from brine.config.apply import apply
 from brine.config.diff import Change, changes
 from brine.config.model import Configuration, resolve
-from brine.config.node_events import record
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
 from brine.config.ssconf import Ssconf, SsconfError
@@ -37,7 +36,6 @@ _INPUT_HINT = (
     "FILE is JSON, as in brine-config.data(5); "
     "what Salt's pillar declares is applied by the state brine.config"
 )
-_EVENTS_HINT = "events are what brine outbox list --json prints"
 _LONGEST_EVENTS = 8 * 1024 * 1024  # bytes; more than an outbox has
 
 
@@ -182,7 +180,7 @@ def export_ssconf(arguments: argparse.Namespace) -> int:
 def export_node(arguments: argparse.Namespace) -> int:
     """``brine config export-node``"""
     configuration, data = _store(arguments).read_with_data()
-    exported = excerpt.export(configuration, data, excerpt.find_node(configuration, arguments.node))
+    exported = nodes.export(configuration, data, nodes.find_node(configuration, arguments.node))
     print(json.dumps(dataclasses.asdict(exported), indent=2))
     return 0
 
@@ -190,12 +188,12 @@ def export_node(arguments: argparse.Namespace) -> int:
 def record_events(arguments: argparse.Namespace) -> int:
     """``brine config record``"""
     store = _store(arguments)
-    events = _read_input(arguments.file, _EVENTS_HINT, most=_LONGEST_EVENTS)
+    events = _read_input(arguments.file, nodes.EVENTS_HINT, most=_LONGEST_EVENTS)
     with store.writing(arguments.lock_timeout) as writer:
         if writer.current is None:
             raise store.none_here()
-        node = excerpt.find_node(writer.current, arguments.node)
-        new, results = record(writer.current, node, events)
+        node = nodes.find_node(writer.current, arguments.node)
+        new, results = nodes.record(writer.current, node, events)
         writer.write(new)
     if not arguments.json:
         for index, one in enumerate(results):

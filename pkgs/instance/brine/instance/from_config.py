@@ -14,8 +14,8 @@ from typing import Any
 from brine.common import outbox
 from brine.common.errors import BrineError, UsageError, warn
 from brine.config import params
-from brine.config.excerpt import find_node
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
+from brine.config.nodes import find_node
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
 from brine.instance.definition import SpecInput, define_as_asked, tell_results
