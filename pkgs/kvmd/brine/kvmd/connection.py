@@ -52,24 +52,6 @@ class Connection:
     :param restored: whether an earlier daemon had this connection.
     """
 
-    # There may be thousands of these.
-    __slots__ = (
-        "_half_line",
-        "_held",
-        "_loop",
-        "_owner",
-        "_restored",
-        "_socket",
-        "_timer",
-        "_unread",
-        "identity",
-        "key",
-        "name",
-        "place",
-        "record",
-        "state",
-    )
-
     def __init__(
         self,
         name: str,
