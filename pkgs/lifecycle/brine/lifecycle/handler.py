@@ -70,7 +70,7 @@ class Handler:
         self._shown = ""
         self._ended = False
 
-    def run(self, *, on_reload: Callable[[], None]) -> None:
+    def run(self, *, on_reload: Callable[[], object]) -> None:
         """Look after all owned instances, until told to end, or until there is none for a minute.
 
         :param on_reload: called on SIGHUP.
@@ -112,7 +112,7 @@ class Handler:
         self._poll.register(self._woken, select.POLLIN)
         self._poll.register(self._names.descriptor, select.POLLIN)
 
-    def _act_on_signals(self, on_reload: Callable[[], None]) -> None:
+    def _act_on_signals(self, on_reload: Callable[[], object]) -> None:
         for number in self._woken.recv(100):
             if number == signal.SIGHUP:
                 self._service.reloading()

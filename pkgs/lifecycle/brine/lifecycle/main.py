@@ -24,9 +24,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     about = "Ends the VMs whose owners are gone."
     program = LifecycleProgram("lifecycle", about, LifecycleSettings)
     program.begin(arguments)
-
-    def reload() -> None:
-        program.reload()
-
-    Handler(program.service).run(on_reload=reload)
+    Handler(program.service).run(on_reload=program.reload)
     return 0
