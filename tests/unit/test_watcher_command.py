@@ -240,15 +240,17 @@ def test_status_and_forget(
 NOW = 1_800_000_000.0
 
 
-def test_a_pause_ends_by_itself_or_by_a_word(own_node: Path) -> None:
+def test_a_pause_ends_by_itself_or_by_a_word(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
     assert restart_counter.paused_until(NOW) is None
-    commands.resume()
-    assert commands.pause(7200, NOW) == NOW + 7200
+    assert run(monkeypatch, Unchanging(), "pause", "2h") == 0
     assert (own_node / "pause").read_text() == "1800007200\n"  # as Ganeti's watcher has it
     assert restart_counter.paused_until(NOW + 7199) == NOW + 7200
     assert restart_counter.paused_until(NOW + 7200) is None
-    commands.resume()
-    assert restart_counter.paused_until(NOW) is None
+    assert run(monkeypatch, Unchanging(), "resume") == 0
+    assert not (own_node / "pause").exists()
 
 
 def test_others_are_told_what_the_watcher_does_not_start(
@@ -262,7 +264,7 @@ def test_others_are_told_what_the_watcher_does_not_start(
     reason = restart_counter.reasons_to_wait()
     assert reason("web2") is None
     assert "given it up after 5 tries; brine instance start web1" in (reason("web1") or "")
-    commands.pause(3600, time.time())
+    run(monkeypatch, Unchanging(), "pause", "1h")
     assert "the watcher is paused until " in (restart_counter.reasons_to_wait()("web2") or "")
     (own_node / "pause").write_text("tomorrow")
     assert "is unknown" in (restart_counter.reasons_to_wait()("web2") or "")
@@ -297,20 +299,27 @@ def test_a_pause_that_says_nothing_or_takes_years_is_an_error(
     assert caught.value.hint == "brine watcher resume removes it"
 
 
-def test_the_longest_pause_stands_also_after_a_clock_was_set_back_a_little() -> None:
-    commands.pause(commands.parse_duration("365d"), NOW)
-    assert restart_counter.paused_until(NOW - 3600) == NOW + 365 * 86400
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90), ("30m", 1800), ("5min", 300), ("2h", 7200), ("3d", 259200), ("1w", 604800)],
+    [
+        *(("90s", 90), ("30m", 1800), ("5min", 300), ("2h", 7200), (" 3d", 259200), ("1w", 604800)),
+        ("365d", 365 * 86400),
+    ],
 )
-def test_lengths_of_time(text: str, seconds: float) -> None:
-    assert commands.parse_duration(text) == seconds
+def test_a_pause_takes_as_long_as_it_was_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    seconds: int,
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+    assert run(monkeypatch, Unchanging(), "pause", "--json", text) == 0
+    assert json.loads(capsys.readouterr().out) == {"paused_until": NOW + seconds}
+    # Also after a clock was set back a little.
+    assert restart_counter.paused_until(NOW - 3600) == NOW + seconds
 
 
-@pytest.mark.parametrize("text", ["", "2", "0h", "-1h", "2 years", "400d", "h", "1e3s", "²h"])
-def test_what_is_no_length_of_time(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "2", "0h", "2 years", "400d", "h", "1e3s", "²h"])
+def test_what_is_no_length_of_time(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     with pytest.raises(UsageError, match="not a length of time"):
-        commands.parse_duration(text)
+        run(monkeypatch, Unchanging(), "pause", text)

@@ -8,7 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
@@ -228,41 +228,16 @@ def _clock(seconds: float) -> str:
 # The pause.
 
 
-def pause(for_s: float, now: float) -> float:
-    """Pause the watcher; returns the end of the pause, in seconds since 1970."""
-    until = math.ceil(now + for_s)
-    try:
-        restart_counter.PAUSE_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(restart_counter.PAUSE_FILE, f"{until}\n".encode(), alone=True)
-    except OSError as error:
-        raise _unchangeable("written", error) from error
-    return until
-
-
-def resume() -> None:
-    """End a pause, if there is one."""
-    try:
-        restart_counter.PAUSE_FILE.unlink(missing_ok=True)
-    except OSError as error:
-        raise _unchangeable("removed", error) from error
-
-
-def _unchangeable(what: str, error: OSError) -> BrineError:
-    hint = "be root" if isinstance(error, PermissionError) else None
-    return BrineError(f"{restart_counter.PAUSE_FILE}: can't be {what}: {error.strerror}", hint=hint)
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of ``90s``, ``30m``, ``2h``, ``3d`` or ``1w``; a year at most."""
-    seconds = length_of_time(text.strip())
-    if seconds is not None and 0 < seconds <= LONGEST_PAUSE_S:
-        return float(seconds)
-    raise UsageError(f"not a length of time: {text!r}", hint="try 90s, 30m, 2h, 3d or 1w")
-
-
 def pause_passes(arguments: argparse.Namespace) -> int:
     """``brine watcher pause``."""
-    until = pause(parse_duration(arguments.time), time.time())
+    seconds = length_of_time(arguments.time.strip())
+    if seconds is None or not 0 < seconds <= LONGEST_PAUSE_S:
+        hint = "try 90s, 30m, 2h, 3d or 1w"
+        raise UsageError(f"not a length of time: {arguments.time!r}", hint=hint)
+    until = math.ceil(time.time() + seconds)
+    with _told_if_unchangeable("written"):
+        restart_counter.PAUSE_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        write_whole(restart_counter.PAUSE_FILE, f"{until}\n".encode(), alone=True)
     if arguments.json:
         print(json.dumps({"paused_until": until}))
     else:
@@ -276,6 +251,17 @@ def resume_passes(arguments: argparse.Namespace) -> int:
         paused = paused_until(time.time()) is not None
     except BrineError:
         paused = True  # it can't be read, and goes
-    resume()
+    with _told_if_unchangeable("removed"):
+        restart_counter.PAUSE_FILE.unlink(missing_ok=True)
     print_done("resumed" if paused else "unchanged: it was not paused", as_json=arguments.json)
     return 0
+
+
+@contextmanager
+def _told_if_unchangeable(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "be root" if isinstance(error, PermissionError) else None
+        text = f"{restart_counter.PAUSE_FILE}: can't be {what}: {error.strerror}"
+        raise BrineError(text, hint=hint) from error
