@@ -22,6 +22,9 @@ class DaemonProcess:
     :param part: its folder under pkgs/.
     """
 
+    reloaded = "settings reloaded"
+    """What it logs when it goes on with other settings."""
+
     def __init__(self, folder: Path, manager: ServiceManager, *, module: str, part: str) -> None:
         self.manager = manager
         self.folder = folder
@@ -105,6 +108,20 @@ class DaemonProcess:
     def reload(self) -> None:
         """Have the settings read again."""
         os.kill(self.pid, signal.SIGHUP)
+
+    def reload_whole(self, **settings: object) -> None:
+        """The same, with these settings if there are any, and wait until it goes on with them."""
+        if settings:
+            self.configure(**settings)
+        before = len(self.log(self.reloaded))
+        self.reload()
+        self.wait_logged(self.reloaded, before + 1)
+
+    def restart(self, **settings: object) -> None:
+        """End the daemon, and start it with other settings."""
+        self.configure(**settings)
+        self.stop()
+        self.start()
 
     def status(self) -> str:
         """The last status that it sent to systemd."""

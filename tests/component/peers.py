@@ -25,6 +25,15 @@ def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
 
 
 @contextmanager
+def watched(kvmd: Kvmd, name: str, *, times: int = 1) -> Iterator[Peer]:
+    """One that has negotiated, and is watched; for the so manieth time under that name."""
+    with peer(kvmd, name) as it:
+        it.negotiate()
+        kvmd.watches(name, times)
+        yield it
+
+
+@contextmanager
 def pouring(it: Peer, data: bytes) -> Iterator[None]:
     """The peer sends *data* over and over, as fast as it is read."""
     connection = it.connection
@@ -52,11 +61,7 @@ def pouring(it: Peer, data: bytes) -> Iterator[None]:
 @contextmanager
 def two_of_one_name(kvmd: Kvmd) -> Iterator[tuple[Peer, Peer]]:
     """A VM, and a newer one whose socket took the place of its own; both are watched."""
-    with peer(kvmd, "web") as old:
-        old.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as old:
         old.path.unlink()
-        with peer(kvmd, "web") as new:
-            new.negotiate()
-            kvmd.watches("web", times=2)
+        with watched(kvmd, "web", times=2) as new:
             yield old, new

@@ -62,9 +62,7 @@ def test_under_no_shutdown_the_end_of_qemu_changes_nothing(kvmd: Kvmd) -> None:
 
 
 def test_a_powerdown_that_the_guest_ignored_goes_stale(kvmd: Kvmd) -> None:
-    kvmd.configure(powerdown_stale_s=0.5)
-    kvmd.reload()
-    kvmd.wait_logged("settings reloaded")
+    kvmd.reload_whole(powerdown_stale_s=0.5)
     # It does not run yet, so that the guest can't hear what is asked of it.
     waits = ["-S"]
     with start_guest(Host(), "deaf", control_dir=kvmd.control, extra_args=waits) as guest:
@@ -78,9 +76,7 @@ def test_a_powerdown_that_the_guest_ignored_goes_stale(kvmd: Kvmd) -> None:
 
 
 def test_a_vm_with_only_one_qmp_socket_is_watched_when_told(kvmd: Kvmd) -> None:
-    kvmd.configure(suffix=".qmp")
-    kvmd.reload()
-    kvmd.wait_logged("settings reloaded")
+    kvmd.reload_whole(suffix=".qmp")
     with start_guest(Host(), "single", control_dir=kvmd.control) as guest:
         kvmd.watches("single")
         guest.wait_ready()

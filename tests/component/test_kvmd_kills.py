@@ -12,16 +12,14 @@ from collections.abc import Iterator
 import pytest
 
 from component.kvmd_process import Kvmd
-from component.peers import peer, poweroff, two_of_one_name
+from component.peers import peer, poweroff, two_of_one_name, watched
 from lab.fake_qemu import GREETING, event_line
 from lab.waiting import wait_for
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["QEMU ends", "QEMU stays"])
 def test_a_verdict_that_is_not_written_yet_survives(kvmd: Kvmd, stays: bool) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         shutil.move(kvmd.control, kvmd.control.with_name("away"))
         web.say(poweroff())
         assert kvmd.verdict("web") == "user, guest-shutdown"
@@ -50,9 +48,7 @@ def full(kvmd: Kvmd) -> Iterator[None]:
 
 @pytest.mark.usefixtures("full")
 def test_a_verdict_that_can_not_be_remembered_is_given_again_after_a_kill(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         web.say(poweroff())
         assert kvmd.verdict("web") == "user, guest-shutdown"
         kvmd.wait_logged("web: what was seen can't be kept for a restart yet: No space left")
@@ -138,9 +134,7 @@ def test_a_negotiation_that_was_never_sent_is_made_up_for(kvmd: Kvmd) -> None:
 
 
 def test_half_an_event_at_a_restart_is_not_lost(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         kvmd.stop(signal.SIGKILL)
         line = poweroff()
         web.say(line[:50])
@@ -151,9 +145,7 @@ def test_half_an_event_at_a_restart_is_not_lost(kvmd: Kvmd) -> None:
 
 def test_descriptors_are_kept_for_vms_and_for_nothing_else(kvmd: Kvmd) -> None:
     for number in range(1, 6):
-        with peer(kvmd, "web") as web:
-            web.negotiate()
-            kvmd.watches("web", times=number)
+        with watched(kvmd, "web", times=number) as web:
             wait_for("its descriptor", lambda: len(kvmd.manager.stored) == 1)
             web.say(poweroff())
             kvmd.verdict("web", times=number)
@@ -166,9 +158,8 @@ def test_a_strangers_descriptor_is_given_back(kvmd: Kvmd) -> None:
         kvmd.manager.adopt("something-else", file.fileno())
     kvmd.start()
     wait_for("it to be discarded", lambda: not kvmd.manager.stored)
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web"):
+        pass
 
 
 def test_when_descriptors_run_out_the_watchdog_is_still_fed(kvmd: Kvmd) -> None:

@@ -22,7 +22,7 @@ import pytest
 
 from brine.common.markers import MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
-from component.peers import peer, pouring, poweroff, two_of_one_name
+from component.peers import peer, pouring, poweroff, two_of_one_name, watched
 from lab.fake_qemu import GREETING, Peer, event_line
 from lab.waiting import wait_for
 
@@ -45,9 +45,7 @@ def fill(folder: Path) -> list[Path]:
 @pytest.fixture
 def bystander(kvmd: Kvmd) -> Iterator[None]:
     """A good VM; at the end of the test it is still watched, and its verdict comes at once."""
-    with peer(kvmd, "bystander") as good:
-        good.negotiate()
-        kvmd.watches("bystander")
+    with watched(kvmd, "bystander") as good:
         yield
         good.event("SHUTDOWN", guest=True, reason="guest-shutdown")
         assert kvmd.verdict("bystander") == "user, guest-shutdown"
@@ -62,9 +60,7 @@ def test_a_socket_that_does_not_listen_yet_is_tried_again(kvmd: Kvmd) -> None:
 
 
 def test_a_dead_socket_file_is_left_alone_without_busy_work(kvmd: Kvmd) -> None:
-    kvmd.configure(connect_retry_s=0.5)
-    kvmd.reload()
-    kvmd.wait_logged("settings reloaded")
+    kvmd.reload_whole(connect_retry_s=0.5)
     Peer(kvmd.control / "dead.kvmd").end(leave_file=True)
     kvmd.wait_logged("dead: nobody listens on it; left alone")
     before = kvmd.cpu_ticks()
@@ -74,9 +70,7 @@ def test_a_dead_socket_file_is_left_alone_without_busy_work(kvmd: Kvmd) -> None:
 
 
 def test_a_dead_socket_file_that_comes_to_life_is_found_at_a_rescan(kvmd: Kvmd) -> None:
-    kvmd.configure(connect_retry_s=0.1, rescan_interval_s=1)
-    kvmd.stop()
-    kvmd.start()
+    kvmd.restart(connect_retry_s=0.1, rescan_interval_s=1)
     with peer(kvmd, "late", listen=False) as late:
         kvmd.wait_logged("late: nobody listens")
         late.listener.listen(1)
@@ -140,9 +134,7 @@ def test_an_event_before_the_greeting_came_before_kvmd(kvmd: Kvmd) -> None:
 
 
 def test_a_silent_socket_costs_one_line_and_is_waited_for(kvmd: Kvmd) -> None:
-    kvmd.configure(greeting_timeout_s=0.2)
-    kvmd.reload()
-    kvmd.wait_logged("settings reloaded")
+    kvmd.reload_whole(greeting_timeout_s=0.2)
     with peer(kvmd, "busy") as busy:
         connection = busy.accept()
         kvmd.wait_logged("busy: no QMP greeting yet")
@@ -156,26 +148,22 @@ def test_a_silent_socket_costs_one_line_and_is_waited_for(kvmd: Kvmd) -> None:
 
 @pytest.mark.usefixtures("bystander")
 def test_half_a_line_is_waited_for_without_busy_work(kvmd: Kvmd) -> None:
-    with peer(kvmd, "half") as half:
-        connection = half.negotiate()
-        kvmd.watches("half")
+    with watched(kvmd, "half") as half:
         line = poweroff()
-        connection.sendall(line[:40])
+        half.say(line[:40])
         time.sleep(0.2)
         before = kvmd.cpu_ticks()
         time.sleep(1)
         assert kvmd.cpu_ticks() - before <= 2
         assert not kvmd.log("half: ended")
-        connection.sendall(line[40:])
+        half.say(line[40:])
         assert kvmd.verdict("half") == "user, guest-shutdown"
 
 
 @pytest.mark.usefixtures("bystander")
 @pytest.mark.parametrize("reason", ["\ud800", "a\nb\x1b[1m", "x" * 50_000])
 def test_a_reason_that_nobody_knows_is_shown_safely(kvmd: Kvmd, reason: str) -> None:
-    with peer(kvmd, "odd") as odd:
-        odd.negotiate()
-        kvmd.watches("odd")
+    with watched(kvmd, "odd") as odd:
         odd.event("SHUTDOWN", guest=True, reason=reason)
         assert kvmd.verdict("odd").startswith("crash, ")
         assert len(kvmd.verdict("odd")) < 100
@@ -183,9 +171,7 @@ def test_a_reason_that_nobody_knows_is_shown_safely(kvmd: Kvmd, reason: str) -> 
 
 
 def test_a_clock_that_is_out_of_bounds_costs_no_verdict(kvmd: Kvmd) -> None:
-    with peer(kvmd, "odd") as odd:
-        odd.negotiate()
-        kvmd.watches("odd")
+    with watched(kvmd, "odd") as odd:
         for name in ("POWERDOWN", "SHUTDOWN"):
             event = '{"timestamp": {"seconds": %s, "microseconds": 0}, "event": "%s"}'
             odd.say((event % ("9" * 4299, name)).encode() + b"\n")
@@ -195,9 +181,7 @@ def test_a_clock_that_is_out_of_bounds_costs_no_verdict(kvmd: Kvmd) -> None:
 
 @pytest.mark.usefixtures("bystander")
 def test_a_guest_that_ends_and_runs_again_in_a_loop_does_not_flood_the_log(kvmd: Kvmd) -> None:
-    with peer(kvmd, "mad") as mad:
-        mad.negotiate()
-        kvmd.watches("mad")
+    with watched(kvmd, "mad") as mad:
         with contextlib.suppress(OSError):
             mad.say((poweroff() + event_line("RESUME")) * 1000)
         kvmd.wait_logged("mad: left alone: a guest that ends and runs again without a pause")
@@ -206,9 +190,7 @@ def test_a_guest_that_ends_and_runs_again_in_a_loop_does_not_flood_the_log(kvmd:
 
 @pytest.mark.usefixtures("bystander")
 def test_a_flood_at_the_time_of_a_replacement_holds_up_nobody(kvmd: Kvmd) -> None:
-    with peer(kvmd, "flood") as flood:
-        flood.negotiate()
-        kvmd.watches("flood")
+    with watched(kvmd, "flood") as flood:
         with pouring(flood, b"{}\n" * 20_000):
             flood.path.unlink()
             with peer(kvmd, "flood") as newer, peer(kvmd, "other") as other:
@@ -220,9 +202,7 @@ def test_a_flood_at_the_time_of_a_replacement_holds_up_nobody(kvmd: Kvmd) -> Non
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
 def test_what_stands_in_the_place_of_a_shutdown_file_is_one(kvmd: Kvmd, kind: str) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         place = kvmd.control / "web.shutdown"
         if kind == "folder":
             place.mkdir()
@@ -238,9 +218,7 @@ def test_what_stands_in_the_place_of_a_shutdown_file_is_one(kvmd: Kvmd, kind: st
 
 def test_what_stands_in_the_place_of_a_shutdown_file_makes_way(kvmd: Kvmd) -> None:
     (kvmd.control / "web.shutdown/in").mkdir(parents=True)
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web"):
         assert not kvmd.shut_down_by_user("web")
         assert not kvmd.log("web: its shutdown file")
         assert list(kvmd.control.glob(".web.shutdown.aside-*/in"))
@@ -248,9 +226,7 @@ def test_what_stands_in_the_place_of_a_shutdown_file_makes_way(kvmd: Kvmd) -> No
 
 def test_a_vm_that_takes_its_time_to_end_is_not_taken_for_a_new_one(kvmd: Kvmd) -> None:
     """Its connection has ended, its socket still stands, and somebody looks in between."""
-    kvmd.configure(rescan_interval_s=1, connect_retry_s=0.5)
-    kvmd.reload()
-    kvmd.wait_logged("settings reloaded")
+    kvmd.reload_whole(rescan_interval_s=1, connect_retry_s=0.5)
     with peer(kvmd, "web") as web:
         web.negotiate().sendall(poweroff())
         assert web.connection
@@ -261,10 +237,8 @@ def test_a_vm_that_takes_its_time_to_end_is_not_taken_for_a_new_one(kvmd: Kvmd) 
 
 
 def test_an_end_in_the_middle_of_a_line_is_an_end(kvmd: Kvmd) -> None:
-    with peer(kvmd, "cut") as cut:
-        connection = cut.negotiate()
-        kvmd.watches("cut")
-        connection.sendall(poweroff()[:40])
+    with watched(kvmd, "cut") as cut:
+        cut.say(poweroff()[:40])
         time.sleep(0.1)
         cut.end(leave_file=True)
         assert kvmd.verdict("cut") == "crash, eof"
@@ -342,9 +316,7 @@ def test_thousands_at_once_are_all_watched(kvmd: Kvmd) -> None:
 
 
 def test_when_descriptors_run_out_the_rest_is_found_later(kvmd: Kvmd) -> None:
-    kvmd.configure(rescan_interval_s=1)
-    kvmd.stop()
-    kvmd.start()
+    kvmd.restart(rescan_interval_s=1)
     _, hard = resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(kvmd.pid, resource.RLIMIT_NOFILE, (kvmd.descriptors() + 5 + 32, hard))
     with ExitStack() as stack:
@@ -358,14 +330,11 @@ def test_when_descriptors_run_out_the_rest_is_found_later(kvmd: Kvmd) -> None:
 
 
 def test_the_control_directory_may_go_and_come_back(kvmd: Kvmd) -> None:
-    with peer(kvmd, "before") as before:
-        before.negotiate()
-        kvmd.watches("before")
+    with watched(kvmd, "before") as before:
         shutil.rmtree(kvmd.control)
         kvmd.control.mkdir()
-        with peer(kvmd, "after") as after:
-            after.negotiate()
-            kvmd.watches("after")
+        with watched(kvmd, "after"):
+            pass
         # The VM whose socket file is gone runs on, and is still watched.
         before.event("SHUTDOWN", guest=True, reason="guest-shutdown")
         assert kvmd.verdict("before") == "user, guest-shutdown"
@@ -373,9 +342,7 @@ def test_the_control_directory_may_go_and_come_back(kvmd: Kvmd) -> None:
 
 
 def test_a_verdict_without_a_directory_is_written_when_it_returns(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         shutil.rmtree(kvmd.control)
         web.event("SHUTDOWN", guest=True, reason="guest-shutdown")
         assert kvmd.verdict("web") == "user, guest-shutdown"
@@ -393,13 +360,9 @@ def test_a_full_file_system_delays_a_verdict_and_loses_none(kvmd: Kvmd) -> None:
         check=True,
     )
     # No event tells of a mount: only a look at the directory does.
-    kvmd.configure(rescan_interval_s=1)
-    kvmd.stop()
-    kvmd.start()
+    kvmd.restart(rescan_interval_s=1)
     try:
-        with peer(kvmd, "web") as web:
-            web.negotiate()
-            kvmd.watches("web")
+        with watched(kvmd, "web") as web:
             fillers = fill(kvmd.control)
             web.connection.sendall(poweroff())  # type: ignore[union-attr]
             kvmd.wait_logged("web: its shutdown file can't be made, trying again: No space left")
@@ -413,14 +376,6 @@ def test_a_full_file_system_delays_a_verdict_and_loses_none(kvmd: Kvmd) -> None:
             wait_for("the file", lambda: kvmd.shut_down_by_user("web"))
     finally:
         subprocess.run(["umount", "--lazy", str(kvmd.control)], check=True)
-
-
-def test_a_new_vm_of_the_same_name_makes_an_old_shutdown_file_obsolete(kvmd: Kvmd) -> None:
-    (kvmd.control / "web.shutdown").touch()
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
-        assert not kvmd.shut_down_by_user("web")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system; ./dev test runs as root")
@@ -461,9 +416,7 @@ def test_verdicts_are_logged_whatever_the_level(kvmd: Kvmd) -> None:
 
 
 def test_a_touched_socket_file_is_still_the_same_vm(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         web.path.touch()
         web.path.chmod(0o660)
         time.sleep(0.2)
@@ -473,9 +426,7 @@ def test_a_touched_socket_file_is_still_the_same_vm(kvmd: Kvmd) -> None:
 
 
 def test_a_peer_that_closes_every_connection_is_left_alone_after_a_while(kvmd: Kvmd) -> None:
-    kvmd.configure(connect_retry_s=2)
-    kvmd.reload()
-    kvmd.wait_logged("settings reloaded")
+    kvmd.reload_whole(connect_retry_s=2)
     with peer(kvmd, "rude") as rude:
         rude.listener.settimeout(2)
         accepted = 0
@@ -499,9 +450,7 @@ def test_descriptors_are_not_leaked(kvmd: Kvmd) -> None:
 
 
 def test_bad_settings_at_a_restart_leave_the_old_ones_in_use(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         kvmd.settings.write_text("control_dri = '/x'\n")
         kvmd.stop()
         web.say(poweroff())
@@ -559,9 +508,7 @@ def test_a_mark_of_another_process_is_not_the_vms(kvmd: Kvmd) -> None:
 def test_a_late_verdict_is_of_its_own_run(kvmd: Kvmd) -> None:
     """The daemon is down while a VM ends, and the next one of its name begins."""
     write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         kvmd.stop()
         write_marker(MarkerKind.STOP, "web", run=RUN, folder=kvmd.marks)
         web.say(poweroff())
@@ -573,9 +520,7 @@ def test_a_late_verdict_is_of_its_own_run(kvmd: Kvmd) -> None:
 def test_a_powerdown_of_an_earlier_run_explains_nothing(kvmd: Kvmd) -> None:
     """A VM ends, and the next one of its name begins, while the daemon is down."""
     write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
-    with peer(kvmd, "web") as first:
-        first.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as first:
         first.event("POWERDOWN")
         wait_for("that to be kept", lambda: '"powerdown_usec": 1' in kept(kvmd))
         kvmd.stop()
@@ -599,20 +544,15 @@ def test_bad_settings_at_a_reload_leave_the_old_ones_in_use(kvmd: Kvmd) -> None:
     kvmd.settings.write_text("control_dri = '/x'\n")
     kvmd.reload()
     assert "control_dri: there is no such setting" in kvmd.wait_logged("settings not reloaded")
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web"):
+        pass
 
 
 def test_a_reload_may_move_to_another_directory_and_suffix(kvmd: Kvmd) -> None:
-    with peer(kvmd, "old") as old:
-        old.negotiate()
-        kvmd.watches("old")
+    with watched(kvmd, "old") as old:
         kvmd.control = kvmd.control.with_name("other")
         kvmd.control.mkdir()
-        kvmd.configure(suffix=".qmp")
-        kvmd.reload()
-        kvmd.wait_logged("settings reloaded")
+        kvmd.reload_whole(suffix=".qmp")
         new = Peer(kvmd.control / "new.qmp")
         new.negotiate().sendall(poweroff())
         assert kvmd.verdict("new") == "user, guest-shutdown"
@@ -623,9 +563,7 @@ def test_a_reload_may_move_to_another_directory_and_suffix(kvmd: Kvmd) -> None:
 
 
 def test_a_reload_may_change_the_suffix_of_vms_that_run(kvmd: Kvmd) -> None:
-    with peer(kvmd, "web") as events:
-        events.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as events:
         other = Peer(kvmd.control / "web.qmp")
         kvmd.configure(suffix=".qmp")
         kvmd.reload()

@@ -11,7 +11,7 @@ import pytest
 
 from brine.common.markers import UNKNOWN_RUN, Marker, MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
-from component.peers import peer, poweroff
+from component.peers import poweroff, watched
 from lab.fake_qemu import FakeQemus, event_line
 from lab.waiting import wait_for
 
@@ -29,9 +29,7 @@ def end_while_no_verdict_can_be_written(kvmd: Kvmd) -> None:
     """A user ends the VM "web", the daemon is killed with the verdict, and only then marks can be
     written again."""
     begin(kvmd, "web")
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         away = in_the_way(kvmd)
         web.say(poweroff())
         kvmd.wait_logged("trying again")
@@ -70,9 +68,7 @@ def said(mark: Marker | None) -> tuple[str, Any, Any] | None:
 )
 def test_a_verdict_names_its_run(kvmd: Kvmd, last: bytes, who: str, cause: str) -> None:
     begin(kvmd, "web")
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         web.say(last)
         web.end()
         assert kvmd.verdict("web") == f"{who}, {cause}"
@@ -83,41 +79,22 @@ def test_a_verdict_names_its_run(kvmd: Kvmd, last: bytes, who: str, cause: str) 
     assert mark.facts["given_usec"] > 1e15
 
 
-def test_a_signal_is_the_admins_where_a_mark_says_so_or_brine_does_not_run_the_vm(
-    kvmd: Kvmd,
-) -> None:
-    begin(kvmd, "web")
-    write_marker(MarkerKind.STOP, "web", run=RUN, folder=kvmd.marks)
-    for name, cause in (("web", "stopping"), ("other", "host-signal")):
-        with peer(kvmd, name) as vm:
-            vm.negotiate()
-            kvmd.watches(name)
-            vm.event("SHUTDOWN", guest=False, reason="host-signal")
-            assert kvmd.verdict(name) == f"admin, {cause}"
-
-
 def test_one_that_brine_does_not_run_has_a_verdict_until_another_of_its_name_runs(
     kvmd: Kvmd,
 ) -> None:
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         web.say(poweroff())
         kvmd.verdict("web")
         assert said(verdict_on(kvmd, "web")) == (UNKNOWN_RUN, "user", "guest-shutdown")
         assert kvmd.shut_down_by_user("web")
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web", times=2)
+    with watched(kvmd, "web", times=2) as web:
         assert verdict_on(kvmd, "web") is None
 
 
 def test_no_other_vm_of_its_name_has_a_say_about_an_instance(kvmd: Kvmd) -> None:
     write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
     write_marker(MarkerKind.VERDICT, "web", run=RUN, folder=kvmd.marks, who="crash", cause="eof")
-    with peer(kvmd, "web") as web:
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:
         web.say(poweroff())
         assert kvmd.verdict("web") == "user, guest-shutdown"
     assert said(verdict_on(kvmd, "web")) == (RUN, "crash", "eof")
@@ -125,9 +102,7 @@ def test_no_other_vm_of_its_name_has_a_say_about_an_instance(kvmd: Kvmd) -> None
 
 def test_one_that_is_set_going_again_has_not_ended(kvmd: Kvmd) -> None:
     begin(kvmd, "web")
-    with peer(kvmd, "web") as web:  # under -no-shutdown
-        web.negotiate()
-        kvmd.watches("web")
+    with watched(kvmd, "web") as web:  # under -no-shutdown
         web.say(poweroff())
         kvmd.verdict("web")
         web.event("RESUME")
