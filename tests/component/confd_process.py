@@ -70,6 +70,8 @@ class Client:
 class Confd(DaemonProcess):
     """A running confd, its configuration and keys."""
 
+    reloaded = "settings and keys reloaded"
+
     def __init__(self, folder: Path, manager: ServiceManager) -> None:
         super().__init__(folder, manager, module="brine.confd.main", part="confd")
         self.config = folder / "config.data"
@@ -136,7 +138,9 @@ def is_alive(pid: int) -> bool:
 
 
 @contextmanager
-def confd_process(configuration: dict[str, Any] | None = None) -> Iterator[Confd]:
+def confd_process(
+    configuration: dict[str, Any] | None = None, **settings: object
+) -> Iterator[Confd]:
     """A confd that is configured but not started; whatever runs at the end is killed."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="confd-"))
@@ -146,7 +150,7 @@ def confd_process(configuration: dict[str, Any] | None = None) -> Iterator[Confd
         confd.write_key(confd.key_file, SECRET)
         if configuration is not None:
             confd.write_config(configuration)
-        confd.configure()
+        confd.configure(**settings)
         try:
             yield confd
         finally:

@@ -106,8 +106,8 @@ def is_silent(port: int, type: int, query: Any) -> bool:
 def both_daemons(config: Json) -> Iterator[tuple[Confd, int]]:
     """Ours, and Ganeti's on the port that comes with it; both read the same files."""
     with ExitStack() as stack:
-        brine = stack.enter_context(confd_process(config))
-        brine.configure(reveal_secrets=True)  # as Ganeti's does
+        # With secrets, as Ganeti's answers.
+        brine = stack.enter_context(confd_process(config, reveal_secrets=True))
         brine.start()
         port = stack.enter_context(ganeti_beside(brine.folder))
         yield brine, port
@@ -380,8 +380,7 @@ CHANGED: Json = {
 
 
 def test_what_apply_makes_from_nothing_is_a_configuration_to_ganeti() -> None:
-    with confd_process() as brine:
-        brine.configure(reveal_secrets=True)
+    with confd_process(reveal_secrets=True) as brine:
         store = ConfigStore(brine.config)
         apply_to(store, DECLARED)
         brine.start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from lab.ganeti_config import ganeti_config, instance_ip, instance_name, node_ip
 
 UNKNOWN = ConfdReply(ReplyStatus.ERROR, ErrorCode.UNKNOWN_ENTRY, 1)
 ARGUMENT = ConfdReply(ReplyStatus.ERROR, ErrorCode.ARGUMENT, 1)
+NOT_IMPLEMENTED = ConfdReply(ReplyStatus.NOT_IMPLEMENTED, ErrorCode.ARGUMENT, 1)
 
 
 def answers(data: dict[str, Any] | None = None) -> Answers:
@@ -57,66 +59,56 @@ def test_a_short_name_that_two_have_is_no_name() -> None:
     assert answers(data).answer(RequestType.NODE_ROLE, "node2") == UNKNOWN
 
 
+NAMES = sorted(instance_name(number) for number in range(1, 13))
+NODE_OF_IP = RequestType.NODE_IP_OF_INSTANCE_IP
+
+
 @pytest.mark.parametrize(
-    ("query", "reply"),
+    ("kind", "query", "reply"),
     [
-        ({"1": instance_ip(3), "0": None}, ok(node_ip(3))),
-        ({"1": "172.16.0.10"}, UNKNOWN),
-        ({"1": instance_ip(3), "2": [instance_ip(4)]}, ok(node_ip(3))),
-        ({"2": []}, ok([])),
-        ({}, ok([])),
-        ({"1": [instance_ip(3)]}, ARGUMENT),
-        ({"2": [5]}, ARGUMENT),
-        ({"1": instance_ip(3), "0": 5}, ARGUMENT),
+        (NODE_OF_IP, {"1": instance_ip(3), "0": None}, ok(node_ip(3))),
+        (NODE_OF_IP, {"1": "172.16.0.10"}, UNKNOWN),
+        (NODE_OF_IP, {"1": instance_ip(3), "2": [instance_ip(4)]}, ok(node_ip(3))),
+        (NODE_OF_IP, {"2": []}, ok([])),
+        (NODE_OF_IP, {}, ok([])),
+        (NODE_OF_IP, {"1": [instance_ip(3)]}, ARGUMENT),
+        (NODE_OF_IP, {"2": [5]}, ARGUMENT),
+        (NODE_OF_IP, {"1": instance_ip(3), "0": 5}, ARGUMENT),
+        (RequestType.CLUSTER_MASTER, {"3": ["2", "0"]}, ok([node_ip(1), node_name(1)])),
+        (RequestType.CLUSTER_MASTER, {}, ok([])),
+        (RequestType.CLUSTER_MASTER, {"3": ["name"]}, ARGUMENT),
+        (RequestType.CLUSTER_MASTER, {"3": 5}, ARGUMENT),
+        (RequestType.CLUSTER_MASTER, {"3": [1e400]}, ARGUMENT),
+        (RequestType.CONFIG, "/cluster/cluster_name", ok("cluster.example.com")),
+        (RequestType.CONFIG, "/cluster/uid_pool/0/1", ok(4099)),
+        (RequestType.CONFIG, "/serial_no", ok(42)),
+        (RequestType.CONFIG, "/version", ok(3000000)),
+        (RequestType.CONFIG, f"/nodes/{uuid_of('node', 2)}/name", ok(node_name(2))),
+        (
+            RequestType.CONFIG,
+            f"/instances/{uuid_of('instance', 2)}/nics/0/ip",
+            ok(instance_ip(2)),
+        ),
+        (RequestType.CONFIG, "/networks", ok({})),
+        (RequestType.CONFIG, "/filters", ok({})),
+        *(
+            (RequestType.CONFIG, pointer, ARGUMENT)
+            for pointer in ("nope", "/nope", "/nodes/nope", "/cluster/tags/0", "/cluster/tags/-")
+        ),
+        *((RequestType.CONFIG, pointer, ARGUMENT) for pointer in ("/~2", "/serial_no/1")),
+        (RequestType.OFFLINE_NODES, None, ok([node_name(6)])),
+        (RequestType.INSTANCES, None, ok(NAMES)),
+        (RequestType.INSTANCES, NAMES[8], ok(NAMES[9:])),
+        (RequestType.INSTANCES, NAMES[-1], ok([])),
+        (RequestType.INSTANCES, 5, ARGUMENT),
+        (RequestType.INSTANCE_PRIMARY_NODE, instance_name(8), ok(node_name(2))),
+        *((kind, None, NOT_IMPLEMENTED) for kind in (12, 99, 103, -1, 10**30)),
+        # What must be a string.
+        *product((1, 7, 8, 9, 10, 102), (None, 5, True, {}, [], ["node1"]), (ARGUMENT,)),
     ],
 )
-def test_node_ip_of_instance_ip(query: Any, reply: ConfdReply) -> None:
-    assert answers().answer(RequestType.NODE_IP_OF_INSTANCE_IP, query) == reply
-
-
-@pytest.mark.parametrize(
-    ("query", "reply"),
-    [
-        ({"3": ["2", "0"]}, ok([node_ip(1), node_name(1)])),
-        ({}, ok([])),
-        ({"3": ["name"]}, ARGUMENT),
-        ({"3": 5}, ARGUMENT),
-        ({"3": [1e400]}, ARGUMENT),
-    ],
-)
-def test_cluster_master(query: Any, reply: ConfdReply) -> None:
-    assert answers().answer(RequestType.CLUSTER_MASTER, query) == reply
-
-
-@pytest.mark.parametrize("kind", [1, 7, 8, 9, 10, 102])
-@pytest.mark.parametrize("query", [None, 5, True, {}, [], ["node1"]])
-def test_what_must_be_a_string(kind: int, query: Any) -> None:
-    assert answers().answer(kind, query) == ARGUMENT
-
-
-@pytest.mark.parametrize(
-    ("pointer", "answer"),
-    [
-        ("/cluster/cluster_name", "cluster.example.com"),
-        ("/cluster/uid_pool/0/1", 4099),
-        ("/serial_no", 42),
-        ("/version", 3000000),
-        (f"/nodes/{uuid_of('node', 2)}/name", node_name(2)),
-        (f"/instances/{uuid_of('instance', 2)}/nics/0/ip", instance_ip(2)),
-        ("/networks", {}),
-        ("/filters", {}),
-    ],
-)
-def test_a_pointer_into_the_configuration(pointer: str, answer: Any) -> None:
-    assert answers().answer(RequestType.CONFIG, pointer) == ok(answer)
-
-
-@pytest.mark.parametrize(
-    "pointer",
-    ["nope", "/nope", "/nodes/nope", "/cluster/tags/0", "/cluster/tags/-", "/~2", "/serial_no/1"],
-)
-def test_a_pointer_to_nothing(pointer: str) -> None:
-    assert answers().answer(RequestType.CONFIG, pointer) == ARGUMENT
+def test_each_question_has_its_answer(kind: int, query: Any, reply: ConfdReply) -> None:
+    assert answers().answer(kind, query) == reply
 
 
 def test_the_whole_configuration_and_whole_sections() -> None:
@@ -132,22 +124,6 @@ def test_sections_that_no_datagram_holds_are_not_even_written_out() -> None:
         assert many.answer(kind, query) == too_large
     assert many.answer(RequestType.CONFIG, "/instances/nope") == ARGUMENT
     assert many.answer(RequestType.CONFIG, "/serial_no") == ok(42)
-
-
-def test_what_the_seed_names() -> None:
-    names = sorted(instance_name(number) for number in range(1, 13))
-    assert answers().answer(RequestType.OFFLINE_NODES, None) == ok([node_name(6)])
-    assert answers().answer(RequestType.INSTANCES, None) == ok(names)
-    assert answers().answer(RequestType.INSTANCES, names[8]) == ok(names[9:])
-    assert answers().answer(RequestType.INSTANCES, names[-1]) == ok([])
-    assert answers().answer(RequestType.INSTANCES, 5) == ARGUMENT
-    primary = answers().answer(RequestType.INSTANCE_PRIMARY_NODE, instance_name(8))
-    assert primary == ok(node_name(2))
-
-
-@pytest.mark.parametrize("kind", [12, 99, 103, -1, 10**30])
-def test_what_is_not_implemented(kind: int) -> None:
-    assert answers().answer(kind, None).status == ReplyStatus.NOT_IMPLEMENTED
 
 
 def test_an_ipv6_address_is_found_however_it_is_written() -> None:

@@ -109,11 +109,6 @@ def test_a_request_of_the_seeds_shape_is_read() -> None:
     assert opened.salt == "1249637704"
 
 
-def test_a_reply_of_the_seeds_shape_is_read() -> None:
-    message = '{"status": 0,\n "answer": 0,\n "serial": 42,\n "protocol": 1}\n'
-    assert unpack_reply(seal(message, SALT, KEY), (KEY,)) == (ConfdReply(0, 0, 42), SALT)
-
-
 GANETI_ANSWER = (
     rb'plj0{"hmac":"8d6bd6a5d92fa66903c6113c0303a93d4bf7586c",'
     rb'"msg":"{\"protocol\":1,\"status\":0,\"answer\":\"192.0.2.3\",\"serial\":1}",'
@@ -132,12 +127,24 @@ GANETI_TEXT = (
 )
 
 
+GANETIS_KEY = HmacKey(b"secretkey\n")
+SEEDS_REPLY = seal(
+    '{"status": 0,\n "answer": 0,\n "serial": 42,\n "protocol": 1}\n', SALT, GANETIS_KEY
+)
+
+
 @pytest.mark.parametrize(
     ("datagram", "reply"),
-    [(GANETI_ANSWER, ConfdReply(0, "192.0.2.3", 1)), (GANETI_ERROR, ConfdReply(1, GANETI_TEXT))],
+    [
+        (GANETI_ANSWER, ConfdReply(0, "192.0.2.3", 1)),
+        (GANETI_ERROR, ConfdReply(1, GANETI_TEXT)),
+        (SEEDS_REPLY, ConfdReply(0, 0, 42)),
+    ],
 )
-def test_a_reply_of_ganetis_daemon_is_read(datagram: bytes, reply: ConfdReply) -> None:
-    assert unpack_reply(datagram, (HmacKey(b"secretkey\n"),)) == (reply, SALT)
+def test_replies_of_ganetis_daemon_and_of_the_seed_are_read(
+    datagram: bytes, reply: ConfdReply
+) -> None:
+    assert unpack_reply(datagram, (GANETIS_KEY,)) == (reply, SALT)
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 1000])
@@ -225,20 +232,28 @@ def test_a_reply_is_signed_with_the_key_of_its_request(key: HmacKey) -> None:
     assert (reply, salt) == (ConfdReply(ReplyStatus.OK, 1, 1), "salt")
 
 
-@pytest.mark.parametrize(
-    ("datagram", "refusal"),
-    [
-        (request(0, key=STRANGER), DatagramRefusal.SIGNATURE),
-        (request(0, age_s=100_000), DatagramRefusal.TIME),
-        (request(0, age_s=-100_000), DatagramRefusal.TIME),
-        (seal("{}", "", KEY), DatagramRefusal.TIME),
-        (seal("{}", "9" * 10000, KEY), DatagramRefusal.TIME),
-    ],
-)
-def test_silence_has_a_reason(datagram: bytes, refusal: DatagramRefusal) -> None:
+def test_a_stranger_and_a_wrong_time_meet_silence() -> None:
+    now = int(time.time())
+    arabic = "".join(chr(ord(digit) - 48 + 0x0660) for digit in str(now))
+    unusual = ("", "now", "-1", f"{now}.0", f" {now}", "1" * 5000)
+    for salt in (*unusual, f"{now - 320}", f"{now + 320}"):
+        with pytest.raises(RefusedError) as caught:
+            RESPONDER.respond(seal("{}", salt, KEY))
+        assert caught.value.refusal is DatagramRefusal.TIME
+    assert RESPONDER.respond(request(0, age_s=280))
+    with pytest.raises(RefusedError):
+        RESPONDER.respond(seal("{}", arabic, KEY))
     with pytest.raises(RefusedError) as caught:
-        RESPONDER.respond(datagram)
-    assert caught.value.refusal is refusal
+        RESPONDER.respond(request(0, key=STRANGER))
+    assert caught.value.refusal is DatagramRefusal.SIGNATURE
+
+
+@pytest.mark.parametrize(
+    "message", ["[]", "5", "{", '{"rsalt": 5}', '{"rsalt": "\\ud800"}', "[" * 20000]
+)
+def test_an_authentic_message_that_is_no_request_gets_a_signed_error(message: str) -> None:
+    reply = unpack_reply(RESPONDER.respond(signed(message)), (KEY,))
+    assert reply == (ConfdReply(ReplyStatus.ERROR, ErrorCode.ARGUMENT), "")
 
 
 @settings(max_examples=1000, deadline=None)
