@@ -276,9 +276,15 @@ def test_what_a_user_shut_down_stays_down_until_an_admin_says_otherwise() -> Non
     kept = apply(config, {"instances": {WEB: {"admin_state": "up"}}})
     assert kept.new == config
     assert "stays down, as its user shut it down" in kept.notes[0]
+    for said in ({"admin_state": None}, {"admin_state": "up", "admin_state_source": None}):
+        assert applied(config, {"instances": {WEB: said}}) == config
     told = {"admin_state": "up", "admin_state_source": "admin"}
     overruled = apply(config, {"instances": {WEB: told}}).new
     assert overruled.instances[key].admin_state == "up"
+    # Where there is no such will, null is the default.
+    down = applied(genuine(instances=1), {"instances": {WEB: {"admin_state": "down"}}})
+    up = applied(down, {"instances": {WEB: {"admin_state": None}}})
+    assert up.instance(WEB).admin_state == "up"
 
 
 def test_a_genuine_file_is_imported_as_it_is_and_merged_without_change() -> None:
@@ -518,19 +524,6 @@ def test_a_short_name_of_its_own_is_a_name() -> None:
     assert len(applied(lan, {"networks": {"lan": {}}}).networks) == 2
 
 
-def test_null_does_not_start_what_its_user_shut_down() -> None:
-    config = genuine(instances=1)
-    key = uuid_of("instance", 1)
-    stopped = replace(config.instances[key], admin_state="down", admin_state_source="user")
-    config = replace(config, instances={key: stopped})
-    for said in ({"admin_state": None}, {"admin_state": "up", "admin_state_source": None}):
-        assert applied(config, {"instances": {WEB: said}}) == config
-    # Where there is no such will, null is the default.
-    down = applied(genuine(instances=1), {"instances": {WEB: {"admin_state": "down"}}})
-    up = applied(down, {"instances": {WEB: {"admin_state": None}}})
-    assert up.instance(WEB).admin_state == "up"
-
-
 def test_uuids_are_the_same_in_capitals() -> None:
     config = genuine(nodes=2, instances=1)
     web = config.instance(WEB)
@@ -558,11 +551,8 @@ def two_disks() -> Configuration:
 
 
 def test_which_disk_goes_is_not_guessed() -> None:
-    config = two_disks()
-    data: Json = {"instances": {WEB: {"disks": [{"size": 2048}]}}}
-    where = f"/instances/{WEB}/disks/0"
-    assert mistakes(config, data) == [
-        f"{where}: there are 2 disks: say by uuid or name which of them this is"
+    assert mistakes(two_disks(), {"instances": {WEB: {"disks": [{"size": 2048}]}}}) == [
+        f"/instances/{WEB}/disks/0: there are 2 disks: say by uuid or name which of them this is"
     ]
 
 

@@ -14,7 +14,7 @@ from brine.common import files
 from brine.common.locks import LockedError
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
-from brine.config.store import KEPT_VERSIONS, ConfigStore, CorruptError, NoConfigError
+from brine.config.store import KEPT_VERSIONS, ConfigStore, CorruptError
 from lab.ganeti_config import ganeti_config, uuid_of
 
 NOW = 1800000000.0
@@ -194,27 +194,6 @@ def test_a_file_that_was_lost_does_not_take_the_serials_with_it(
     # Of 43, which was lost, nothing is left but the version before it.
     assert new.serial_no == expected
     assert new.cluster.serial_no > before.cluster.serial_no
-
-
-def test_a_new_configuration_is_not_begun_where_one_was_lost(store: ConfigStore) -> None:
-    store.expect_none_lost()
-    tag(store, "blue")
-    store.path.unlink()
-    with pytest.raises(NoConfigError, match="but versions of one are kept") as caught:
-        store.expect_none_lost()
-    assert caught.value.hint
-    assert "brine config restore 42" in caught.value.hint
-    assert f"move {store.versions_dir} away" in caught.value.hint
-    with pytest.raises(NoConfigError, match="there is no configuration") as caught:
-        store.read()
-    assert caught.value.hint
-    assert "brine config restore 42" in caught.value.hint
-    with pytest.raises(NoConfigError) as caught:
-        ConfigStore(store.path.with_name("other")).read()
-    assert caught.value.hint == (
-        "brine config apply FILE makes one, on the master; "
-        "the other master candidates get a copy of the file"
-    )
 
 
 @pytest.mark.parametrize("serial", [41, 43, 45])

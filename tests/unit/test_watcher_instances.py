@@ -356,37 +356,29 @@ def test_a_domain_of_others_is_left_to_its_xl(
     assert on_xen.asked() == ["destroy 4"]
 
 
+@pytest.mark.parametrize(
+    ("state", "later", "expected", "waited_s"),
+    [
+        ("--ps-d", None, {"(null)": True}, 5),
+        # One that is just being destroyed, which takes long if it is large,
+        ("--ps-d", [], {}, 5),
+        ("--ps-d", [f"(null) 3 32 1 --ps-d 0.4 {THEIRS} 0 -"], {}, 5),
+        # and one that has no name yet.
+        ("--p---", None, {"(null)": False}, 0),
+    ],
+)
 def test_a_domain_that_xen_can_not_get_rid_of_is_told(
-    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+    on_xen: ScriptedXl,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    later: list[str] | None,
+    expected: dict[str, bool],
+    waited_s: float,
 ) -> None:
-    on_xen.domain("(null)", 3, "--ps-d", THEIRS, ShutdownReason.POWEROFF)
-    clock = Clock(monkeypatch, None)
-    assert told() == {"(null)": True}
-    assert clock.waited_s == 5
-
-
-@pytest.mark.parametrize("left_mib", [None, 32])
-def test_one_that_is_just_being_destroyed_is_not(
-    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch, left_mib: int | None
-) -> None:
-    """A large one takes long."""
-    on_xen.domain("(null)", 3, "--ps-d", THEIRS, ShutdownReason.POWEROFF)
-
-    def later() -> None:
-        on_xen.rows([f"(null) 3 {left_mib} 1 --ps-d 0.4 {THEIRS} 0 -"] if left_mib else [])
-
-    clock = Clock(monkeypatch, later)
-    assert told() == {}
-    assert clock.waited_s == 5
-
-
-def test_one_that_has_no_name_yet_is_none_and_is_not_waited_for(
-    on_xen: ScriptedXl, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    on_xen.domain("(null)", 3, "--p---", THEIRS)
-    clock = Clock(monkeypatch, None)
-    assert told() == {"(null)": False}
-    assert clock.waited_s == 0
+    on_xen.domain("(null)", 3, state, THEIRS, ShutdownReason.POWEROFF)
+    clock = Clock(monkeypatch, None if later is None else partial(on_xen.rows, later))
+    assert told() == expected
+    assert clock.waited_s == waited_s
 
 
 @pytest.mark.parametrize("is_late", [False, True])
