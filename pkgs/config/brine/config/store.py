@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import grp
-import itertools
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common import paths
-from brine.common.files import sync_folder, write_whole
+from brine.common.files import second_name, sync_folder, write_whole
 from brine.common.locks import locked
 from brine.config.model import KINDS, Configuration, Stamped
 from brine.config.schema import ConfigError, same
@@ -194,7 +193,7 @@ class ConfigStore:
                 if kept >= serial_no and not _is_same_file(file, self.path):
                     # The newest is kept when the next is written, so there was one more.
                     writer.floor = max(writer.floor, kept + 1)
-                    # Else that writer was on a file system that has no second names.
+                    # Else somebody has put what was kept in the place of a lost file.
                     if not _is_copy(file, self.path):
                         writer.overtaken_by = max(writer.overtaken_by or 0, kept)
 
@@ -351,19 +350,12 @@ class Writer:
             return self._keep_version(self.current.serial_no, group) if self.current else None
         now = datetime.fromtimestamp(self._store.clock(), UTC)
         why = "corrupt" if self.is_corrupt else "older"
-        first = f"{self.path.name}.{why}-{now:%Y%m%dT%H%M%SZ}"
-        for number in itertools.count(1):
-            aside = self.path.with_name(first if number == 1 else f"{first}-{number}")
-            try:
-                _second_name(self.path, aside, group)
-            except FileExistsError:  # another one of this very second
-                if not aside.samefile(self.path):
-                    continue
-            except OSError as error:
-                text = f"{self.path}: can't be kept aside: {error.strerror}"
-                raise ConfigError(text, hint="nothing was changed") from error
-            self.aside = aside
-            break
+        aside = self.path.with_name(f"{self.path.name}.{why}-{now:%Y%m%dT%H%M%SZ}")
+        try:
+            self.aside = second_name(self.path, aside)
+        except OSError as error:
+            text = f"{self.path}: can't be kept aside: {error.strerror}"
+            raise ConfigError(text, hint="nothing was changed") from error
         return self.aside
 
     def _keep_version(self, serial_no: int, group: int | None) -> Path | None:
@@ -380,7 +372,7 @@ class Writer:
                 return None
             raise FileExistsError(errno.EEXIST, "another version has its serial number", str(file))
         try:
-            _second_name(self.path, file, group)
+            os.link(self.path, file)
             sync_folder(folder)
         except BaseException:
             file.unlink(missing_ok=True)
@@ -459,21 +451,6 @@ def _identity(file: Path) -> tuple[int, ...]:
         status = file.stat()
         return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     return ()
-
-
-def _second_name(source: Path, target: Path, group: int | None) -> None:
-    """A second name for a file that is never written in place, or a copy where the file system has
-    no such thing. Raises OSError, also if there is a *target*."""
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV):
-            raise
-        if target.exists():
-            raise FileExistsError(errno.EEXIST, "exists", str(target)) from None
-        status = source.stat()
-        write_whole(target, source.read_bytes(), mode=_MODE, group=group, alone=True)
-        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _is_same_file(file: Path, other: Path) -> bool:
