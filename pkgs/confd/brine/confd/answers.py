@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import ipaddress
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from types import NoneType
@@ -25,7 +24,7 @@ from brine.confd.protocol import (
     Role,
 )
 from brine.config.model import KINDS, ConfigDisk, ConfigNic, Configuration, Instance, descend
-from brine.config.schema import ConfigError, without_secrets
+from brine.config.schema import ConfigError, canonical_ip, without_secrets
 
 _PAGE_SIZE = 30_000
 """Bytes of names in a page of instances: well below a datagram, with all their quotes."""
@@ -275,12 +274,8 @@ WITHOUT_QUERY = frozenset(RequestType) - _QUERIES.keys()
 
 def _canonical(ip: str) -> str:
     """An IP address as others write it, too; what is none stays as it is."""
-    if ":" not in ip:  # IPv4 has but one form, and there is no time to lose
-        return ip
-    try:
-        return str(ipaddress.IPv6Address(ip))
-    except ValueError:
-        return ip
+    # IPv4 has but one form, and there is no time to lose.
+    return canonical_ip(ip) if ":" in ip else ip
 
 
 def _drbd_disks(disk: ConfigDisk | None) -> Iterator[ConfigDisk]:
