@@ -330,7 +330,7 @@ class Handler:
         self, owned: OwnerWatch, watchdog: OwnersFile | None, now_s: float, wall_s: float
     ) -> None:
         if owned.observe(watchdog, now_s, wall_s):
-            tell(log, messages.OWNER_THERE, messages.OWNER_THERE.text, instance=owned.name)
+            self._tell(messages.OWNER_THERE, owned.name)
             self._executor.call_off(owned.name, EndReason.GONE)
             if owned.restarts:
                 self._executor.ask(owned.name, None)
@@ -356,8 +356,7 @@ class Handler:
         is_new = self._executor.ask(owned.name, EndReason.REQUEST, after_s=wait_s)
         if is_new or not wait_s:
             owned.next_request_s = now_s + wait_s + _REQUEST_S
-            text = messages.OWNER_REQUEST.text
-            tell(log, messages.OWNER_REQUEST, text, instance=owned.name)
+            self._tell(messages.OWNER_REQUEST, owned.name)
 
     # The clock.
 
@@ -470,10 +469,10 @@ class Handler:
                 self._tell(messages.NOT_ENDED, name, answer.text)
         elif cause is None:
             if is_done:
-                tell(log, messages.OWNER_BACK, messages.OWNER_BACK.text, instance=name)
+                self._tell(messages.OWNER_BACK, name)
         else:
             if is_done and cause is EndReason.SPEC_GONE:
-                tell(log, messages.SPEC_GONE, messages.SPEC_GONE.text, instance=name)
+                self._tell(messages.SPEC_GONE, name)
             if owned := self._owned.get(name):
                 self._has_ended(owned, cause)
 
@@ -485,7 +484,7 @@ class Handler:
                 self._executor.ask(owned.name, EndReason.REQUEST, after_s=1.0)
             elif self._remove_request(owned):
                 owned.confirm(time.monotonic())
-                tell(log, messages.CONFIRMED, messages.CONFIRMED.text, instance=owned.name)
+                self._tell(messages.CONFIRMED, owned.name)
         elif owned.restarts and not owned.is_gone:
             self._executor.ask(owned.name, None)  # its owner has come back meanwhile
         if cause is not EndReason.REQUEST and not owned.has_spec:
@@ -506,9 +505,9 @@ class Handler:
 
     # What people see.
 
-    def _tell(self, message: Message, name: str, reason: str) -> None:
-        text = message.text.format(reason=reason)
-        tell(log, message, text, instance=name, BRINE_REASON=reason)
+    def _tell(self, message: Message, name: str, reason: str | None = None) -> None:
+        fields = {} if reason is None else {"BRINE_REASON": reason}
+        tell(log, message, message.text.format(reason=reason), instance=name, **fields)
 
     def _tell_fault(self, owned: OwnerWatch, reason: str) -> None:
         """Tell what is wrong with an owner's files, which may be looked at each second."""
