@@ -131,15 +131,6 @@ def run(node: Node, *, parallel: int = 1, **options: Any) -> dict[str, PassOutco
     return {each.name: each for each in Pass(node, settings, **options).run()}
 
 
-def test_each_instance_has_its_own_outcome() -> None:
-    node = Node(crashed=preserved(EndCause.CRASH), runs=RUNS, users=preserved(EndCause.USER))
-    found = run(node)
-    assert node.steps == ["down users", "clean users", "clean crashed", "start crashed"]
-    assert found["crashed"].actions == (Action.CLEAN_UP, Action.TRY)
-    assert found["runs"].actions == ()
-    assert tries_of("crashed") == Tries(1, NOW)
-
-
 def test_one_that_was_stopped_while_it_started_is_not_said_to_run() -> None:
     found = run(Node(stopped="web1", web1=CRASHED))["web1"]
     assert (found.actions, found.fault) == ((Action.TRY,), None)
@@ -173,11 +164,18 @@ def test_a_pause_ends_a_pass_that_is_in_progress() -> None:
     assert (tries_of("a").count, tries_of("b").count) == (1, 0)
 
 
-def test_what_frees_memory_comes_before_what_needs_it() -> None:
-    node = Node(a=CRASHED, b=preserved(EndCause.CRASH), c=preserved(EndCause.USER))
+def test_each_has_its_own_outcome_and_what_frees_memory_comes_before_what_needs_it() -> None:
+    node = Node(a=CRASHED, b=preserved(EndCause.CRASH), c=preserved(EndCause.USER), d=RUNS)
     found = run(node)
     assert node.steps == ["down c", "clean c", "start a", "clean b", "start b"]
-    assert list(found) == ["a", "b", "c"]
+    assert {name: one.actions for name, one in found.items()} == {
+        "a": (Action.TRY,),
+        "b": (Action.CLEAN_UP, Action.TRY),
+        "c": (Action.SET_DOWN, Action.CLEAN_UP),
+        "d": (),
+    }
+    assert list(found) == ["a", "b", "c", "d"]
+    assert tries_of("b") == Tries(1, NOW)
 
 
 def test_who_has_had_enough_of_a_pass_has_nothing_more_begun() -> None:
