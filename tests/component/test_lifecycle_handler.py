@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,19 @@ MANY = 200_000
 def host() -> Iterator[LifecycleHost]:
     with lifecycle_host() as host:
         yield host
+
+
+def owned(host: LifecycleHost, **owner: Any) -> Path:
+    """The folder of ci1, whose owner is there, as is the handler."""
+    folder = host.define("ci1", **owner)
+    host.start_handler()
+    (folder / "watchdog").touch()
+    return folder
+
+
+def confirmed(folder: Path) -> None:
+    """Wait until the handler has confirmed a request."""
+    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
 
 
 def touch_for(folder: Path, seconds: float) -> None:
@@ -46,18 +60,8 @@ def test_an_expired_watchdog_ends_its_instance_and_no_other(host: LifecycleHost)
     assert host.requests_within(3) == []
 
 
-def test_an_owner_that_touches_its_watchdog_keeps_its_instance(host: LifecycleHost) -> None:
-    folder = host.define("ci1")
-    host.start_handler()
-    touch_for(folder, 12)
-    assert host.requests_within(0.1) == []
-    assert host.request() == "ci1 end owner-gone"
-
-
 def test_a_request_is_confirmed_when_the_instance_has_ended(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600)
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host, watchdog_timeout=600)
     (folder / "terminate").touch()
     assert host.request() == "ci1 end owner-request"
     assert (folder / "terminate").exists()
@@ -66,18 +70,8 @@ def test_a_request_is_confirmed_when_the_instance_has_ended(host: LifecycleHost)
     assert (folder / "terminate").exists()
     assert host.request() == "ci1 end owner-request"
     host.answer("ci1 end done ")
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    confirmed(folder)
     assert (folder / "watchdog").exists()
-
-
-def test_a_request_of_another_run_is_confirmed_and_ends_nothing(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600)
-    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
-    host.start_handler()
-    (folder / ".terminate").write_text("before\n")
-    (folder / ".terminate").rename(folder / "terminate")
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
-    assert host.requests_within(1) == []
 
 
 def test_a_request_about_a_run_that_begins_is_not_of_another_run(host: LifecycleHost) -> None:
@@ -91,14 +85,16 @@ def test_a_request_about_a_run_that_begins_is_not_of_another_run(host: Lifecycle
     assert host.request() == "ci1 end owner-request"
 
 
-def test_after_a_request_of_another_run_the_owner_still_counts(host: LifecycleHost) -> None:
+def test_a_request_of_another_run_ends_nothing_and_the_owner_still_counts(
+    host: LifecycleHost,
+) -> None:
     folder = host.define("ci1")
     (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
     host.start_handler()
     (folder / "watchdog").touch()
     (folder / ".terminate").write_text("before\n")
     (folder / ".terminate").rename(folder / "terminate")
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    confirmed(folder)
     touch_for(folder, 12)
     assert host.requests_within(0.1) == []
     assert host.request() == "ci1 end owner-gone"
@@ -112,15 +108,13 @@ def test_a_request_of_another_run_that_cant_be_confirmed_ends_nothing(host: Life
         host.start_handler()
         host.logged("can't confirm its end yet")
         assert host.requests_within(7) == []
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    confirmed(folder)
 
 
 def asked_when_gone(host: LifecycleHost) -> Path:
     """Have an owner ask for the end of ci1 while it is ended as its watchdog has expired; returns
     its folder."""
-    folder = host.define("ci1")
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host)
     assert host.request() == "ci1 end owner-gone"
     (folder / "terminate").touch()
     host.logged("has asked for its end")
@@ -134,20 +128,18 @@ def test_a_request_outlasts_an_end_that_is_called_off(host: LifecycleHost) -> No
     (folder / "watchdog").touch()  # the owner that asks is there, and waits
     assert host.request() == "ci1 end owner-request"
     host.answer("ci1 end done ")
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    confirmed(folder)
 
 
 def test_an_owner_that_asks_as_its_watchdog_expires_is_told_once(host: LifecycleHost) -> None:
     folder = asked_when_gone(host)
     host.answer("ci1 end done ")
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    confirmed(folder)
     assert host.requests_within(2) == []
 
 
 def test_a_spec_that_is_away_for_a_moment_ends_nobody(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600)
-    host.start_handler()
-    (folder / "watchdog").touch()
+    owned(host, watchdog_timeout=600)
     host.undefine("ci1")
     host.define("ci1", watchdog_timeout=600)
     assert host.requests_within(5) == []
@@ -179,7 +171,7 @@ def test_what_came_while_the_handler_was_away_is_acted_on(host: LifecycleHost) -
     host.answer("asks1 end done ")
     found.add(host.request())
     assert found == {"asks1 end owner-request", "gone1 end owner-gone"}
-    wait_for("the request to be confirmed", lambda: not (asks / "terminate").exists())
+    confirmed(asks)
 
 
 @pytest.mark.parametrize(
@@ -202,14 +194,12 @@ def test_a_handler_that_is_killed_asks_again_and_confirms(host: LifecycleHost, s
     host.start_handler()
     assert host.request() == "ci1 end owner-request"
     host.answer("ci1 end idle ")
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    confirmed(folder)
     assert host.requests_within(1) == []
 
 
 def test_a_handler_that_is_killed_as_an_instance_starts_asks_again(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600, restart_with_owner=True)
-    host.start_handler()
-    (folder / "watchdog").touch()
+    owned(host, watchdog_timeout=600, restart_with_owner=True)
     assert host.request() == "ci1 start"
     host.kill_handler()
     host.start_handler()
@@ -253,9 +243,7 @@ def read_only(host: LifecycleHost, folder: Path) -> Iterator[None]:
 
 
 def test_a_handler_that_was_paused_gives_all_owners_their_time_again(host: LifecycleHost) -> None:
-    folder = host.define("ci1")
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host)
     time.sleep(1.5)
     host.signal_handler(signal.SIGSTOP)
     time.sleep(10)
@@ -267,9 +255,7 @@ def test_a_handler_that_was_paused_gives_all_owners_their_time_again(host: Lifec
 
 
 def test_a_spec_that_goes_takes_its_instance(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600)
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host, watchdog_timeout=600)
     host.undefine("ci1")
     assert host.request() == "ci1 end spec-gone"
     host.answer("ci1 end done ")
@@ -281,9 +267,7 @@ def test_a_spec_that_goes_takes_its_instance(host: LifecycleHost) -> None:
 
 
 def test_an_owner_that_comes_back_starts_what_is_to_restart(host: LifecycleHost) -> None:
-    folder = host.define("ci1", restart_with_owner=True)
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host, restart_with_owner=True)
     assert host.request() == "ci1 start"
     host.answer("ci1 start done ")
     host.logged("has started, as its owner is back")
@@ -294,9 +278,7 @@ def test_an_owner_that_comes_back_starts_what_is_to_restart(host: LifecycleHost)
 
 
 def test_a_folder_that_is_removed_and_made_anew_is_watched(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600)
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host, watchdog_timeout=600)
     (folder / "watchdog").unlink()
     folder.rmdir()
     folder.mkdir()
@@ -334,7 +316,7 @@ def test_a_folder_is_watched_whenever_it_is_mounted(host: LifecycleHost) -> None
         (folder / "terminate").touch()
         assert host.request() == "ci1 end owner-request"
         host.answer("ci1 end done ")
-        wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+        confirmed(folder)
         assert host.run("umount", path).wait() == 0
     assert "can't be watched" not in host.log.read_text()
 
@@ -387,7 +369,7 @@ def test_a_hostile_owner_costs_its_own_instance_at_most(
     (good / "terminate").touch()
     assert host.request() == "good1 end owner-request"
     host.answer("good1 end done ")
-    wait_for("the request to be confirmed", lambda: not (good / "terminate").exists())
+    confirmed(good)
     if file == "terminate":
         assert os.path.lexists(bad / "terminate")
 
@@ -454,9 +436,7 @@ def test_a_folder_that_can_not_be_opened_is_told_of_once(host: LifecycleHost) ->
 
 
 def test_an_owner_that_dies_without_a_spec_is_forgotten(host: LifecycleHost) -> None:
-    folder = host.define("ci1", watchdog_timeout=600)
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host, watchdog_timeout=600)
     time.sleep(1.5)  # the handler has read that
     host.kill_handler()
     host.undefine("ci1")
@@ -471,9 +451,7 @@ def test_an_owner_that_dies_without_a_spec_is_forgotten(host: LifecycleHost) -> 
 
 
 def test_a_read_only_file_system_ends_nobody_for_a_moment(host: LifecycleHost) -> None:
-    folder = host.define("ci1")
-    host.start_handler()
-    (folder / "watchdog").touch()
+    folder = owned(host)
     assert host.run("mount", "-o", "remount,ro", "/run").wait() == 0
     time.sleep(10)
     assert host.run("mount", "-o", "remount,rw", "/run").wait() == 0
@@ -495,7 +473,7 @@ def test_an_owner_of_ten_lines_of_shell(host: LifecycleHost) -> None:
     host.answer("ci1 end done ")
     assert owner.wait(30) == 0
     assert not (folder / "watchdog").exists()
-    wait_for("the request to be confirmed", lambda: not (folder / "terminate").exists())
+    confirmed(folder)
 
 
 def test_the_owner_command_and_prestop(host: LifecycleHost) -> None:

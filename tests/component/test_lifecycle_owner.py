@@ -31,6 +31,12 @@ def lifecycle(host: LifecycleHost, *arguments: str) -> subprocess.Popen[bytes]:
     return host.run("brine", "lifecycle", *arguments, stderr=subprocess.PIPE)
 
 
+def wait_touched(folder: Path) -> None:
+    """Wait until an owner touches its watchdog once more."""
+    touched = (folder / "watchdog").stat().st_mtime_ns
+    wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
+
+
 @pytest.mark.parametrize(
     ("who", "cause", "status"),
     [
@@ -46,11 +52,8 @@ def test_an_owner_tells_of_an_end_that_nobody_asked_for(
     folder = host.define("ci1")
     owner = lifecycle(host, "own", "ci1")
     process = host.run_instance("ci1")
-    inode = wait_for("a watchdog", lambda: (folder / "watchdog").exists())
-    assert inode
-    # It has seen the instance run when it touches the watchdog the next time.
-    touched = (folder / "watchdog").stat().st_mtime_ns
-    wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
+    wait_for("a watchdog", (folder / "watchdog").exists)
+    wait_touched(folder)  # it has seen the instance run then
     marks = host.root / "run/brine/marks"
     write_marker(MarkerKind.VERDICT, "ci1", run="run1", folder=marks, who=who, cause=cause)
     host.end_instance("ci1", process)
@@ -71,8 +74,7 @@ def test_an_owner_learns_of_a_run_that_began_and_ended_between_two_looks(
     ended("run1", "user", "guest-shutdown")
     owner = lifecycle(host, "own", "ci1")
     wait_for("a watchdog", (folder / "watchdog").exists)
-    touched = (folder / "watchdog").stat().st_mtime_ns
-    wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
+    wait_touched(folder)
     assert owner.poll() is None
     ended("run2", "crash", "eof")
     assert said(owner)[0] == 11
@@ -154,8 +156,7 @@ def test_an_owner_that_can_see_the_process_needs_no_file_of_it(host: LifecycleHo
     wait_for("a watchdog", (folder / "watchdog").exists)
     wait_for("it to be watched", lambda: f"Pid:\t{process.pid}\n" in descriptors(owner))
     (folder / "pid").unlink()
-    touched = (folder / "watchdog").stat().st_mtime_ns
-    wait_for("a touch", lambda: (folder / "watchdog").stat().st_mtime_ns != touched)
+    wait_touched(folder)
     assert owner.poll() is None
     (host.root / "run/brine/marks/ci1.start").unlink()  # so that no verdict is waited for
     process.kill()

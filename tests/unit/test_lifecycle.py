@@ -25,17 +25,23 @@ def ci1() -> OwnerWatch:
     return OwnerWatch("ci1", TIMEOUT_S)
 
 
-def test_a_watchdog_that_is_touched_does_not_expire() -> None:
+def there() -> OwnerWatch:
+    """One whose owner has just come."""
     seen = ci1()
     assert seen.observe(watchdog(NOON), 100, NOON)
-    for after_s in range(5, 100, 5):
-        assert not seen.observe(watchdog(NOON + after_s), 100 + after_s, NOON + after_s)
-        assert not seen.note_if_gone(100 + after_s + TIMEOUT_S - 1)
+    return seen
+
+
+def ended() -> OwnerWatch:
+    """One whose owner was just told that the instance has ended, as it has asked for that."""
+    seen = there()
+    seen.note_asking(watchdog(NOON))
+    seen.confirm(100)
+    return seen
 
 
 def test_a_watchdog_expires_once_when_nobody_touches_it() -> None:
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
+    seen = there()
     assert not seen.observe(watchdog(NOON), 110, NOON + 10)
     assert not seen.note_if_gone(100 + TIMEOUT_S - 0.1)
     assert seen.note_if_gone(100 + TIMEOUT_S)
@@ -43,29 +49,26 @@ def test_a_watchdog_expires_once_when_nobody_touches_it() -> None:
 
 
 def test_an_owner_that_returns_in_time_was_never_away_and_a_later_one_is_new() -> None:
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
+    seen = there()
     assert not seen.observe(watchdog(NOON + 14), 114, NOON + 14)
     assert seen.note_if_gone(114 + TIMEOUT_S)
     assert seen.observe(watchdog(NOON + 60), 160, NOON + 60)
 
 
-@pytest.mark.parametrize("jump_s", [-86_400, -3, 3, 86_400])
-def test_a_wall_clock_that_jumps_ends_nobody(jump_s: float) -> None:
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
+@pytest.mark.parametrize("jump_s", [0, -86_400, -3, 3, 86_400])
+def test_a_touched_watchdog_does_not_expire_though_the_wall_clock_jumps(jump_s: float) -> None:
+    seen = there()
     # Touches after the jump have the new time, and so has the clock.
     for after_s in range(5, 60, 5):
         now = NOON + jump_s + after_s
-        seen.observe(watchdog(now), 100 + after_s, now)
-        assert not seen.note_if_gone(100 + after_s + 1)
+        assert not seen.observe(watchdog(now), 100 + after_s, now)
+        assert not seen.note_if_gone(100 + after_s + TIMEOUT_S - 1)
     # Without touches it expires as if there had been none.
     assert seen.note_if_gone(155 + TIMEOUT_S)
 
 
 def test_a_watchdog_of_the_future_is_no_touch() -> None:
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
+    seen = there()
     assert not seen.observe(watchdog(NOON + 1e6), 105, NOON + 5)
     assert "in the future" in seen.fault
     assert seen.note_if_gone(100 + TIMEOUT_S)
@@ -86,25 +89,19 @@ def test_a_watchdog_from_before_the_handlers_start_is_as_old_as_it_says() -> Non
     assert seen.note_if_gone(100 + 5)
 
 
-def test_an_instance_that_runs_without_a_watchdog_has_one_timeout() -> None:
-    seen = ci1()
-    seen.observe(None, 100, NOON)
-    seen.begin(100)
+def test_an_instance_that_runs_without_a_watchdog_has_one_timeout_for_its_first_owner() -> None:
+    seen, other = ci1(), ci1()
+    for one in (seen, other):
+        one.observe(None, 100, NOON)
+        one.begin(100)
     assert not seen.note_if_gone(100 + TIMEOUT_S - 1)
     assert seen.note_if_gone(100 + TIMEOUT_S)
-
-
-def test_the_first_owner_of_an_instance_that_is_to_run_is_back() -> None:
-    seen = ci1()
-    seen.observe(None, 100, NOON)
-    seen.begin(100)
-    assert seen.observe(watchdog(NOON + 5), 105, NOON + 5)
-    assert not seen.observe(watchdog(NOON + 10), 110, NOON + 10)
+    assert other.observe(watchdog(NOON + 5), 105, NOON + 5)
+    assert not other.observe(watchdog(NOON + 10), 110, NOON + 10)
 
 
 def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
+    seen = there()
     for times in range(1, MOST_RENEWALS + 1):
         seen.renew(100 + times * 10)
     assert not seen.note_if_gone(100 + MOST_RENEWALS * 10 + TIMEOUT_S - 1)
@@ -113,10 +110,7 @@ def test_after_a_pause_the_time_begins_anew_a_few_times() -> None:
 
 
 def test_an_owner_that_touches_its_watchdog_while_it_ends_does_not_return() -> None:
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
-    seen.note_asking(watchdog(NOON))
-    seen.confirm(100)
+    seen = ended()
     for after_s in range(1, round(ENDING_S)):
         assert not seen.observe(watchdog(NOON + after_s), 100 + after_s, NOON + after_s)
     # A last touch is no return, however late somebody looks.
@@ -124,23 +118,12 @@ def test_an_owner_that_touches_its_watchdog_while_it_ends_does_not_return() -> N
     assert not seen.observe(last, 100 + later_s, NOON + later_s)
 
 
-def test_an_owner_that_goes_on_touching_the_same_watchdog_has_returned() -> None:
-    """A container that has restarted, and whose program makes no watchdog anew."""
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
-    seen.note_asking(watchdog(NOON))
-    seen.confirm(100)
+def test_an_owner_has_returned_that_goes_on_touching_its_watchdog_or_makes_it_anew() -> None:
+    seen, later_s = ended(), ENDING_S + 1
     assert not seen.observe(watchdog(NOON + 1), 101, NOON + 1)
-    later_s = ENDING_S + 1
+    # A container that has restarted, and whose program makes no watchdog anew.
     assert seen.observe(watchdog(NOON + later_s), 100 + later_s, NOON + later_s)
-
-
-def test_an_owner_that_makes_its_watchdog_anew_has_returned() -> None:
-    seen = ci1()
-    seen.observe(watchdog(NOON), 100, NOON)
-    seen.note_asking(watchdog(NOON))
-    seen.confirm(100)
-    assert seen.observe(watchdog(NOON + 2, inode=8), 102, NOON + 2)
+    assert ended().observe(watchdog(NOON + 2, inode=8), 102, NOON + 2)
 
 
 def test_the_same_fault_is_told_once_in_a_long_time() -> None:
