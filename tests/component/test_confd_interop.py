@@ -177,19 +177,15 @@ def questions(both: Both) -> list[Question]:
 
 
 def test_both_daemons_give_the_same_and_right_answers(both: Both) -> None:
+    """But for the serial number: Ganeti's daemon gives a node's or an instance's own where it is
+    asked about one."""
     for what, query in questions(both):
         ours, theirs = both.ask_brine(what, query), both.ask_ganeti(what, query)
         right = both.right.answer(what, query)
         assert (ours.status, normal(what, ours.answer)) == (0, right), (what, query)
         assert (theirs.status, normal(what, theirs.answer)) == (0, right), (what, query)
-
-
-def test_our_serial_is_always_the_clusters(both: Both) -> None:
-    """Ganeti's daemon gives a node's or an instance's own where it is asked about one."""
-    for what, query in questions(both):
-        assert both.ask_brine(what, query).serial == both.right.serial(what), (what, query)
-        theirs = both.ask_ganeti(what, query).serial
-        assert theirs == both.right.ganetis_serial(what, query), (what, query)
+        assert ours.serial == both.right.serial(what), (what, query)
+        assert theirs.serial == both.right.ganetis_serial(what, query), (what, query)
 
 
 def test_both_daemons_take_a_list_of_instance_ips(both: Both) -> None:
@@ -289,23 +285,16 @@ def test_ganetis_client_refuses_to_ask_for_a_nodes_instances() -> None:
         )
 
 
-def test_our_client_gets_right_answers_from_ganetis_daemon(both: Both) -> None:
-    client = ConfdClient([f"127.0.0.1:{both.ganeti_port}"], [SECRET])
-
+def test_our_client_gets_right_answers_and_finds_no_disagreement(both: Both) -> None:
+    """From Ganeti's daemon, and from the two together where their serial numbers are the same."""
+    ganetis, ours = (f"127.0.0.1:{port}" for port in (both.ganeti_port, both.brine.port))
     for what, query in questions(both):
-        result = client.query(what, query)
+        result = ConfdClient([ganetis], [SECRET]).query(what, query)
         assert result.enough, (what, query)
         answer = normal(what, result.answer())
         assert answer == both.right.answer(what, query), (what, query)
-
-
-def test_our_client_finds_no_disagreement_between_the_two(both: Both) -> None:
-    peers = [f"127.0.0.1:{port}" for port in (both.brine.port, both.ganeti_port)]
-
-    for what, query in questions(both):
-        # Their serial numbers differ there.
         if both.right.serial(what) == both.right.ganetis_serial(what, query):
-            result = ConfdClient(peers, [SECRET]).query(what, query)
+            result = ConfdClient([ours, ganetis], [SECRET]).query(what, query)
             assert len(result.replies) == 2, (what, query)
             assert not result.disagreement, (what, query)
 
