@@ -29,6 +29,8 @@ from brine.instance.xen.xl import Domain
 from brine.watcher import cli, commands, settings
 from brine.watcher.passes import Instances
 
+Run = Callable[..., tuple[int, str, str]]
+
 UP = parse(Spec, {"name": "web1", "admin_state": "up"})
 KILLED = Unit("web1", Active.FAILED, result="signal", exit_status=9, invocation="a", since_us=1)
 CRASHED = Observed(UP, KILLED, has_run=True)
@@ -80,121 +82,116 @@ def note(name: str, *tries: Any, **others: Any) -> None:
         counters[name] = Tries(*tries, **others)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, instances: Instances, *arguments: str) -> int:
-    """Run ``brine watcher`` with these instances; returns its exit status."""
-    monkeypatch.setattr(commands, "Instances", lambda **_: instances)
-    parser = brine.Parser(prog="brine watcher")
-    cli.COMMAND.configure(parser)
-    parsed = parser.parse_args(arguments)
-    status: int = brine.execute(parsed)
-    return status
+@pytest.fixture
+def watcher(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``brine watcher`` with these instances: status, output, errors."""
+
+    def run(instances: Instances, *arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(commands, "Instances", lambda **_: instances)
+        parser = brine.Parser(prog="brine watcher")
+        cli.COMMAND.configure(parser)
+        status = brine.execute(parser.parse_args(arguments))
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return run
 
 
-def test_all_is_well(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, Unchanging(RUNS), "run") == 0
-    assert capsys.readouterr().out == ""
-    assert run(monkeypatch, Unchanging(RUNS), "run", "--verbose") == 0
-    assert capsys.readouterr().out == "web2: running: left as it is\n"
-    assert run(monkeypatch, Unchanging(), "run") == 0
-    assert capsys.readouterr().out == "there are no instances\n"
+def test_all_is_well(watcher: Run) -> None:
+    assert watcher(Unchanging(RUNS), "run") == (0, "", "")
+    told = "web2: running: left as it is\n"
+    assert watcher(Unchanging(RUNS), "run", "--verbose") == (0, told, "")
+    assert watcher(Unchanging(), "run") == (0, "there are no instances\n", "")
 
 
 def test_what_crashed_is_started_which_is_logged_once(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    watcher: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     instances = Unchanging(CRASHED, RUNS)
-    assert run(monkeypatch, instances, "run", "--dry-run") == 0
-    assert "web1: it crashed: try 1 of 5: would be started\n" in capsys.readouterr().out
+    status, output, _ = watcher(instances, "run", "--dry-run")
+    assert (status, "web1: it crashed: try 1 of 5: would be started\n" in output) == (0, True)
     assert (instances.started, caplog.records, restart_counter.load()) == ([], [], {})
-    assert run(monkeypatch, instances, "run") == 0
-    assert capsys.readouterr().out == "web1: it crashed: try 1 of 5: started\n"
+    assert watcher(instances, "run") == (0, "web1: it crashed: try 1 of 5: started\n", "")
     assert instances.started == ["web1"]
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [(one["BRINE_EVENT"], one["BRINE_TRIES"]) for one in fields] == [("restart-tried", "1")]
 
 
 def test_what_it_can_not_mend_is_odd_and_told(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    watcher: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert run(monkeypatch, Unchanging(UNTOLD), "run") == commands.ODD
-    assert "nobody knows who did it" in capsys.readouterr().out
+    status, output, _ = watcher(Unchanging(UNTOLD), "run")
+    assert status == commands.ODD
+    assert "nobody knows who did it" in output
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["odd"]
 
 
-def test_a_fault_fails_and_the_others_are_worked_on(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fault_fails_and_the_others_are_worked_on(watcher: Run) -> None:
     instances = Unchanging(BrineError("web9: its spec is damaged"), CRASHED)
-    assert run(monkeypatch, instances, "run", "--json") == 1
-    shown = capsys.readouterr()
-    assert "brine: error: web9: its spec is damaged" in shown.err
-    (one,) = json.loads(shown.out)
-    assert one == {
-        "name": "web1",
-        "state": "down",
-        "ended_by": "crash",
-        "why": "it crashed: try 1 of 5",
-        "actions": ["try"],
-        "dry_run": False,
-        "odd": False,
-        "error": None,
-    }
+    status, output, errors = watcher(instances, "run", "--json")
+    assert status == 1
+    assert "brine: error: web9: its spec is damaged" in errors
+    assert json.loads(output) == [
+        {
+            "name": "web1",
+            "state": "down",
+            "ended_by": "crash",
+            "why": "it crashed: try 1 of 5",
+            "actions": ["try"],
+            "dry_run": False,
+            "odd": False,
+            "error": None,
+        }
+    ]
 
 
 def test_where_nobody_hears_what_is_done_it_is_done_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    watcher: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     instances = Unchanging(CRASHED, replace(CRASHED, spec=replace(UP, name="web3")))
     monkeypatch.setattr("sys.stdout", Full())
     with pytest.raises(OSError, match="No space left"):
-        run(monkeypatch, instances, "run")
+        watcher(instances, "run")
     assert sorted(instances.started) == ["web1", "web3"]
 
 
-def test_a_pass_corrects_what_the_cluster_is_about_to_hear(
-    monkeypatch: pytest.MonkeyPatch, own_node: Path
-) -> None:
+def test_a_pass_corrects_what_the_cluster_is_about_to_hear(watcher: Run) -> None:
     """Somebody was killed between the event and the spec."""
     spec = define({"name": "web4", "admin_state": "up"})
     store.save(spec)
     data = {"admin_state": "down", "source": "user"}
     outbox.put(ADMIN_STATE, instance=spec.uuid, name="web4", data=data)
     for verbs, told in ((["run", "--dry-run"], ["down"]), (["run"], ["up"])):
-        assert run(monkeypatch, Unchanging(RUNS), *verbs) == 0
+        assert watcher(Unchanging(RUNS), *verbs)[0] == 0
         assert [event.data["admin_state"] for event in outbox.events()] == told
 
 
-def test_one_pass_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_pass_at_a_time(watcher: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "_CLEANUP_WAIT_S", 0.1)
     instances = Unchanging(CRASHED)
     with locked(commands.LOCK, timeout_s=0):
         for verb in ("run", "cleanup"):
-            assert run(monkeypatch, instances, verb) == commands.BUSY
-            assert "another pass is in progress" in capsys.readouterr().err
-        assert run(monkeypatch, instances, "run", "--dry-run") == 0
+            status, _, errors = watcher(instances, verb)
+            assert status == commands.BUSY
+            assert "another pass is in progress" in errors
+        assert watcher(instances, "run", "--dry-run")[0] == 0
     assert instances.started == []
 
 
-def test_an_instance_that_is_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_instance_that_is_gone_is_forgotten(watcher: Run) -> None:
     for name in ("web2", "gone"):
         note(name, 1, time.time())
-    assert run(monkeypatch, Unchanging(RUNS), "run", "--dry-run") == 0
+    assert watcher(Unchanging(RUNS), "run", "--dry-run")[0] == 0
     assert restart_counter.load().keys() == {"web2", "gone"}
-    assert run(monkeypatch, Unchanging(RUNS), "run") == 0
+    assert watcher(Unchanging(RUNS), "run")[0] == 0
     assert restart_counter.load().keys() == {"web2"}
 
 
-def test_bad_settings_make_no_pass(monkeypatch: pytest.MonkeyPatch, own_node: Path) -> None:
+def test_bad_settings_make_no_pass(watcher: Run, own_node: Path) -> None:
     (own_node / "watcher.toml").write_text("trys = 3\n")
     with pytest.raises(BrineError, match="trys") as caught:
-        run(monkeypatch, Unchanging(CRASHED), "run")
+        watcher(Unchanging(CRASHED), "run")
     assert "tries" in str(caught.value) + str(caught.value.hint)
 
 
@@ -221,18 +218,15 @@ def test_settings_are_checked_before_they_are_put_in_place(
         settings.main()
 
 
-def test_status_and_forget(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_and_forget(watcher: Run) -> None:
     note("web1", 5, 1.0, given_up=True)
-    assert run(monkeypatch, Unchanging(), "status", "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "paused_until": None,
-        "tries": {"web1": {"count": 5, "last": 1.0, "given_up": True}},
-    }
+    status, output, _ = watcher(Unchanging(), "status", "--json")
+    assert (status, json.loads(output)) == (
+        0,
+        {"paused_until": None, "tries": {"web1": {"count": 5, "last": 1.0, "given_up": True}}},
+    )
     for said in ("forgotten: web1\n", "unchanged: web1 had no tries\n"):
-        assert run(monkeypatch, Unchanging(), "forget", "web1") == 0
-        assert capsys.readouterr().out == said
+        assert watcher(Unchanging(), "forget", "web1") == (0, said, "")
 
 
 # The pause.
@@ -241,20 +235,20 @@ NOW = 1_800_000_000.0
 
 
 def test_a_pause_ends_by_itself_or_by_a_word(
-    own_node: Path, monkeypatch: pytest.MonkeyPatch
+    watcher: Run, own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
     assert restart_counter.paused_until(NOW) is None
-    assert run(monkeypatch, Unchanging(), "pause", "2h") == 0
+    assert watcher(Unchanging(), "pause", "2h")[0] == 0
     assert (own_node / "pause").read_text() == "1800007200\n"  # as Ganeti's watcher has it
     assert restart_counter.paused_until(NOW + 7199) == NOW + 7200
     assert restart_counter.paused_until(NOW + 7200) is None
-    assert run(monkeypatch, Unchanging(), "resume") == 0
+    assert watcher(Unchanging(), "resume")[0] == 0
     assert not (own_node / "pause").exists()
 
 
 def test_others_are_told_what_the_watcher_does_not_start(
-    own_node: Path, monkeypatch: pytest.MonkeyPatch
+    watcher: Run, own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note("web1", 5, 1.0, given_up=True)
     monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [])
@@ -264,27 +258,22 @@ def test_others_are_told_what_the_watcher_does_not_start(
     reason = restart_counter.reasons_to_wait()
     assert reason("web2") is None
     assert "given it up after 5 tries; brine instance start web1" in (reason("web1") or "")
-    run(monkeypatch, Unchanging(), "pause", "1h")
+    watcher(Unchanging(), "pause", "1h")
     assert "the watcher is paused until " in (restart_counter.reasons_to_wait()("web2") or "")
     (own_node / "pause").write_text("tomorrow")
     assert "is unknown" in (restart_counter.reasons_to_wait()("web2") or "")
 
 
-def test_while_it_is_paused_nothing_is_done(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_while_it_is_paused_nothing_is_done(watcher: Run) -> None:
     instances = Unchanging(CRASHED)
-    assert run(monkeypatch, instances, "pause", "1h") == 0
+    assert watcher(instances, "pause", "1h")[0] == 0
     for options, out in (([], ""), (["--json"], "[]\n")):
-        capsys.readouterr()
-        assert run(monkeypatch, instances, "run", *options) == 0
-        shown = capsys.readouterr()
-        assert shown.out == out
-        assert shown.err.startswith("paused until ")
+        status, output, errors = watcher(instances, "run", *options)
+        assert (status, output) == (0, out)
+        assert errors.startswith("paused until ")
     assert instances.started == []
     for said in ("resumed\n", "unchanged: it was not paused\n"):
-        assert run(monkeypatch, instances, "resume") == 0
-        assert capsys.readouterr().out == said
+        assert watcher(instances, "resume") == (0, said, "")
 
 
 @pytest.mark.parametrize(
@@ -307,19 +296,16 @@ def test_a_pause_that_says_nothing_or_takes_years_is_an_error(
     ],
 )
 def test_a_pause_takes_as_long_as_it_was_told_to(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    seconds: int,
+    watcher: Run, monkeypatch: pytest.MonkeyPatch, text: str, seconds: int
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
-    assert run(monkeypatch, Unchanging(), "pause", "--json", text) == 0
-    assert json.loads(capsys.readouterr().out) == {"paused_until": NOW + seconds}
+    status, output, _ = watcher(Unchanging(), "pause", "--json", text)
+    assert (status, json.loads(output)) == (0, {"paused_until": NOW + seconds})
     # Also after a clock was set back a little.
     assert restart_counter.paused_until(NOW - 3600) == NOW + seconds
 
 
 @pytest.mark.parametrize("text", ["", "2", "0h", "2 years", "400d", "h", "1e3s", "²h"])
-def test_what_is_no_length_of_time(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_what_is_no_length_of_time(watcher: Run, text: str) -> None:
     with pytest.raises(UsageError, match="not a length of time"):
-        run(monkeypatch, Unchanging(), "pause", text)
+        watcher(Unchanging(), "pause", text)
