@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from brine.confd.client import ConfdClient, Peer, PeerReply, Result, Silence
 from brine.confd.protocol import ConfdReply, RequestType
 
 MANUAL = (Path(__file__).parents[2] / "docs/man/brine-confd.1.rst").read_text()
+
+Run = Callable[..., tuple[int, str, str]]
 
 WEB = {"uuid": "6d0f", "name": "web1"}
 UNKNOWN = ConfdReply(1, 0, 42)
@@ -54,10 +57,26 @@ class Asked:
         return Result(kind, query, tuple(came), silences, Counter())
 
 
-def run(asked: Asked, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """``brine confd query ARGUMENTS`` to 192.0.2.9, answered with *asked*."""
-    monkeypatch.setattr(ConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
-    return cli.main(["confd", "query", *arguments, "--peer", "192.0.2.9"])
+@pytest.fixture
+def brine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs ``brine confd``, which gets the replies of *asked*: status, output, errors."""
+
+    def run(*arguments: str, asked: Asked | None = None) -> tuple[int, str, str]:
+        if asked:
+            monkeypatch.setattr(ConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
+        try:
+            status = cli.main(["confd", *arguments])
+        except SystemExit as left:
+            status = int(str(left.code))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def query(brine: Run) -> Run:
+    """Runs ``brine confd query`` to 192.0.2.9."""
+    return lambda asked, *rest: brine("query", *rest, "--peer", "192.0.2.9", asked=asked)
 
 
 IP = "node-ip-of-instance-ip"
@@ -111,13 +130,11 @@ def test_a_question_is_asked_and_its_answer_printed(
     asked: tuple[int, Any],
     answer: Any,
     printed: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    query: Run,
 ) -> None:
     asking = Asked(ConfdReply(0, answer, 42))
-    assert run(asking, monkeypatch, *arguments) == 0
+    assert query(asking, *arguments) == (0, printed, "")
     assert asking.asked == asked
-    assert capsys.readouterr() == (printed, "")
 
 
 @pytest.mark.parametrize(
@@ -140,30 +157,20 @@ def test_a_question_is_asked_and_its_answer_printed(
     ],
 )
 def test_an_error_is_one_line(
-    arguments: list[str],
-    reply: ConfdReply,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: list[str], reply: ConfdReply, said: str, query: Run
 ) -> None:
-    assert run(Asked(reply), monkeypatch, *arguments) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
+    status, out, err = query(Asked(reply), *arguments)
+    assert (status, out) == (1, "")
     error, *hint = err.splitlines()
     assert error.startswith("brine: error: ")
     assert said in error
     assert len(hint) <= 1
 
 
-def test_an_ip_may_be_on_another_link(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(Asked(UNKNOWN), monkeypatch, IP, "10.0.0.1")
-    assert capsys.readouterr().err.splitlines()[1:] == [
-        "brine: hint: where it is on another link: --link LINK"
-    ]
-    run(Asked(UNKNOWN), monkeypatch, IP, "10.0.0.1", "--link", "b")
-    assert "hint" not in capsys.readouterr().err
+def test_an_ip_may_be_on_another_link(query: Run) -> None:
+    hint = "brine: hint: where it is on another link: --link LINK"
+    assert query(Asked(UNKNOWN), IP, "10.0.0.1")[2].splitlines()[1:] == [hint]
+    assert "hint" not in query(Asked(UNKNOWN), IP, "10.0.0.1", "--link", "b")[2]
 
 
 @pytest.mark.parametrize(
@@ -182,15 +189,11 @@ def test_an_ip_may_be_on_another_link(
     ],
 )
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_exit_statuses(
-    asked: Asked, status: int, options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(asked, monkeypatch, "node-role", "n", *options) == status
+def test_exit_statuses(asked: Asked, status: int, options: list[str], query: Run) -> None:
+    assert query(asked, "node-role", "n", *options)[0] == status
 
 
-def test_doubts_are_told_beside_the_answer(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_doubts_are_told_beside_the_answer(query: Run) -> None:
     replies = [
         ConfdReply(0, 1, 42),
         ConfdReply(0, 2, 42),
@@ -198,8 +201,7 @@ def test_doubts_are_told_beside_the_answer(
         ConfdReply(1, 0, 42),
         ConfdReply(1, 1),
     ]
-    run(Asked(*replies, silent=4), monkeypatch, "node-role", "n")
-    out, err = capsys.readouterr()
+    _, out, err = query(Asked(*replies, silent=4), "node-role", "n")
     assert out == "candidate\n"
     assert err.splitlines() == [
         "brine: warning: 192.0.2.3 has an older configuration: serial 41, not 42",
@@ -211,12 +213,9 @@ def test_doubts_are_told_beside_the_answer(
     ]
 
 
-def test_json_is_one_object_with_the_documented_keys(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_one_object_with_the_documented_keys(query: Run) -> None:
     asked = Asked(ConfdReply(0, 2, 41), ConfdReply(0, 1, 42), silent=1)
-    run(asked, monkeypatch, "node-role", "n", "--json")
-    shown = json.loads(capsys.readouterr().out)
+    shown = json.loads(query(asked, "node-role", "n", "--json")[1])
     section = MANUAL.split("JSON\n====")[1].split("**ping --json**")[0]
     documented = re.findall(
         r"\*\*(\w+)\*\*", "".join(re.findall(r"^\*\*.+$", section, re.MULTILINE))
@@ -259,35 +258,30 @@ def test_json_is_one_object_with_the_documented_keys(
         (["new-key", "--replace", "--forget-old"], "--forget-old"),
     ],
 )
-def test_a_wrong_command_line_leaves_with_2(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["confd", *arguments])
-    assert left.value.code == 2
-    error = capsys.readouterr().err.splitlines()[0]
-    assert error.startswith("brine")
-    assert said in error
+def test_a_wrong_command_line_leaves_with_2(arguments: list[str], said: str, brine: Run) -> None:
+    status, _, errors = brine(*arguments)
+    assert status == 2
+    assert errors.startswith("brine")
+    assert said in errors.splitlines()[0]
 
 
-def test_options_reach_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_reach_the_client(query: Run) -> None:
     asked = Asked(ConfdReply(0, 1, 42))
     options = ["--peer", "[2001:db8::1]:99", "--port", "9", "--timeout", "1.5", "--coverage", "2"]
-    run(asked, monkeypatch, "node-ips", "--json", *options)
+    query(asked, "node-ips", "--json", *options)
     assert asked.peers == (Peer("2001:db8::1", 99), Peer("192.0.2.9", 9))
     assert asked.options == {"coverage": 2, "patient": True, "timeout_s": 1.5}
 
 
 def test_who_names_nobody_asks_the_candidates_at_the_port_of_the_settings(
-    installed: Path, monkeypatch: pytest.MonkeyPatch
+    installed: Path, brine: Run
 ) -> None:
     (installed / "ssconf_master_candidates_ips").write_text("192.0.2.1\n192.0.2.2\n")
     asked = Asked(ConfdReply(0, [], 42))
-    monkeypatch.setattr(ConfdClient, "query", lambda *a, **k: asked.query(*a, **k))
-    assert cli.main(["confd", "query", "node-ips"]) == 0
+    assert brine("query", "node-ips", asked=asked)[0] == 0
     assert asked.peers == (Peer("192.0.2.1", 7), Peer("192.0.2.2", 7))
     assert asked.options == {"coverage": None, "patient": False, "timeout_s": 10.0}
-    cli.main(["confd", "ping"])
+    brine("ping", asked=asked)
     assert asked.options["patient"]
     assert asked.options["coverage"] >= 2
 
@@ -295,91 +289,79 @@ def test_who_names_nobody_asks_the_candidates_at_the_port_of_the_settings(
 @pytest.mark.parametrize(
     ("remove", "said"), [("hmac.key", "no such key"), ("ssconf", "no master candidates")]
 )
-def test_what_a_node_lacks_is_told(
-    installed: Path, remove: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_node_lacks_is_told(installed: Path, remove: str, said: str, brine: Run) -> None:
     if remove == "hmac.key":
         (installed / "hmac.key").unlink()
         (installed / "ssconf_master_candidates_ips").write_text("192.0.2.1\n")
-    with pytest.raises(SystemExit) as left:
-        cli.main(["confd", "query", "node-ips"])
-    assert left.value.code == 1
-    error, hint = capsys.readouterr().err.splitlines()
+    status, _, errors = brine("query", "node-ips")
+    error, hint = errors.splitlines()
+    assert status == 1
     assert said in error
     assert hint.startswith("brine: hint: ")
 
 
-def test_a_new_key_is_made_once_and_replaced_when_asked_to(
-    installed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_key_is_made_once_and_replaced_when_asked_to(installed: Path, brine: Run) -> None:
     key = installed / "hmac.key"
     key.unlink()
-    assert cli.main(["confd", "new-key"]) == 0
-    made, then = capsys.readouterr().out.splitlines()
-    assert made == f"made: {key}"
+    status, output, _ = brine("new-key")
+    made, then = output.splitlines()
+    assert (status, made) == (0, f"made: {key}")
     assert "copy it to every node" in then
     secret = key.read_bytes()
 
-    with pytest.raises(SystemExit) as left:
-        cli.main(["confd", "new-key"])
-    assert left.value.code == 1
-    assert "--replace" in capsys.readouterr().err
+    status, _, errors = brine("new-key")
+    assert status == 1
+    assert "--replace" in errors
     assert key.read_bytes() == secret
 
-    assert cli.main(["confd", "new-key", "--replace"]) == 0
+    status, *said = brine("new-key", "--replace")
+    assert status == 0
     assert (installed / "hmac.key.previous").read_bytes() == secret
     assert key.read_bytes() != secret
-    assert secret.decode().strip() not in "".join(capsys.readouterr())
+    assert secret.decode().strip() not in "".join(said)
 
 
-def test_the_old_key_is_forgotten_when_no_node_needs_it(
-    installed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_old_key_is_forgotten_when_no_node_needs_it(installed: Path, brine: Run) -> None:
     current, previous = installed / "hmac.key", installed / "hmac.key.previous"
-    assert cli.main(["confd", "new-key", "--replace"]) == 0
+    assert brine("new-key", "--replace")[0] == 0
     secret = current.read_bytes()
-    capsys.readouterr()
-    assert cli.main(["confd", "new-key", "--forget-old"]) == 0
-    removed, then = capsys.readouterr().out.splitlines()
-    assert removed == f"removed: {previous}"
+    status, output, _ = brine("new-key", "--forget-old")
+    removed, then = output.splitlines()
+    assert (status, removed) == (0, f"removed: {previous}")
     assert "systemctl reload-or-restart brine-confd" in then
     assert not previous.exists()
     assert current.read_bytes() == secret
-    assert cli.main(["confd", "new-key", "--forget-old"]) == 0
-    assert capsys.readouterr().out == f"there is no previous key: {previous}\n"
-    assert cli.main(["confd", "new-key", "--replace"]) == 0
+    told = f"there is no previous key: {previous}\n"
+    assert brine("new-key", "--forget-old") == (0, told, "")
+    assert brine("new-key", "--replace")[0] == 0
 
 
-def test_the_only_key_that_is_left_is_not_forgotten(
-    installed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_only_key_that_is_left_is_not_forgotten(installed: Path, brine: Run) -> None:
     (installed / "hmac.key").rename(installed / "hmac.key.previous")
-    with pytest.raises(SystemExit) as left:
-        cli.main(["confd", "new-key", "--forget-old"])
-    assert left.value.code == 1
-    assert "there is no such key" in capsys.readouterr().err
+    status, _, errors = brine("new-key", "--forget-old")
+    assert status == 1
+    assert "there is no such key" in errors
     assert (installed / "hmac.key.previous").exists()
 
 
-def test_a_key_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_checked(tmp_path: Path, brine: Run) -> None:
     key = tmp_path / "key"
     key.write_text("00112233445566778899aabbccddeeff\n")
-    assert cli.main(["confd", "check-key", "--json", str(key)]) == 0
-    assert json.loads(capsys.readouterr().out) == {"file": str(key), "bytes": 33}
+    status, output, _ = brine("check-key", "--json", str(key))
+    assert (status, json.loads(output)) == (0, {"file": str(key), "bytes": 33})
     key.write_text("short\n")
-    assert cli.main(["confd", "check-key", str(key)]) == 0
-    assert "has 6 bytes only" in capsys.readouterr().err
+    status, _, errors = brine("check-key", str(key))
+    assert status == 0
+    assert "has 6 bytes only" in errors
     key.write_text(" \n")
-    with pytest.raises(SystemExit):
-        cli.main(["confd", "check-key", str(key)])
-    assert f"brine: error: {key}: is blank\n" in capsys.readouterr().err
+    status, _, errors = brine("check-key", str(key))
+    assert status == 1
+    assert f"brine: error: {key}: is blank\n" in errors
 
 
-def test_help_lists_every_type_with_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main(["confd", "query", "--help"])
-    assert left.value.code == 0
-    out = capsys.readouterr().out
+def test_help_lists_every_type_with_a_line(brine: Run) -> None:
+    status, out, _ = brine("query", "--help")
+    assert status == 0
     for kind in RequestType:
         name = kind.name.lower().replace("_", "-")
         assert re.search(rf"^    {name}\s+\w+", out, re.MULTILINE)
