@@ -94,16 +94,13 @@ def test_a_value_that_can_not_be_is_an_error_that_names_it(
 ) -> None:
     (folder / f"ssconf_{key}").write_bytes(data)
     assert callable(read)
-    with pytest.raises(SsconfError, match=f"ssconf {key}: ") as caught:
+    with pytest.raises(SsconfError, match=f"^ssconf {key}: "):
         read(Ssconf(folder))
-    assert caught.value.key == key
 
 
 def test_a_value_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(SsconfError, match="ssconf master_node: there is no"):
         Ssconf(tmp_path).master_node()
-    with pytest.raises(SsconfError, match="is no key"):
-        Ssconf(tmp_path).value("../../etc/passwd")
 
 
 def test_a_folder_that_can_not_be_made_is_an_error(tmp_path: Path) -> None:

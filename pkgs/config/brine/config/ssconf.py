@@ -28,7 +28,6 @@ _HVPARAMS = "hvparams_"
 """What the keys of hypervisors' parameters begin with."""
 _TEMPORARY = ".ssconf-new-"
 _LONGEST_WRITE_S = 3600
-_KEY = re.compile(r"[a-z0-9_-]{1,64}")
 _NUMBERS = re.compile(r"([0-9]+)")
 
 
@@ -37,7 +36,6 @@ class SsconfError(BrineError):
 
     def __init__(self, key: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"ssconf {key}: {message}", hint=hint)
-        self.key = key
 
 
 def export(configuration: Configuration) -> dict[str, str]:
@@ -179,9 +177,7 @@ class Ssconf:
         self._folder = folder
 
     def value(self, key: str) -> str:
-        """The value of any key, without its final line end."""
-        if not _KEY.fullmatch(key):
-            raise SsconfError(shown(key), "is no key")
+        """The value of a key, without its final line end."""
         file = self._folder / file_name(key)
         try:
             return file.read_bytes().decode().removesuffix("\n")
