@@ -183,110 +183,95 @@ BY_USER = with_spec(down(on_xen(OFF)), admin_state_source="user")
 OVERDUE = "it has been starting for 900 s, and 60 s are its limit"
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
 
-ROWS: dict[str, tuple[Observed | Domain, Tries, tuple[Action, ...]]] = {
-    "runs": (RUNS, NONE, ()),
-    "runs, should not": (down(RUNS), NONE, ()),
-    "runs, was tried just now": (RUNS, Tries(3, NOW - 60), ()),
-    "runs for long": (RUNS, Tries(3, NOW - 8 * HOUR_S), (FORGET,)),
-    "runs, was tried in the future": (RUNS, Tries(1, NOW + 1), (FORGET,)),
-    "runs, was given up": (RUNS, GIVEN_UP, ()),
-    "runs, was given up untried": (RUNS, Tries(0, 0.0, given_up=True), (FORGET,)),
-    "runs, a stop of it was broken off": (
-        replace(RUNS, was_stopped=True, is_stop_over=True),
-        NONE,
-        (CLEAN_UP,),
+Row = tuple[Observed | Domain, Tries, tuple[Action, ...], bool, bool]
+
+
+def row(
+    what: Observed | Domain,
+    *actions: Action,
+    tries: Tries = NONE,
+    is_odd: bool = False,
+    is_quiet: bool = False,
+) -> Row:
+    """What is observed, how often it was tried, and the decision; *is_quiet* has no reason."""
+    return what, tries, actions, is_odd, is_quiet
+
+
+ROWS: dict[str, Row] = {
+    "runs": row(RUNS, is_quiet=True),
+    "runs, should not": row(down(RUNS), is_odd=True),
+    "runs, was tried just now": row(RUNS, tries=Tries(3, NOW - 60), is_quiet=True),
+    "runs for long": row(RUNS, FORGET, tries=Tries(3, NOW - 8 * HOUR_S), is_quiet=True),
+    "runs, was tried in the future": row(RUNS, FORGET, tries=Tries(1, NOW + 1), is_quiet=True),
+    "runs, was given up": row(RUNS, tries=GIVEN_UP, is_quiet=True),
+    "runs, was given up untried": row(
+        RUNS, FORGET, tries=Tries(0, 0.0, given_up=True), is_quiet=True
     ),
-    "starts for too long": (seen("activating", overdue=OVERDUE), NONE, ()),
-    "stops for too long": (
-        down(seen("deactivating", overdue=OVERDUE, is_being_stopped=True)),
-        NONE,
-        (),
+    "runs, a stop of it was broken off": row(
+        replace(RUNS, was_stopped=True, is_stop_over=True), CLEAN_UP
     ),
-    "is worked on": (replace(CRASHED, is_being_stopped=True), NONE, ()),
-    "preserved, is worked on": (on_xen(OFF, is_being_stopped=True), NONE, ()),
-    "is a zombie": (ZOMBIE, NONE, ()),
-    "is unknown": (on_xen(domain("x-----"), "active"), NONE, ()),
-    "its user's": (seen(has_user_marker=True), NONE, (SET_DOWN,)),
-    "its user's, preserved": (on_xen(OFF), NONE, (SET_DOWN, CLEAN_UP)),
-    "its user's, again": (again(seen(has_user_marker=True)), NONE, (START,)),
-    "its user's, again, preserved": (again(on_xen(OFF)), NONE, (CLEAN_UP, START)),
-    "its user's, after tries": (seen(has_user_marker=True), Tries(5, NOW), (SET_DOWN,)),
-    "its user's, again, given up": (again(seen(has_user_marker=True)), GIVEN_UP, (START,)),
-    "rebooted": (on_xen(domain("---s--", ShutdownReason.REBOOT)), NONE, (CLEAN_UP, TRY)),
-    "its admin's": (by("admin"), NONE, ()),
-    "its admin's, preserved": (on_xen(OFF, was_stopped=True), NONE, (CLEAN_UP,)),
-    "down": (down(CRASHED), NONE, ()),
-    "down, preserved": (down(KEPT), NONE, (CLEAN_UP,)),
-    "down, its user's, preserved": (down(on_xen(OFF)), NONE, (CLEAN_UP,)),
-    "down, its user's, half done": (
-        with_spec(down(seen(has_user_marker=True)), admin_state_source="user"),
-        NONE,
-        (SET_DOWN,),
+    "starts for too long": row(seen("activating", overdue=OVERDUE), is_odd=True),
+    "stops for too long": row(
+        down(seen("deactivating", overdue=OVERDUE, is_being_stopped=True)), is_odd=True
     ),
-    "down, its user's, noted, preserved": (BY_USER, NONE, (CLEAN_UP,)),
-    "down, its user's, crashed since": (
-        with_spec(down(CRASHED), admin_state_source="user"),
-        NONE,
-        (),
+    "is worked on": row(replace(CRASHED, is_being_stopped=True)),
+    "preserved, is worked on": row(on_xen(OFF, is_being_stopped=True)),
+    "is a zombie": row(ZOMBIE, is_odd=True),
+    "is unknown": row(on_xen(domain("x-----"), "active"), is_odd=True),
+    "its user's": row(seen(has_user_marker=True), SET_DOWN),
+    "its user's, preserved": row(on_xen(OFF), SET_DOWN, CLEAN_UP),
+    "its user's, again": row(again(seen(has_user_marker=True)), START),
+    "its user's, again, preserved": row(again(on_xen(OFF)), CLEAN_UP, START),
+    "its user's, after tries": row(seen(has_user_marker=True), SET_DOWN, tries=Tries(5, NOW)),
+    "its user's, again, given up": row(again(seen(has_user_marker=True)), START, tries=GIVEN_UP),
+    "rebooted": row(on_xen(domain("---s--", ShutdownReason.REBOOT)), CLEAN_UP, TRY),
+    "its admin's": row(by("admin")),
+    "its admin's, preserved": row(on_xen(OFF, was_stopped=True), CLEAN_UP),
+    "down": row(down(CRASHED), is_quiet=True),
+    "down, preserved": row(down(KEPT), CLEAN_UP),
+    "down, its user's, preserved": row(down(on_xen(OFF)), CLEAN_UP),
+    "down, its user's, half done": row(
+        with_spec(down(seen(has_user_marker=True)), admin_state_source="user"), SET_DOWN
     ),
-    "crashed": (CRASHED, NONE, (TRY,)),
-    "crashed, preserved": (KEPT, NONE, (CLEAN_UP, TRY)),
-    "crashed, to start again": (again(CRASHED), NONE, (TRY,)),
-    "crashed, too early": (CRASHED, Tries(1, NOW - 239), ()),
-    "crashed, too early, preserved": (KEPT, Tries(1, NOW - 239), (CLEAN_UP,)),
-    "crashed, after a clock was set back": (CRASHED, Tries(1, NOW + 1e9), (TRY,)),
-    "crashed, last try": (CRASHED, Tries(4, NOW - 2400), (TRY,)),
-    "crashed, too often": (CRASHED, Tries(5, NOW - HOUR_S), (GIVE_UP,)),
-    "crashed, too often, preserved": (KEPT, Tries(5, NOW - HOUR_S), (CLEAN_UP, GIVE_UP)),
-    "given up": (CRASHED, GIVEN_UP, ()),
-    "given up, preserved": (KEPT, GIVEN_UP, (CLEAN_UP,)),
-    "given up, due": (CRASHED, Tries(9, NOW - 8 * HOUR_S, given_up=True), (TRY,)),
-    "given up, reset": (seen(failure=RESET), GIVEN_UP, (TRY,)),
-    "given up, lacks": (replace(FAILED, lacks=("/d",)), GIVEN_UP, ()),
-    "given up, lacked": (replace(FAILED, lacks=()), GIVEN_UP, (TRY,)),
-    "too early, lacked": (replace(FAILED, lacks=()), Tries(2, NOW - 9), (TRY,)),
-    "did not start": (FAILED, NONE, (TRY,)),
-    "never started": (seen(has_run=False), NONE, (TRY,)),
-    "never started, and its turn comes": (seen(has_run=False, awaits_node=True), NONE, ()),
-    "kvmd is off": (by("unknown"), NONE, (SET_DOWN,)),
-    "kvmd is off, to start again": (again(by("unknown")), NONE, (START,)),
-    "nobody knows": (by(""), NONE, ()),
-    "not ours, runs": (domain("-b----"), NONE, ()),
-    "not ours, preserved": (OFF, NONE, ()),
-    "not ours, crashed": (CRASH, NONE, ()),
-}
-ODD = {
-    "runs, should not",
-    "starts for too long",
-    "stops for too long",
-    "is a zombie",
-    "is unknown",
-    "crashed, too often",
-    "crashed, too often, preserved",
-    "given up",
-    "given up, preserved",
-    "given up, lacks",
-    "nobody knows",
-}
-QUIET = {
-    "runs",
-    "runs, was tried just now",
-    "runs for long",
-    "runs, was tried in the future",
-    "runs, was given up",
-    "runs, was given up untried",
-    "down",
-    "down, its user's, crashed since",
+    "down, its user's, noted, preserved": row(BY_USER, CLEAN_UP),
+    "down, its user's, crashed since": row(
+        with_spec(down(CRASHED), admin_state_source="user"), is_quiet=True
+    ),
+    "crashed": row(CRASHED, TRY),
+    "crashed, preserved": row(KEPT, CLEAN_UP, TRY),
+    "crashed, to start again": row(again(CRASHED), TRY),
+    "crashed, too early": row(CRASHED, tries=Tries(1, NOW - 239)),
+    "crashed, too early, preserved": row(KEPT, CLEAN_UP, tries=Tries(1, NOW - 239)),
+    "crashed, after a clock was set back": row(CRASHED, TRY, tries=Tries(1, NOW + 1e9)),
+    "crashed, last try": row(CRASHED, TRY, tries=Tries(4, NOW - 2400)),
+    "crashed, too often": row(CRASHED, GIVE_UP, tries=Tries(5, NOW - HOUR_S), is_odd=True),
+    "crashed, too often, preserved": row(
+        KEPT, CLEAN_UP, GIVE_UP, tries=Tries(5, NOW - HOUR_S), is_odd=True
+    ),
+    "given up": row(CRASHED, tries=GIVEN_UP, is_odd=True),
+    "given up, preserved": row(KEPT, CLEAN_UP, tries=GIVEN_UP, is_odd=True),
+    "given up, due": row(CRASHED, TRY, tries=Tries(9, NOW - 8 * HOUR_S, given_up=True)),
+    "given up, reset": row(seen(failure=RESET), TRY, tries=GIVEN_UP),
+    "given up, lacks": row(replace(FAILED, lacks=("/d",)), tries=GIVEN_UP, is_odd=True),
+    "given up, lacked": row(replace(FAILED, lacks=()), TRY, tries=GIVEN_UP),
+    "too early, lacked": row(replace(FAILED, lacks=()), TRY, tries=Tries(2, NOW - 9)),
+    "did not start": row(FAILED, TRY),
+    "never started": row(seen(has_run=False), TRY),
+    "never started, and its turn comes": row(seen(has_run=False, awaits_node=True)),
+    "kvmd is off": row(by("unknown"), SET_DOWN),
+    "kvmd is off, to start again": row(again(by("unknown")), START),
+    "nobody knows": row(by(""), is_odd=True),
+    "not ours, runs": row(domain("-b----")),
+    "not ours, preserved": row(OFF),
+    "not ours, crashed": row(CRASH),
 }
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_each_row(row: str) -> None:
-    what, tries, actions = ROWS[row]
+@pytest.mark.parametrize("name", ROWS)
+def test_each_row(name: str) -> None:
+    what, tries, actions, is_odd, is_quiet = ROWS[name]
     found = decision(what, tries)
-    assert found.actions == actions
-    assert found.is_odd == (row in ODD)
-    assert bool(found.why) == (row not in QUIET)
+    assert (found.actions, found.is_odd, not found.why) == (actions, is_odd, is_quiet)
 
 
 def test_what_is_not_ours_is_cleaned_up_only_where_it_is_to_be() -> None:
