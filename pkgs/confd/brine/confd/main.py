@@ -66,8 +66,7 @@ async def _serve(program: ConfdProgram, settings: ConfdSettings, keys: list[Foun
     supervisor = Supervisor(settings, keys, program.service)
 
     def take(settings: ConfdSettings) -> None:
-        keys = _load_keys(settings)
-        supervisor.reload(settings, keys, done=lambda: log.info("settings and keys reloaded"))
+        supervisor.reload(settings, _load_keys(settings))
 
     await program.serve(supervisor, take)
 

@@ -349,12 +349,10 @@ class Supervisor:
         self._service.ready(self._status())
         log.info("%s", self._status())
 
-    def reload(
-        self, settings: ConfdSettings, keys: Sequence[FoundKey], *, done: Callable[[], None]
-    ) -> None:
-        """Go on with other settings and keys. No request is lost, unless ports or workers go.
+    def reload(self, settings: ConfdSettings, keys: Sequence[FoundKey]) -> None:
+        """Go on with other settings and keys; that all answers are by them is logged. No request is
+        lost, unless ports or workers go.
 
-        :param done: called when all answers are by the new ones.
         :raises BrineError: if a port, an address or a process can't be had; all stays as it was.
         """
         former = self._use
@@ -370,7 +368,7 @@ class Supervisor:
 
         def taken_over() -> None:
             self._service.ready(self._status())
-            done()
+            log.info("settings and keys reloaded")
 
         use = _Use(settings, keys, [*kept, *added], answers)
         try:
