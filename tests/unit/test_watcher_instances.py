@@ -37,6 +37,8 @@ from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
 STARTED, ENDED = 1000.0, 1001.0
+KILLED = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
+FAILED = {"ActiveState": "failed", "Result": "exit-code", "InvocationID": "a"}
 THEIRS = "6c1f0000-0000-0000-0000-000000000001"
 
 
@@ -457,13 +459,12 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     monkeypatch.setattr(commands, "log_to_journal", lambda: None)
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
     for name in ("web1", "web2", "web3"):
         ran(name)
-        systemctl.unit(unit_of(name), ActiveState="failed", **killed)
+        systemctl.unit(unit_of(name), ActiveState="failed", **KILLED)
     # Its unit clears up after it.
     systemctl.unit(unit_of("web3"), ActiveState="deactivating")
-    failed = partial(systemctl.unit, unit_of("web3"), ActiveState="failed", **killed)
+    failed = partial(systemctl.unit, unit_of("web3"), ActiveState="failed", **KILLED)
     threading.Timer(0.3, failed).start()
     paths.ENDED_DIR.mkdir()
     for name in ("web1", "web3", "undefined"):
@@ -494,10 +495,9 @@ def given_up(name: str, run: str, **facts: Any) -> None:
 def test_what_failed_is_tried_at_once_when_systemd_has_forgotten_that(
     systemctl: ScriptedSystemctl,
 ) -> None:
-    failed = {"ActiveState": "failed", "Result": "exit-code", "InvocationID": "a"}
     for name in ("web1", "web2"):
         given_up(name, "a", lacks=[])
-        systemctl.unit(unit_of(name), **failed)
+        systemctl.unit(unit_of(name), **FAILED)
     assert done() == {"web1": (), "web2": ()}
     systemctl.unit(unit_of("web1"), ActiveState="inactive", Result="success")
     systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="b")
@@ -510,8 +510,7 @@ def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_m
 ) -> None:
     disk, bridge = own_node / "disk", own_node / "br0"
     given_up("web1", "a", lacks=[str(disk), str(bridge)])
-    failed = {"ActiveState": "failed", "Result": "exit-code", "InvocationID": "a"}
-    systemctl.unit(unit_of("web1"), **failed)
+    systemctl.unit(unit_of("web1"), **FAILED)
     systemctl.becomes("start", unit_of("web1"), ActiveState="active", InvocationID="b")
     disk.touch()
     assert done() == {"web1": ()}
@@ -528,8 +527,7 @@ def test_whose_turn_comes_while_the_node_starts_is_left_alone(
 ) -> None:
     store.save(define({"name": "web1", "admin_state": "up"}))
     ran("web2")
-    killed = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
-    systemctl.unit(unit_of("web2"), ActiveState="failed", **killed)
+    systemctl.unit(unit_of("web2"), ActiveState="failed", **KILLED)
     systemctl.becomes("start", unit_of("web2"), ActiveState="active", InvocationID="b")
     systemctl.unit("brine-instances.service", **{"ActiveState": "inactive", **state})
     found = done()
