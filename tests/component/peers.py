@@ -15,6 +15,12 @@ def poweroff() -> bytes:
     return event_line("SHUTDOWN", guest=True, reason="guest-shutdown")
 
 
+def user_ends(kvmd: Kvmd, it: Peer, *, times: int = 1) -> None:
+    """Have the user of a VM shut it down, and see the verdict: number *times* on that name."""
+    it.say(poweroff())
+    assert kvmd.verdict(it.path.stem, times) == "user, guest-shutdown"
+
+
 @contextmanager
 def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
     it = Peer(kvmd.control / f"{name}.kvmd", listen=listen)
@@ -26,7 +32,7 @@ def peer(kvmd: Kvmd, name: str, *, listen: bool = True) -> Iterator[Peer]:
 
 @contextmanager
 def watched(kvmd: Kvmd, name: str, *, times: int = 1) -> Iterator[Peer]:
-    """One that has negotiated, and is watched; for the so manieth time under that name."""
+    """A VM that is watched: number *times* of that name."""
     with peer(kvmd, name) as it:
         it.negotiate()
         kvmd.watches(name, times)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from component.kvmd_process import Kvmd
-from component.peers import peer, poweroff, two_of_one_name, watched
+from component.peers import peer, poweroff, two_of_one_name, user_ends, watched
 from lab.fake_qemu import GREETING, event_line
 from lab.waiting import wait_for
 
@@ -21,8 +21,7 @@ from lab.waiting import wait_for
 def test_a_verdict_that_is_not_written_yet_survives(kvmd: Kvmd, stays: bool) -> None:
     with watched(kvmd, "web") as web:
         shutil.move(kvmd.control, kvmd.control.with_name("away"))
-        web.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
         kvmd.wait_logged("web: its shutdown file can't be made")
         kvmd.wait_verdict_kept()
         kvmd.stop(signal.SIGKILL)
@@ -49,8 +48,7 @@ def full(kvmd: Kvmd) -> Iterator[None]:
 @pytest.mark.usefixtures("full")
 def test_a_verdict_that_can_not_be_remembered_is_given_again_after_a_kill(kvmd: Kvmd) -> None:
     with watched(kvmd, "web") as web:
-        web.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
         kvmd.wait_logged("web: what was seen can't be kept for a restart yet: No space left")
         kvmd.stop(signal.SIGKILL)
         web.end()
@@ -83,8 +81,7 @@ def test_of_two_with_one_name_each_keeps_its_own(kvmd: Kvmd) -> None:
 
 def test_the_end_of_an_older_vm_leaves_the_newer_ones_verdict_alone(kvmd: Kvmd) -> None:
     with two_of_one_name(kvmd) as (old, new):
-        new.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, new)
         kvmd.wait_verdict_kept()
         new.end()
         kvmd.stop(signal.SIGKILL)
@@ -129,8 +126,7 @@ def test_a_negotiation_that_was_never_sent_is_made_up_for(kvmd: Kvmd) -> None:
         kvmd.start()
         assert b"qmp_capabilities" in connection.recv(4096)
         connection.sendall(b'{"error": {"class": "CommandNotFound", "desc": "done already"}}\r\n')
-        web.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
 
 
 def test_half_an_event_at_a_restart_is_not_lost(kvmd: Kvmd) -> None:

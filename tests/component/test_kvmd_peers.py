@@ -22,7 +22,7 @@ import pytest
 
 from brine.common.markers import MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
-from component.peers import peer, pouring, poweroff, two_of_one_name, watched
+from component.peers import peer, pouring, poweroff, two_of_one_name, user_ends, watched
 from lab.fake_qemu import GREETING, Peer, event_line
 from lab.waiting import wait_for
 
@@ -47,8 +47,7 @@ def bystander(kvmd: Kvmd) -> Iterator[None]:
     """A good VM; at the end of the test it is still watched, and its verdict comes at once."""
     with watched(kvmd, "bystander") as good:
         yield
-        good.event("SHUTDOWN", guest=True, reason="guest-shutdown")
-        assert kvmd.verdict("bystander") == "user, guest-shutdown"
+        user_ends(kvmd, good)
 
 
 def test_a_socket_that_does_not_listen_yet_is_tried_again(kvmd: Kvmd) -> None:
@@ -129,8 +128,7 @@ def test_an_event_before_the_greeting_came_before_kvmd(kvmd: Kvmd) -> None:
         early.accept().sendall(event_line("STOP") + GREETING)
         early.answer_negotiation()
         kvmd.watches("early")
-        early.say(poweroff())
-        assert kvmd.verdict("early") == "user, guest-shutdown"
+        user_ends(kvmd, early)
 
 
 def test_a_silent_socket_costs_one_line_and_is_waited_for(kvmd: Kvmd) -> None:
@@ -210,8 +208,7 @@ def test_what_stands_in_the_place_of_a_shutdown_file_is_one(kvmd: Kvmd, kind: st
             place.symlink_to("nowhere")
         else:
             place.touch(0o000)
-        web.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
         assert not kvmd.log("web: its shutdown file")
         assert not (kvmd.control / "nowhere").exists()
 
@@ -336,16 +333,14 @@ def test_the_control_directory_may_go_and_come_back(kvmd: Kvmd) -> None:
         with watched(kvmd, "after"):
             pass
         # The VM whose socket file is gone runs on, and is still watched.
-        before.event("SHUTDOWN", guest=True, reason="guest-shutdown")
-        assert kvmd.verdict("before") == "user, guest-shutdown"
+        user_ends(kvmd, before)
         assert kvmd.shut_down_by_user("before")
 
 
 def test_a_verdict_without_a_directory_is_written_when_it_returns(kvmd: Kvmd) -> None:
     with watched(kvmd, "web") as web:
         shutil.rmtree(kvmd.control)
-        web.event("SHUTDOWN", guest=True, reason="guest-shutdown")
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
         kvmd.wait_logged("web: its shutdown file can't be made, trying again: No such file")
     kvmd.control.mkdir()
     wait_for("the file", lambda: kvmd.shut_down_by_user("web"))
@@ -389,8 +384,7 @@ def test_a_shutdown_file_that_could_not_be_removed_stays_after_the_users_shutdow
         web.negotiate()
         kvmd.wait_logged("web: its shutdown file can't be removed, trying again")
         subprocess.run(["umount", str(in_the_way)], check=True)
-        web.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
         kvmd.wait_logged("web: its shutdown file is ")  # at last
         assert kvmd.shut_down_by_user("web")
 
@@ -398,8 +392,7 @@ def test_a_shutdown_file_that_could_not_be_removed_stays_after_the_users_shutdow
 def test_a_vm_that_is_replaced_can_only_write_to_the_journal(kvmd: Kvmd) -> None:
     with two_of_one_name(kvmd) as (old, new):
         assert kvmd.log("web: runs on behind another's socket")
-        old.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, old)
         assert not kvmd.shut_down_by_user("web")
         new.say(poweroff())
         kvmd.verdict("web", times=2)
@@ -410,8 +403,8 @@ def test_verdicts_are_logged_whatever_the_level(kvmd: Kvmd) -> None:
     kvmd.configure(log_level="error")
     kvmd.reload()
     with peer(kvmd, "web") as web:
-        web.negotiate().sendall(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        web.negotiate()
+        user_ends(kvmd, web)
         assert not kvmd.log("web: watching")
 
 
@@ -421,8 +414,7 @@ def test_a_touched_socket_file_is_still_the_same_vm(kvmd: Kvmd) -> None:
         web.path.chmod(0o660)
         time.sleep(0.2)
         assert len(kvmd.log("web")) == 1
-        web.event("SHUTDOWN", guest=True, reason="guest-shutdown")
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
 
 
 def test_a_peer_that_closes_every_connection_is_left_alone_after_a_while(kvmd: Kvmd) -> None:
@@ -499,8 +491,8 @@ def test_a_mark_of_another_process_is_not_the_vms(kvmd: Kvmd) -> None:
     write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
     write_marker(MarkerKind.STOP, "web", run=RUN, folder=kvmd.marks)
     with peer(kvmd, "web") as web:
-        web.negotiate().sendall(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        web.negotiate()
+        user_ends(kvmd, web)
         assert kvmd.shut_down_by_user("web")
         assert read_marker(MarkerKind.SHUTDOWN, "web", folder=kvmd.marks) is None
 
@@ -554,12 +546,11 @@ def test_a_reload_may_move_to_another_directory_and_suffix(kvmd: Kvmd) -> None:
         kvmd.control.mkdir()
         kvmd.reload_whole(suffix=".qmp")
         new = Peer(kvmd.control / "new.qmp")
-        new.negotiate().sendall(poweroff())
-        assert kvmd.verdict("new") == "user, guest-shutdown"
+        new.negotiate()
+        user_ends(kvmd, new)
         new.end()
         assert kvmd.shut_down_by_user("new")
-        old.event("SHUTDOWN", guest=True, reason="guest-shutdown")
-        assert kvmd.verdict("old") == "user, guest-shutdown"
+        user_ends(kvmd, old)
 
 
 def test_a_reload_may_change_the_suffix_of_vms_that_run(kvmd: Kvmd) -> None:

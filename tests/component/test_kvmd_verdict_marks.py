@@ -11,7 +11,7 @@ import pytest
 
 from brine.common.markers import UNKNOWN_RUN, Marker, MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
-from component.peers import poweroff, watched
+from component.peers import poweroff, user_ends, watched
 from lab.fake_qemu import FakeQemus, event_line
 from lab.waiting import wait_for
 
@@ -95,8 +95,7 @@ def test_no_other_vm_of_its_name_has_a_say_about_an_instance(kvmd: Kvmd) -> None
     write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getppid())
     write_marker(MarkerKind.VERDICT, "web", run=RUN, folder=kvmd.marks, who="crash", cause="eof")
     with watched(kvmd, "web") as web:
-        web.say(poweroff())
-        assert kvmd.verdict("web") == "user, guest-shutdown"
+        user_ends(kvmd, web)
     assert said(verdict_on(kvmd, "web")) == (RUN, "crash", "eof")
 
 
