@@ -34,7 +34,7 @@ _MANY_OBJECTS = 1000
 _Method = Callable[["Answers", Any], Any]
 _METHODS: dict[int, _Method] = {}
 _QUERIES: dict[int, tuple[type, ...]] = {}
-"""What a request's query may be. Nobody looks at the query of a request that is not here."""
+"""The types of a request's query. The query of a request that is not here is ignored."""
 
 
 def _to(request_type: RequestType, *queries: type) -> Callable[[_Method], _Method]:
@@ -269,17 +269,17 @@ class Answers:
 
 
 WITHOUT_QUERY = frozenset(RequestType) - _QUERIES.keys()
-"""The types of requests whose query nobody looks at."""
+"""The types of requests whose query is ignored."""
 
 
 def _canonical(ip: str) -> str:
-    """An IP address as others write it, too; what is none stays as it is."""
+    """An IP address in its canonical form; other text stays as it is."""
     # IPv4 has but one form, and there is no time to lose.
     return canonical_ip(ip) if ":" in ip else ip
 
 
 def _drbd_disks(disk: ConfigDisk | None) -> Iterator[ConfigDisk]:
-    """The DRBD devices among a disk and what it is made of."""
+    """The DRBD devices among a disk and its parts."""
     if disk is None:
         return
     if disk.dev_type == "drbd":

@@ -11,7 +11,7 @@ from brine.common.cli import Command, add_verb, seconds, whole_number
 
 _COMMANDS = "brine.confd.commands"
 EVERY_PEER = sys.maxsize
-"""A coverage that leaves nobody out."""
+"""A coverage that includes every candidate."""
 
 
 def _coverage(text: str) -> int:

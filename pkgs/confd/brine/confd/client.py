@@ -242,7 +242,7 @@ class Result:
 
     @cached_property
     def standings(self) -> tuple[PeerStanding, ...]:
-        """What each of ``replies`` is beside the newest."""
+        """How each of ``replies`` compares with the newest one."""
         newest = self.newest
         return tuple(self._standing(one, newest) for one in self.replies if newest)
 
@@ -270,7 +270,7 @@ class Result:
         return [one for one, its in pairs if its == standing]
 
     def answer(self) -> Any:
-        """The newest answer. Raises NoAnswerError if nobody replied, AnswerError if it is one."""
+        """The newest answer. Raises NoAnswerError without one, AnswerError if it is an error."""
         newest = self.newest
         if not newest:
             raise _no_answer_error(self)
@@ -465,7 +465,7 @@ class _Exchange:
             except (OSError, UnicodeError):  # a label of a name may be too long to be encoded
                 found = []
             self._resolved.put((state, found))
-            with contextlib.suppress(OSError):  # nobody waits any more
+            with contextlib.suppress(OSError):  # the query has ended
                 self._waker.send(b"\0")
 
         try:

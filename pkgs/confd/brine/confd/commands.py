@@ -231,7 +231,7 @@ def _ping_object(result: Result) -> dict[str, Any]:
 
 
 def _ping_rows(result: Result) -> Iterator[tuple[str, str, str]]:
-    """What each peer answered, and after how long."""
+    """A row for each peer: its answer, and the time that took."""
     for one in result.replies:
         good = one.reply.status == ReplyStatus.OK
         said = f"version {_item(one.reply.answer)}" if good else f"error: {_in_short(one.reply)}"

@@ -23,7 +23,7 @@ CURRENT = "hmac.key"
 """The name of the current key among a service's credentials, and of its file."""
 PREVIOUS = "hmac.key.previous"
 SHORTEST = 16
-"""In bytes: who has recorded a datagram can try shorter keys at leisure."""
+"""In bytes: an attacker who recorded a datagram can try all shorter keys."""
 
 _LARGEST = 64 * 1024
 _NEW_KEY_BYTES = 32
@@ -37,7 +37,7 @@ class KeyFileError(BrineError):
 
     @classmethod
     def of(cls, path: Path, what: str, error: OSError) -> KeyFileError:
-        """What the system refused."""
+        """The error for an operation that the system refused."""
         hint = "be root" if isinstance(error, PermissionError) else None
         return cls(path, f"can't be {what}: {error.strerror}", hint=hint)
 

@@ -169,7 +169,7 @@ class HmacKey:
 
 
 class Signed(NamedTuple):
-    """What an authentic datagram holds: JSON text, its salt, and the key that signed it."""
+    """The content of an authentic datagram: JSON text, its salt, and the key that signed it."""
 
     message: str
     salt: str
@@ -190,7 +190,7 @@ _Parts = tuple[bytes | memoryview, bytes, bytes]
 
 
 def open_signed(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
-    """Take a datagram apart. Its message is JSON, which nobody parses before its sender is known.
+    """Take a datagram apart. Its message is JSON, which is not parsed before its sender is known.
 
     :raises RefusedError: if it is not of this protocol, or nobody who has one of the keys made it.
     """
@@ -282,8 +282,8 @@ def _large_parts(datagram: bytes) -> _Parts:
 
 
 def _unescaped(datagram: bytes, start: int, end: int) -> bytes | memoryview:
-    """What a long JSON string in a datagram means, in UTF-8; something else where it has escapes
-    as it must not. To go from escape to escape would take longer than the signature does."""
+    """The meaning of a long JSON string in a datagram, in UTF-8. If the string has invalid escapes,
+    the result is meaningless. To check each escape would take longer than the signature does."""
     if b"\\" not in datagram:
         return memoryview(datagram)[start:end]
     bare = datagram.translate(None, b"\\")

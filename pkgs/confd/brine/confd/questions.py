@@ -149,7 +149,7 @@ def _node_ip(texts: list[str], *, link: str | None) -> Question[Any]:
 
 cluster_master = _plain(RequestType.CLUSTER_MASTER, _text)
 FIELDS = {field.name.lower().replace("_", "-"): field for field in Field}
-"""What the master can be asked for, by its name in the command line."""
+"""The fields that the master can be asked for, by their names on the command line."""
 
 
 def cluster_master_fields(fields: Iterable[Field]) -> Question[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""What an administrator can set in ``/etc/brine/confd.toml``; see brine-confd.toml(5)."""
+"""The settings of ``/etc/brine/confd.toml``; see brine-confd.toml(5)."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class WorkerError(BrineError):
 
 @dataclass(frozen=True)
 class _Use:
-    """What workers answer with: all of it changes at once, or nothing does.
+    """The state that workers answer with: all of it changes at once, or nothing does.
 
     :param sockets: of each worker.
     :param answers: None without a configuration.
@@ -199,7 +199,7 @@ class WorkerPool:
             # Links and pipes must end when the process ends that they belong to.
             for process in self._processes.values():
                 process.link.close()
-            # A socket that nobody reads would still get its share of what comes in.
+            # A socket that no worker reads would still get its share of datagrams.
             use = generation.use
             others = use.all_sockets()
             if self._current and self._current is not generation:
@@ -384,7 +384,7 @@ class Supervisor:
             self._watch.start()
 
     def stop(self) -> None:
-        """End the workers; each finishes what it is at."""
+        """End the workers; each first finishes its datagram."""
         self._workers.stop()
         self._tell_refusals()
 
@@ -434,7 +434,7 @@ class Supervisor:
         except ConfigError as error:
             self._refuse(f"{file}: {error}")
         except Exception:
-            # Whatever it is in that file that nobody thought of, answering goes on.
+            # Whatever the fault in that file is, the workers go on answering.
             log.exception("%s", file)
             self._refuse(f"{file} can't be used")
         else:
@@ -463,7 +463,7 @@ class Supervisor:
 
     def _refuse(self, trouble: str) -> None:
         use = "the old one stays in use" if self._use.answers else "there is none to use"
-        if trouble != self._trouble:  # what is tried again and again is said once
+        if trouble != self._trouble:  # the log has a repeated fault once
             tell(log, messages.CONFIG_REFUSED, f"{trouble}; {use}")
         self._trouble = trouble
         self._show_status()
@@ -521,7 +521,7 @@ class Supervisor:
 
 
 def _identity(file: Path) -> tuple[int, ...] | None:
-    """What changes when a file is replaced or written to; None if it is not there."""
+    """A value that changes when a file is replaced or written to; None if the file is not there."""
     try:
         status = os.stat(file)
     except OSError:

@@ -22,7 +22,7 @@ _FORMULA_KEYS |= {"watcher", "hotplug", "instance", "lifecycle", "distributed"}
 """The keys of the Salt formula under ``brine:`` besides the configuration."""
 
 _MASK = "*" * 10
-"""What Salt 3008's command line shows in place of pillar's values."""
+"""The text that Salt 3008's command line shows in place of pillar's values."""
 _UNMASKED = (
     "Salt hides pillar's values on the command line; the state brine.config "
     "(brine_config.applied) has them"
@@ -183,7 +183,7 @@ def _choose_master(draft: Draft, cluster: Json) -> None:
     """
     nodes = draft.objects["nodes"]
     if not cluster.get("master_node"):
-        if len(nodes) == 1:  # which needs no word on who is the master
+        if len(nodes) == 1:  # a single node is the master
             (cluster["master_node"],) = nodes
         else:
             draft.wrong("/cluster/master", "is needed: the master node's name")

@@ -92,7 +92,7 @@ def _inherit(draft: Draft, instance: Json, nic: Json, values: Json) -> None:
 
 
 def _free_mac(prefix: str, seed: str, taken: set[str]) -> str:
-    """A MAC address that nobody has, the same for the same input, so that a dry run tells the
+    """An unused MAC address, the same for the same input, so that a dry run tells the
     truth."""
     start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:3], "big")
     for number in itertools.islice(itertools.count(start), 1 << 24):
@@ -207,7 +207,7 @@ def _by_key(
 
 
 def _by_place(matches: list[Json | None], given: Sequence[Json], before: Sequence[Json]) -> None:
-    """Complete *matches*: who has none is the one in its place, if nobody else is that one."""
+    """Complete *matches*: a device without a match gets the one in its place, if that is free."""
     for index, (item, old) in enumerate(zip(given, before, strict=False)):
         is_open = matches[index] is None and item.get("uuid") is None
         if is_open and all(match is not old for match in matches):

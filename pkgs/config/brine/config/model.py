@@ -58,7 +58,7 @@ def _negative_fault(value: int) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamped(ConfigObject):
-    """What has a serial number, raised at each change, and times, seconds since 1970."""
+    """An object with a serial number, which each change raises, and times in seconds since 1970."""
 
     serial_no: int = 1
     ctime: float = 0.0
@@ -225,7 +225,7 @@ class ConfigDisk(Stamped):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance(Stamped):
-    """A virtual machine; *admin_state* is what it should be, and *disks* are UUIDs."""
+    """A virtual machine; *admin_state* is its desired state, and *disks* are UUIDs."""
 
     name: str = rule(**_HOST)
     primary_node: str = rule("", refers="nodes")
@@ -261,7 +261,7 @@ KINDS: dict[str, type[Stamped]] = {
 
 NOUNS = {section: section[:-1] for section in KINDS if section != "disks"}
 NOUNS["nodegroups"] = "node group"
-"""What an object with a name is called, by section."""
+"""The noun for a named object, by section."""
 
 
 class Names:
@@ -451,7 +451,7 @@ _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
 
 def resolve(configuration: Configuration, pointer: str) -> Any:
-    """What is at *pointer*: JSON.
+    """The JSON at *pointer*.
 
     :param pointer: ``/instances/web1.example.com/nics/0``; empty for the whole. An object may be
         given by UUID, name, or a short name that only one has.
@@ -470,7 +470,7 @@ def resolve(configuration: Configuration, pointer: str) -> Any:
 
 
 def descend(value: Any, parts: Sequence[str]) -> Any:
-    """What is in JSON *value* at the reference tokens *parts* of a pointer; raises ConfigError.
+    """The part of JSON *value* at the reference tokens *parts* of a pointer; raises ConfigError.
 
     The library's own way down also goes into strings, and past the end of lists.
     """

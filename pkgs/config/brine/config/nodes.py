@@ -1,4 +1,4 @@
-"""A node's part in the configuration: what it gets of it, and its events, recorded there."""
+"""A node and the configuration: the part that the node gets, and its events, recorded there."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def find_node(configuration: Configuration, reference: str) -> Node:
 
 
 def export(configuration: Configuration, data: bytes, node: Node) -> NodeExport:
-    """What *node* gets.
+    """The part that *node* gets: ``brine config export-node``.
 
     :param data: the configuration's file.
     :raises SsconfError: if a value can't be one of ssconf; ConfigError if a path can't be one.
@@ -127,7 +127,7 @@ class _AdminState:
 
 @dataclass(frozen=True, slots=True)
 class RecordedEvent:
-    """What became of an event, with the keys that ``--json`` prints.
+    """The result of recording an event, with the keys that ``--json`` prints.
 
     :param id: of the event; empty if it has none that can be one.
     :param recorded: whether the configuration says so now; *changed* whether it did not before.
@@ -144,8 +144,8 @@ class RecordedEvent:
 def record(
     configuration: Configuration, node: Node, events: Any
 ) -> tuple[Configuration, list[RecordedEvent]]:
-    """Set the admin_state of the instances that a node's *events* tell of; the latest one of an
-    instance counts.
+    """Record a node's *events*, as ``brine config record`` does: set the admin_state of the
+    instances that they name. The latest event of an instance counts.
 
     :return: the new configuration, and what became of each event, in their order.
     :raises ConfigError: if *events* is no list, or has more than an outbox keeps: the lock is held
@@ -180,8 +180,8 @@ def record(
 
 
 def _read(configuration: Configuration, node: Node, event: ClusterEvent) -> _AdminState:
-    """What an event says; raises ConfigError or SchemaError if it can't be, or is not for the
-    node to say."""
+    """The content of an event; raises ConfigError or SchemaError if it is invalid, or if this node
+    must not report it."""
     if event.kind != _KIND:
         raise ConfigError(f"must be {_KIND}, but is {shown(event.kind)}", where="/kind")
     if event.instance not in configuration.instances:

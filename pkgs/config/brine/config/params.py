@@ -154,8 +154,8 @@ HYPERVISORS: dict[str, Component] = {
 }
 
 _LEFT_OVER = "lxc_"
-"""What the names of parameters begin with that Ganeti's upgrades leave in files of old clusters;
-nothing reads them."""
+"""The prefix of parameters that Ganeti's upgrades leave in files of old clusters; nothing reads
+them."""
 
 BACKEND: Component = _table(
     {"always_failover": False, "auto_balance": True, "spindle_use": 1, "vcpus": 1},
@@ -215,11 +215,11 @@ DISKS: dict[str, Component] = {
 
 
 _OF_DRBD_DISKS = _table({"default-metavg": "xenvg"})
-"""What a disk of its own may have beside its kind's parameters: Ganeti's name for metavg there."""
+"""Parameters of a single disk besides those of its kind: Ganeti's name for metavg there."""
 
 
 def validate_disk(kind: str, values: Mapping[str, Any], where: str) -> Iterator[Mistake]:
-    """What is wrong with the parameters of one disk, whose dev_type is *kind*."""
+    """The faults in the parameters of one disk, whose dev_type is *kind*."""
     component = DISKS.get(kind.replace("drbd8", "drbd"))
     if component is DISKS["drbd"]:
         component = {**component, **_OF_DRBD_DISKS}
@@ -249,7 +249,7 @@ class Mistake:
 def validate(
     component: Component, values: Mapping[str, Any], where: str, *, for_instance: bool = False
 ) -> Iterator[Mistake]:
-    """What is wrong with *values* of a component; *for_instance* global ones are mistakes too."""
+    """The faults in *values* of a component; *for_instance* global ones are mistakes too."""
     for name, value in values.items():
         param = component.get(name)
         place = f"{where}/{name}"

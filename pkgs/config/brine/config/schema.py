@@ -127,7 +127,7 @@ class JsonObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigObject(JsonObject):
-    """What all objects of a configuration have.
+    """The keys that all objects of a configuration have.
 
     :param uuid: given once, never changed. One that the file lacks is made from the object's place
         in the file, the same at each load, and kept by the next write.
@@ -179,15 +179,15 @@ _PAIRS = re.compile(r"[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2})*")
 
 
 def name_fault(name: str) -> str | None:
-    """What is wrong with the name of a node or an instance, which also names files."""
+    """The fault in the name of a node or an instance, which also names files; or None."""
     if _HOST.fullmatch(name) and ".." not in name:
         return None
     return f"{shown(name)} is no name: letters, digits and inner dots and dashes, up to 240"
 
 
 def label_fault(name: str) -> str | None:
-    """What is wrong with the name of a cluster, a node group or a network, which names nothing
-    but itself: Ganeti takes any."""
+    """The fault in the name of a cluster, a node group or a network, or None. Such a name names no
+    file: Ganeti takes any."""
     if name and name == name.strip() and name.isprintable() and len(name) <= _LONGEST_LABEL:
         return None
     return f"{shown(name)} is no name: one line of up to {_LONGEST_LABEL} characters"
@@ -209,7 +209,7 @@ def canonical_uuid(text: str) -> str:
 def mac_fault(
     mac: str | None, pairs: int = 6, noun: str = "address, such as aa:00:00:12:34:56"
 ) -> str | None:
-    """What is wrong with a MAC address, or with the first *pairs* of one."""
+    """The fault in a MAC address, or in the first *pairs* of one; or None."""
     if mac and not (_PAIRS.fullmatch(mac) and len(mac) == 3 * pairs - 1):
         return f"{shown(mac)} is no MAC {noun}"
     if mac and int(mac[1], 16) & 1:
@@ -218,12 +218,12 @@ def mac_fault(
 
 
 def mac_prefix_fault(prefix: str | None) -> str | None:
-    """What is wrong with the first half of a MAC address."""
+    """The fault in the first half of a MAC address, or None."""
     return mac_fault(prefix, 3, "prefix, such as aa:00:00")
 
 
 def ip_fault(ip: str | None) -> str | None:
-    """What is wrong with an IP address, of either family."""
+    """The fault in an IP address of either family, or None."""
     try:
         address = ipaddress.ip_address(ip) if ip else None
     except ValueError:
@@ -234,7 +234,7 @@ def ip_fault(ip: str | None) -> str | None:
 
 
 def ip_network_fault(network: str | None) -> str | None:
-    """What is wrong with an IP network, ``ADDRESS/LENGTH``."""
+    """The fault in an IP network, ``ADDRESS/LENGTH``; or None."""
     try:
         if network:
             ipaddress.ip_network(network)
@@ -244,7 +244,7 @@ def ip_network_fault(network: str | None) -> str | None:
 
 
 def canonical_ip(text: str) -> str:
-    """An IP address in the one spelling that is stored; what is none as it is."""
+    """An IP address in the one spelling that is stored; other text stays as it is."""
     try:
         return str(ipaddress.ip_address(text))
     except ValueError:
@@ -257,7 +257,7 @@ _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
-    """What *data* says: UTF-8 only, finite numbers only, and no half of a surrogate pair, which
+    """The JSON in *data*: UTF-8 only, finite numbers only, and no half of a surrogate pair, which
     could not be written again.
 
     :param unique_keys: a key that is twice in one object is a mistake; by itself JSON takes the

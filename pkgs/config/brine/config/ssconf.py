@@ -25,7 +25,7 @@ from brine.config.schema import ConfigError
 
 _PREFIX = "ssconf_"
 _HVPARAMS = "hvparams_"
-"""What the keys of hypervisors' parameters begin with."""
+"""The prefix of the keys of hypervisors' parameters."""
 _TEMPORARY = ".ssconf-new-"
 _LONGEST_WRITE_S = 3600
 _NUMBERS = re.compile(r"([0-9]+)")
@@ -222,7 +222,7 @@ class FileUse:
 
 
 def extra_files(configuration: Configuration) -> dict[str, list[FileUse]]:
-    """The paths, sorted, and who uses each.
+    """The paths, sorted, and the users of each.
 
     What a hypervisor has for the whole cluster counts if the hypervisor is enabled.
 

@@ -159,7 +159,7 @@ class ConfigStore:
         return {}
 
     def look(self, *, dry_run: bool = True, mend: bool = False) -> Writer:
-        """What a writer finds now. Without the lock it is for looking at, and for dry runs.
+        """The configuration as it is now. Without the lock it is for looking at, and for dry runs.
 
         :param mend: a damaged file is no CorruptError.
         """
@@ -193,7 +193,7 @@ class ConfigStore:
                 if kept >= serial_no and not _is_same_file(file, self.path):
                     # The newest is kept when the next is written, so there was one more.
                     writer.floor = max(writer.floor, kept + 1)
-                    # Else somebody has put what was kept in the place of a lost file.
+                    # Otherwise an admin put a kept version in the place of a lost file.
                     if not _is_copy(file, self.path):
                         writer.overtaken_by = max(writer.overtaken_by or 0, kept)
 

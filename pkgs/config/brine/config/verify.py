@@ -285,7 +285,7 @@ class _Verifier:
 
 
 def _choice(where: str, value: str, choices: Iterable[str]) -> Iterator[Mistake]:
-    """A value that is none of the few that there are."""
+    """The fault of a value that is not among those allowed."""
     if value not in choices:
         known = ", ".join(choices)
         yield Mistake(where, f"must be one of {known}, but is {shown(value)}", "value")

@@ -122,7 +122,7 @@ def _source(name: str) -> Spec:
         hint = f"brine instance stop {name}, then clone it: its disks change while it runs"
         raise InstanceError(name, f"is {oper}", hint=hint)
     if not seen.spec.is_xen():
-        with contextlib.suppress(InstanceError):  # its start says what is wrong
+        with contextlib.suppress(InstanceError):  # its start tells the fault
             return with_hot_changes(seen.spec)
     return seen.spec
 

@@ -52,7 +52,7 @@ def attach(name: str, path: Path) -> int:
             if isinstance(error, PermissionError):
                 hint = f"be root, or in the group {paths.CONTROL_GROUP}"
             raise InstanceError(name, f"{path}: {error.strerror}", hint=hint) from error
-        # A user may type a password here, and believes what is shown.
+        # A user may type a password here, and trusts the screen.
         refuse_stranger(peer_process(line), name, path)
         waits = _others_are_served(path)
         if waits:

@@ -112,7 +112,7 @@ class EndReference:
 
 
 def may_have_verdict(seen: Observed) -> bool:
-    """Whether kvmd may know who ended an instance that should be up."""
+    """Whether kvmd may have a verdict on an instance that should be up."""
     return (
         seen.spec.admin_state == AdminState.UP
         and not seen.spec.is_xen()
@@ -124,7 +124,7 @@ def may_have_verdict(seen: Observed) -> bool:
 
 
 def needs_verdict(seen: Observed) -> bool:
-    """Whether only kvmd knows who ended an instance that should be up."""
+    """Whether only kvmd can have the verdict on an instance that should be up."""
     return may_have_verdict(seen) and seen.ended_in_order()
 
 
@@ -146,7 +146,7 @@ def verdicts_on(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
     except OSError:
         if not found:
             raise
-        return found  # that nobody knows of the others is told by itself
+        return found  # the others have their own text for an unknown cause
 
 
 def _marked_verdict(seen: Observed) -> RecordedVerdict | None:

@@ -47,7 +47,7 @@ class _Definition:
         self.read: set[Element] = set()
         """The elements that the spec has taken over."""
         self.lost: list[str] = []
-        """What has no counterpart in a spec."""
+        """The elements that have no counterpart in a spec."""
 
     def all(self, path: str, below: Element | None = None) -> list[Element]:
         """All elements at *path*, which count as read from now on."""

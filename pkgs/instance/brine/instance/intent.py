@@ -110,7 +110,7 @@ def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
             with store.alone(spec.name, timeout_s=_LOCK_S):
                 put_event(store.load(spec.name), only_after_another=True)
         except (LockedError, NoSpecError):
-            continue  # somebody is working on it, or it is undefined by now
+            continue  # another command works on it, or it is undefined by now
         except BrineError as error:
             failed.append(error)
     return failed
@@ -129,7 +129,7 @@ def offline(name: str) -> InstanceError:
     return InstanceError(name, "is offline", hint=hint)
 
 
-# The will of an instance's user, who has shut it down.
+# The intent of an instance's user, who has shut it down.
 
 RESTART = "restart"
 """The value of user_shutdown of an instance that starts again."""
@@ -161,7 +161,7 @@ def keep_users_will(name: str, *, is_told: bool = False) -> bool:
             # twice.
             put_event(wanted)
         except BrineError:
-            # Or nobody would tell it again.
+            # Otherwise no later pass would tell it.
             markers.write_marker(MarkerKind.SHUTDOWN, name, run=seen.run)
             raise
         finally:

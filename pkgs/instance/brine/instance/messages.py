@@ -153,7 +153,7 @@ def tell(message: Message, instance: str, **fields: object) -> None:
         for key, value in fields.items()
     }
     named = {f"BRINE_{key.upper()}": value for key, value in said.items()}
-    named["OBJECT_SYSTEMD_UNIT"] = unit_of(instance)  # journalctl -u shows it, whoever says it
+    named["OBJECT_SYSTEMD_UNIT"] = unit_of(instance)  # so that journalctl -u shows it
     journal.tell(_log(), message, message.text.format(**said), instance=instance, **named)
 
 

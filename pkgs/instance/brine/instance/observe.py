@@ -32,7 +32,7 @@ _STEPS_S = 60.0
 
 
 class Oper(StrEnum):
-    """What an instance is doing."""
+    """The operational state of an instance."""
 
     RUNNING = "running"
     STARTING = "starting"

@@ -80,7 +80,7 @@ def define_instance(
     """
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
-        return Defined(define(data), changed=True)  # which says what is wrong
+        return Defined(define(data), changed=True)  # which tells the fault
     if not dry_run:
         _settle_namesake(name)
     with nullcontext() if dry_run else store.alone(name):
@@ -123,7 +123,7 @@ def define_instance(
                 make_folder(name, spec.owner)
             aside = _put(spec, before, is_new=known is None)
             if before and before.owner and not spec.owner:
-                remove_folder(name)  # whoever waits there for its end is told by that
+                remove_folder(name)  # owners that wait there for its end see that
     return Defined(spec, changed=True, before=before, aside=aside)
 
 
@@ -272,7 +272,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
 
 
 def _has_crashed(seen: Observed) -> bool:
-    """Whether an instance should be up and is down, and nobody ended it."""
+    """Whether an instance should be up and is down, and neither user nor admin ended it."""
     if seen.spec.admin_state != AdminState.UP or seen.state.oper is not Oper.DOWN:
         return False
     if seen.was_stopped:
@@ -423,7 +423,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
     if timeout_s is None:
         timeout_s = seen.spec.shutdown_timeout
     with ExitStack() as stack:
-        # Without its xl, nobody could say how a domain ended.
+        # Without its xl, the end of a domain could not be explained.
         if seen.unit and seen.unit.main_pid:
             stack.enter_context(_noted_reboot(seen, timeout_s))
         with _told_to_stop(name, seen.unit, seen.spec if seen.domain else None) as guest:

@@ -87,7 +87,7 @@ def below(path: Path) -> Iterator[int]:
 
 
 def find(folder: int, name: str) -> OwnersFile | None:
-    """What is known of a file of an owner's, without opening it; None if there is none.
+    """The status of an owner's file, without opening it; None if there is none.
 
     :param folder: an open one.
     :raises OSError: if that can't be known.
@@ -244,7 +244,7 @@ def note_process(spec: Spec) -> None:
     if spec.owner is None:
         return
     _note(spec.name, os.getpid(), markers.this_run())
-    # A request that came before has seen no process, and nobody waits for its end.
+    # A request that came before has seen no process, so no owner waits for its end.
     refuse_without_owner(spec)
 
 

@@ -172,7 +172,7 @@ def _last_words(name: str) -> list[str] | None:
 
 
 def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
-    """What QEMU itself reports; None for each key if it does not run."""
+    """The facts that QEMU itself reports; None for each key if it does not run."""
     found = dict(_NOTHING_OF_QEMU)
     if seen.state.oper is not Oper.RUNNING:
         return found

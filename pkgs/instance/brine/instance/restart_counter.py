@@ -1,4 +1,4 @@
-"""What holds the watcher back: its pause, and how often it has started each instance in vain."""
+"""The watcher's pause, and the number of its failed starts of each instance."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def paused_until(now: float) -> float | None:
 
 
 def reasons_to_wait() -> Callable[[str], str | None]:
-    """What tells by its name why the watcher would not start an instance now; None if it would, and
-    where there is no watcher."""
+    """A function that tells why the watcher would not start the instance of a name now. It returns
+    None if the watcher would, or if the node has no watcher."""
     if all(entry.name != "watcher" for entry in entry_points("brine.commands")):
         return lambda name: None
     try:

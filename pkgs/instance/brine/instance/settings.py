@@ -1,4 +1,4 @@
-"""What an administrator can set in ``/etc/brine/instance.toml``; see brine-instance(1)."""
+"""The settings of ``/etc/brine/instance.toml``; see brine-instance(1)."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PROGRAM = "brine-instance"
 _WAY = "its guest is asked, and ended if need be"
 _PRESS_AGAIN_S = 20.0  # a guest that was still booting has not heard of the power button
 _PRESS_SOON_S = 2.0
-_ASK_AGAIN_S = 1.0  # somebody else had the monitor
+_ASK_AGAIN_S = 1.0  # another client had the monitor
 
 
 def main() -> None:

@@ -67,7 +67,7 @@ class AdminState(StrEnum):
 
 
 class Source(StrEnum):
-    """Who set the admin state."""
+    """The party that set the admin state."""
 
     ADMIN = "admin"
     USER = "user"
@@ -274,7 +274,7 @@ class NicSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerSpec:
-    """What an instance belongs to: it does not run without its owner. See brine-lifecycle(7).
+    """The owner of an instance, which does not run without it. See brine-lifecycle(7).
 
     :param watchdog_timeout: in seconds: how long the owner's watchdog may stay untouched.
     :param group: of the folder that owner and node share, its name or number; empty is root's.
@@ -403,7 +403,7 @@ def _plain(value: Any) -> Any:
 
 
 def known_part(kind: type, data: Any) -> Any:
-    """What of an object a *kind* has keys for: what a newer one says more is left out."""
+    """The keys of an object that *kind* has. Keys of a newer version are left out."""
     if isinstance(data, list):
         return [known_part(kind, one) for one in data]
     if not isinstance(data, dict):

@@ -53,7 +53,7 @@ class Active(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What systemd says of an instance's unit.
+    """The state of an instance's unit, as systemd reports it.
 
     :param main_pid: of QEMU; 0 if there is none. systemd follows the process itself, so it is never
         the number of a later process.

@@ -35,7 +35,7 @@ from brine.instance.spec import (
 from brine.instance.xen.config import DISK_KEYS, KEYS, MOST_DISKS, NIC_KEYS
 
 Fault = tuple[str, str, str | None]
-"""The JSON pointer of a mistake, what is wrong, and a hint."""
+"""The JSON pointer of a mistake, its description, and a hint."""
 
 _OF_NAMES = uuid.UUID("5c4a2a55-1d0f-5e0e-9c1a-6f6a0f9d7b12")
 # Brine relies on these: the fate of an ended domain, and its identity.
@@ -90,8 +90,8 @@ def _refuse_newer(data: Any, before: Spec | None) -> None:
 
 
 def _kept(spec: Spec, given: dict[str, Any], before: Spec | None) -> dict[str, Any]:
-    """What an existing instance keeps of its spec if it is not given. Xen's domains do not use the
-    keys that confine QEMU."""
+    """The keys that an existing instance keeps if the new spec does not give them. Xen's domains do
+    not use the keys that confine QEMU."""
     kept: dict[str, Any] = {}
     if spec.is_xen():
         kept = dict(NOT_CONFINED)
@@ -191,7 +191,7 @@ def check(spec: Spec) -> None:
 
 
 def _boot(spec: Spec) -> Iterator[Fault]:
-    """Mistakes in processors, and in what is booted."""
+    """Mistakes in processors and in boot keys."""
     given = [number for number in (spec.sockets, spec.cores, spec.threads) if number]
     product = prod(given)
     if len(given) == 3 and product != spec.vcpus:

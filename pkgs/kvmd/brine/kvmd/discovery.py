@@ -25,7 +25,7 @@ _LONGEST_RETRY_S = 0.5
 
 
 class Effort(enum.Enum):
-    """What is done about a socket file without a working connection."""
+    """The daemon's effort for a socket file without a working connection."""
 
     TRIED = enum.auto()
     """There is a connection without a greeting yet, or another try soon."""

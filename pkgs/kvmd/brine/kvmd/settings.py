@@ -1,4 +1,4 @@
-"""What an administrator can set in ``/etc/brine/kvmd.toml``; see brine-kvmd.toml(5)."""
+"""The settings of ``/etc/brine/kvmd.toml``; see brine-kvmd.toml(5)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KvmdSettings:
     """The directory that the event sockets appear in and the verdicts are written to."""
 
     marks_dir: Path = paths.MARKS_DIR
-    """The directory of markers: which run of an instance began last, who stops it, who ended it."""
+    """The directory of markers: an instance's last run, its stop by an admin, and its verdict."""
 
     suffix: str = setting(".kvmd", check=_suffix_fault)
     """The suffix of event sockets."""

@@ -17,7 +17,7 @@ from brine.common.qmp.wire import QmpEvent
 
 
 class Who(StrEnum):
-    """Who ended a VM."""
+    """The party that ended a VM."""
 
     USER = "user"
     ADMIN = "admin"
@@ -36,7 +36,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class EventHistory:
-    """What a VM's events have told so far that bears on the verdict.
+    """The facts from a VM's events so far that bear on the verdict.
 
     :param powerdown_usec: when the last powerdown request was made, as QEMU's wall clock in
         microseconds; 0 if it did not say; None if there was none since the guest's last reset.
@@ -56,9 +56,11 @@ NOTHING = EventHistory()
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who ended a VM, and why we say so, in one word of brine-kvmd(8). *time_usec* is QEMU's wall
-    clock when it ended, microseconds since the epoch, or None; *given_usec* is ours when the
-    verdict was given, or 0 if nobody noted that."""
+    """The party that ended a VM, and the cause, in one word of brine-kvmd(8).
+
+    :param time_usec: QEMU's wall clock at the end, in microseconds since the epoch, or None.
+    :param given_usec: this node's clock when the verdict was given; 0 if that was not noted.
+    """
 
     who: Who
     cause: str
@@ -112,7 +114,7 @@ def fold(seen: EventHistory, event: QmpEvent) -> EventHistory:
 def judge(
     seen: EventHistory, *, stop_cause: str, powerdown_stale_s: float, is_brines: bool = False
 ) -> Verdict:
-    """Who ended a VM whose connection ended, or which said SHUTDOWN.
+    """The verdict on a VM whose connection ended, or which sent SHUTDOWN.
 
     :param stop_cause: why an administrator stops it, as a marker says; empty if none does.
     :param is_brines: whether Brine runs it, all of whose ways to stop one make that marker: then a
@@ -137,7 +139,7 @@ def _judge(seen: EventHistory, end: Shutdown | None, powerdown_stale_s: float) -
     if end and reason is None and end.guest is False:
         return Who.ADMIN, "host"
     if end and reason not in (None, "guest-shutdown"):
-        # A reason of a later QEMU. When in doubt a VM comes back: nobody said it should be off.
+        # A reason of a later QEMU. When in doubt a VM comes back: no one asked for it to be off.
         return (Who.ADMIN if end.guest is False else Who.CRASH), str(reason)
     if seen.panicked:
         return Who.CRASH, "guest-panic"

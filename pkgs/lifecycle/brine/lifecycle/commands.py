@@ -154,7 +154,7 @@ def _name(name: str) -> str:
 
 
 def _owner_of(name: str) -> OwnerSpec | None:
-    """What the spec of an instance says of its owner; None if it can't be read, as in a container.
+    """The owner that an instance's spec names; None if the spec can't be read, as in a container.
 
     :raises BrineError: if the instance has no owner.
     """

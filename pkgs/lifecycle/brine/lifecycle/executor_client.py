@@ -121,7 +121,7 @@ class ExecutorClient:
             del self._requests[name]
 
     def send_due(self, is_obsolete: Callable[[str, EndReason | None], bool]) -> None:
-        """Send what is due.
+        """Send the requests that are due.
 
         :param is_obsolete: whether the reason for a request is no more.
         :raises OSError: if the executor can't be reached for long.

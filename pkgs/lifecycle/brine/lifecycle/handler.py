@@ -299,7 +299,7 @@ class Handler:
         self._find_missed()
 
     def _find_missed(self) -> None:
-        """Look after instances whose start was not seen, and after requests that nobody answers."""
+        """Look after instances whose start was not seen, and after requests without an answer."""
         asked = self._executor.names
         for owned in self._owned.values():
             if owned.name in asked:
@@ -510,7 +510,7 @@ class Handler:
         tell(log, message, message.text.format(reason=reason), instance=name, **fields)
 
     def _tell_fault(self, owned: OwnerWatch, reason: str) -> None:
-        """Tell what is wrong with an owner's files, which may be looked at each second."""
+        """Tell the fault of an owner's files, which may be read each second."""
         if owned.is_to_tell(reason, time.monotonic()):
             self._tell(messages.FAULT, owned.name, reason)
 

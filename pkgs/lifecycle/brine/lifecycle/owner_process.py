@@ -45,7 +45,7 @@ _MOST_OWNERS = 8
 _NO_INODE = -1
 
 STATUSES = {"user": 0, "admin": 10, "crash": 11}
-"""The exit status of an owner, by who ended the instance."""
+"""The exit status of an owner, by the party that ended the instance."""
 STATUS_UNKNOWN = 12
 
 
@@ -106,7 +106,7 @@ class Folder:
         self._is_to_ask_again = self._has_asked
 
     def is_replaced(self) -> bool:
-        """Whether its path is another folder's now, or nobody's."""
+        """Whether its path now leads to another folder, or to none."""
         try:
             return not os.path.samestat(os.stat(self.path), os.fstat(self.descriptor))
         except OSError as error:
@@ -251,7 +251,7 @@ def ask_and_wait(name: str, timeout_s: float | None) -> bool:
         if not is_seen_running(name):
             return True
         if deadline and time.monotonic() > deadline:
-            Folder(name)  # tells what is missing
+            Folder(name)  # its error names the missing part
         time.sleep(_LOOK_S)
     folder = Folder(name)
     while True:
@@ -475,7 +475,7 @@ def _status_of(name: str, run: str) -> int:
 
 
 def _verdict(name: str, run: str) -> tuple[str, str]:
-    """Who ended a run, and why; both empty if that is not known here."""
+    """The party that ended a run, and the cause; both are empty if they are not known here."""
     deadline = time.monotonic() + _VERDICT_S
     while Path(markers.file_of(MarkerKind.START, name)).exists():
         if mark := markers.read_marker(MarkerKind.VERDICT, name, run=run):

@@ -1,4 +1,4 @@
-"""What an administrator can set in ``/etc/brine/lifecycle.toml``; see brine-lifecycle.toml(5)."""
+"""The settings of ``/etc/brine/lifecycle.toml``; see brine-lifecycle.toml(5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The watcher's decision about an observed instance, or about a domain that is none.
+"""The watcher's decision about an observed instance, or about a domain without an instance.
 
 Everything here is pure. Source: "Implementation" in the design of the detection of user shutdown;
 the rows of the table are in :func:`decide`.
@@ -39,7 +39,7 @@ class Life(StrEnum):
 
 
 class EndCause(StrEnum):
-    """What ended an instance.
+    """The cause of an instance's end.
 
     ``REBOOT`` is the first half of a reboot, by user or admin, without the second. ``FAILED`` is a
     failed start. ``NEVER``: it was not started since the node's own start. ``UNTOLD`` is a clean
@@ -114,7 +114,7 @@ def life_of(seen: Observed | Domain) -> Life:
     if isinstance(seen, Domain):
         return _life_of_domain(seen)
     domain, oper = seen.domain, seen.state.oper
-    # A zombie is a case of its own, and is in nobody's way.
+    # A zombie is a case of its own, and blocks no start.
     if domain and not domain.is_zombie() and oper not in (Oper.STARTING, Oper.STOPPING):
         return _life_of_domain(domain)
     return _LIVES.get(oper, Life.DOWN)
@@ -135,7 +135,7 @@ def _life_of_domain(domain: Domain) -> Life:
 
 
 def end_of(seen: Observed | Domain) -> EndCause | None:
-    """What ended an instance; None while it runs."""
+    """The cause of an instance's end; None while it runs."""
     if isinstance(seen, Domain) or life_of(seen) not in (Life.DOWN, Life.PRESERVED):
         return None
     if is_reset(seen):

@@ -1,4 +1,4 @@
-"""What an administrator can set in ``/etc/brine/watcher.toml``; see brine-watcher.toml(5)."""
+"""The settings of ``/etc/brine/watcher.toml``; see brine-watcher.toml(5)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class NicFiles:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What QEMU is given.
+    """The resources that a start gives to QEMU.
 
     :param disks: by UUID; so are *nics*.
     :param cdroms: in the spec's order; None is an empty drive.
@@ -150,7 +150,7 @@ def _channels(spec: Spec, given: Resources) -> Iterator[str]:
     line = _socket("serial", control.serial)
     if given.console_log:
         yield from _fdset(given.console_log, "console-log")
-        # Else it would cut off what is there, which is no way to treat a pipe.
+        # Otherwise QEMU would truncate it, which fails on a pipe.
         line = _joined(line, f"logfile=/dev/fdset/{given.console_log.fdset}", "logappend=on")
     yield from ("-chardev", line)
     yield from ("-serial", "chardev:serial")
@@ -230,13 +230,13 @@ def _display(spec: Spec) -> Iterator[str]:
         address = f"{host}:{display}"
         if not spec.vnc_port:
             options.append(f"to={_MOST_DISPLAYS}")
-    # The password is set over QMP, where nobody sees it; until then nobody gets in.
+    # The password is set over QMP, where other users cannot see it. Until then VNC is closed.
     options += ["password=on"] if spec.vnc_password_file else []
     yield from ("-vnc", _joined(_escaped(address), *options))
 
 
 def _confinement(given: Resources) -> Iterator[str]:
-    """What QEMU gives up, last of all before the guest runs."""
+    """The privileges that QEMU drops last before the guest runs."""
     yield from ("-sandbox", "on,obsolete=deny,resourcecontrol=deny,spawn=deny")
     who = ":".join(map(str, given.user)) if given.user else None
     if given.version >= (9, 1):  # before, two options say that

@@ -63,7 +63,7 @@ class Kvm(Hypervisor):
         become_qemu(spec)
 
     def wait_ready(self, spec: Spec, process: Process | None) -> None:
-        """Return when QEMU answers, and has the password of VNC, without which nobody gets in."""
+        """Return when QEMU answers and has the password of VNC, which is closed without it."""
         limit_s = spec.start_limit_s()
         deadline = time.monotonic() + limit_s
         while True:
@@ -294,7 +294,7 @@ def _agent(name: str, deadline: float) -> Iterator[socket.socket]:
 
 
 def _lines(connection: socket.socket, deadline: float) -> Iterator[bytes]:
-    """What the agent says, in lines, until the deadline, and not more than it may say."""
+    """The agent's output in lines, until the deadline or the largest size."""
     size, pending = 0, b""
     while size < _MOST_BYTES and (left_s := deadline - time.monotonic()) > 0:
         connection.settimeout(left_s)

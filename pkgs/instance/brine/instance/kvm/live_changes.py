@@ -141,7 +141,7 @@ def dropped(spec: Spec) -> list[str]:
         runtime, after = Runtime.load(file), with_hot_changes(spec)
         started = runtime.rest["spec"]
     except (BrineError, TypeError, KeyError):
-        return []  # a start says what is wrong with it
+        return []  # a start tells its fault
     kinds = (
         (DeviceKind.DISK, "disk", "path", started["disks"], after.disks),
         (DeviceKind.NIC, "NIC", "mac", started["nics"], after.nics),
@@ -161,7 +161,7 @@ def plugged_already(spec: Spec) -> list[str]:
         now = devices_now(spec.name).now
         later = with_hot_changes(spec)
     except BrineError:
-        return []  # the next start says what is wrong with it
+        return []  # the next start tells its fault
 
     def compared(of: Spec, key: str) -> list[dict[str, Any]]:
         return [as_asked(one) for one in getattr(of, key)]

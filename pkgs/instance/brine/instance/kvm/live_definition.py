@@ -1,4 +1,4 @@
-"""What ``brine instance define --live`` changes of a running instance: its disks and NICs.
+"""The changes that ``brine instance define --live`` makes to a running instance's disks and NICs.
 
 The spec in the runtime file has the declared devices that the instance has by now. A device that
 could not be changed is not as the spec has it there, so it waits for a restart, and the next such
@@ -20,7 +20,7 @@ from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec, to_json
 
 @dataclass(frozen=True, slots=True)
 class LiveResult:
-    """What was changed of a running instance.
+    """The changes that were made to a running instance.
 
     :param spec: with the slots of what was plugged in.
     :param attached: the devices that were plugged in. A NIC that was changed is also *detached*.
@@ -69,7 +69,7 @@ class DeviceStep:
 
     @property
     def verb(self) -> str:
-        """What is to be done."""
+        """The name of this change."""
         if self.old and self.new:
             return "modify"
         return "attach" if self.new else "detach"

@@ -177,7 +177,7 @@ def _is_unmarked(name: str) -> bool:
 
 
 def _verdict(name: str) -> str:
-    """Who ended this run, by the verdict; empty if there is none."""
+    """The party that ended this run, by the verdict; empty if there is none."""
     mark = markers.read_marker(MarkerKind.VERDICT, name, run=markers.this_run())
     return str(mark.facts.get("who")) if mark else ""
 

@@ -58,7 +58,7 @@ def _prepared(name: str) -> Spec:
             text = f"{monitor}: a VM of that name runs already, and not as this unit"
             raise InstanceError(name, text)
         if spec.admin_state == AdminState.OFFLINE:
-            raise offline(name)  # whoever asks, as systemd does
+            raise offline(name)  # also if systemd alone starts the unit
         refuse_elsewhere(spec)
         refuse_without_owner(spec)
         prepared = hypervisor_of(spec).prepared(spec)

@@ -70,7 +70,7 @@ def _begin(line: str) -> None:
         if name in _busy:
             return
         lock = os.open(FOLDER / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # Who just looks whether somebody has it holds it for a moment.
+        # A process that only tests the lock holds it for a moment.
         fcntl.flock(lock, fcntl.LOCK_EX)
         _busy.add(name)
     threading.Thread(target=_stop, args=(name, int(pid), run, lock)).start()

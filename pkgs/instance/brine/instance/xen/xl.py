@@ -130,7 +130,7 @@ class Domain:
         return self.has_ended() and self.reason in _SUSPENDED
 
     def was_powered_off(self) -> bool:
-        """Whether its guest has shut down cleanly, whoever wanted that."""
+        """Whether its guest has shut down cleanly, by user or admin."""
         is_clean = self.reason == ShutdownReason.POWEROFF and not self.has_crashed()
         return self.has_ended() and is_clean
 
