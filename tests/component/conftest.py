@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from brine.common import paths
 from component import other_kernel
 from component.hotplug_fixtures import booted_pc, booted_q35, images, pc, vm
 from component.hotplug_vm import give_network
@@ -38,6 +40,14 @@ def kvmd() -> Iterator[Kvmd]:
     with kvmd_process() as process:
         process.start()
         yield process
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of the test's own for the records of taps, their locks, scripts and sockets."""
+    for name in ("TAPS_DIR", "LOCK_DIR", "NIC_SCRIPTS_DIR", "CONTROL_DIR"):
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    paths.CONTROL_DIR.mkdir()
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from brine.common import paths
+
 _CLONE_NEWNET = 0x40000000
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _SOL_PACKET = 263
@@ -220,10 +222,10 @@ def _call(name: str, *arguments: int) -> None:
         raise OSError(code, f"{name}: {os.strerror(code)}")
 
 
-def scripts_of(folder: Path, name: str, text: str) -> Path:
+def add_script(name: str, text: str) -> Path:
     """An operator's script."""
-    folder.mkdir(exist_ok=True, mode=0o755)
-    script = folder / name
+    paths.NIC_SCRIPTS_DIR.mkdir(exist_ok=True, mode=0o755)
+    script = paths.NIC_SCRIPTS_DIR / name
     script.write_text(f"#!/bin/sh\n{text}\n")
     script.chmod(0o755)
     return script

@@ -37,7 +37,7 @@ from brine.hotplug.plug_disk import add_disk
 from brine.hotplug.plug_nic import add_nic, modify_nic
 from brine.hotplug.runtime_file import Runtime
 from brine.hotplug.session import Vm, remove_device, working_on
-from component.namespaces import ip, new_namespace, scripts_of
+from component.namespaces import add_script, ip, new_namespace
 from lab.faulty_qemu import Fault, FaultyQemu, Guest
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
@@ -76,7 +76,7 @@ class Node:
         return {
             "qemu": sorted(self.qemu.holds()),
             "taps": _taps(),
-            "tap records": [name for name in records.load_all(records.PLACES) if name == TAP],
+            "tap records": [name for name in records.load_all() if name == TAP],
             "begun": sorted(file.name for file in transaction.STATE_DIR.glob("*")),
             "NICs": self.recorded(DeviceKind.NIC),
             "disks": self.recorded(DeviceKind.DISK),
@@ -98,7 +98,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
             ip(f"link set {name} up")
         yield Node(qemu, Disk(UUID, image), runtime)
     # What VMs that ended leave of their wiring is for the garbage collector.
-    records.remove(records.PLACES, TAP)
+    records.remove(TAP)
 
 
 def working(node: Node, timeout_s: float) -> AbstractContextManager[Vm]:
@@ -315,12 +315,8 @@ def test_a_change_whose_new_nic_fails_gives_the_guest_the_old_one_back(
 ) -> None:
     add_a_nic(node)
     before = node.state()
-    scripts = tmp_path / "nic.d"
-    scripts_of(scripts, "no-br1", '[ "$LINK" != br1 ] || { echo "not this one" >&2; exit 1; }')
-    monkeypatch.setattr(
-        "brine.hotplug.net.wiring.wire.__kwdefaults__",
-        {"places": replace(records.PLACES, scripts=scripts)},
-    )
+    monkeypatch.setattr(paths, "NIC_SCRIPTS_DIR", tmp_path / "nic.d")
+    add_script("no-br1", '[ "$LINK" != br1 ] || { echo "not this one" >&2; exit 1; }')
     with pytest.raises(BrineError, match="no-br1"):
         change_the_nic(node)
     assert node.state() == before
@@ -330,12 +326,8 @@ def test_a_script_that_fails_leaves_no_tap_and_nothing_in_qemu(
     tmp_path: Path, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clean = node.state()
-    scripts = tmp_path / "nic.d"
-    scripts_of(scripts, "never", "exit 3")
-    monkeypatch.setattr(
-        "brine.hotplug.net.wiring.wire.__kwdefaults__",
-        {"places": replace(records.PLACES, scripts=scripts)},
-    )
+    monkeypatch.setattr(paths, "NIC_SCRIPTS_DIR", tmp_path / "nic.d")
+    add_script("never", "exit 3")
     with pytest.raises(BrineError, match="never"):
         add_a_nic(node)
     assert node.state() == clean

@@ -158,9 +158,9 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
     node: Node, tmp_path: Path
 ) -> None:
     add_a_nic(node)
-    record = records.load(records.PLACES, TAP)
+    record = records.load(TAP)
     assert record
-    records.save(records.PLACES, record, namespace=1)
+    records.save(record, namespace=1)
 
     with working_on(node.qemu.path) as vm:
         found = vm.find(DeviceKind.NIC, MAC)
@@ -168,7 +168,7 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
         assert found.tap is None
         with pytest.raises(BrineError, match="nothing is known of its tap"):
             modify_nic(vm, found, OTHER)
-    records.save(records.PLACES, record)
+    records.save(record)
 
 
 def test_a_vm_that_ended_is_forgotten(node: Node) -> None:

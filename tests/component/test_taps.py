@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import unfinished
 from brine.common.locks import LockedError
@@ -22,7 +23,7 @@ from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
 from brine.hotplug.net.gc import LeftoverKind, find_leftovers, remove_leftovers
 from brine.hotplug.net.netlink import Link, Netlink
-from brine.hotplug.net.records import Places, TapState, list_taps
+from brine.hotplug.net.records import TapState, list_taps
 from brine.hotplug.net.scripts import ScriptError
 from brine.hotplug.net.tap import (
     TapBusyError,
@@ -36,11 +37,11 @@ from brine.hotplug.net.wiring import bring_up, take_down, unwire, wire
 from brine.hotplug.nic import Nic
 from component.namespaces import (
     Wire,
+    add_script,
     frame,
     ip,
     new_namespace,
     read_frame,
-    scripts_of,
 )
 from lab.waiting import wait_for
 
@@ -55,7 +56,7 @@ NAME = WEB.tap_name()
 
 
 @pytest.fixture(autouse=True)
-def node() -> Iterator[None]:
+def node(own_files: None) -> Iterator[None]:
     """A namespace with a bridge, and a wire to it: what is sent to `wire0` comes out of it."""
     with new_namespace():
         ip("link add br0 type bridge")
@@ -64,13 +65,6 @@ def node() -> Iterator[None]:
         for name in ("br0", "port0", "wire0"):
             ip(f"link set {name} up")
         yield
-
-
-@pytest.fixture
-def places(tmp_path: Path) -> Places:
-    control = tmp_path / "ctrl"
-    control.mkdir()
-    return Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", control)
 
 
 def link(name: str = NAME) -> Link | None:
@@ -246,9 +240,9 @@ def opens_as_nobody(flags: int = 0x5002) -> bool:
 # Bridged.
 
 
-def test_a_bridged_tap_carries_frames_both_ways(places: Places) -> None:
+def test_a_bridged_tap_carries_frames_both_ways() -> None:
     with open_tap(NAME, vnet_hdr=False) as tap:
-        wired = wire(tap, WEB, places=places)
+        wired = wire(tap, WEB)
         assert wired.changed
         seen = Wire("wire0")
         os.write(tap.queues[0], frame(b"from the guest"))
@@ -260,26 +254,26 @@ def test_a_bridged_tap_carries_frames_both_ways(places: Places) -> None:
         assert present().up
 
 
-def test_the_mtu_is_the_bridges_which_keeps_its_own(places: Places) -> None:
+def test_the_mtu_is_the_bridges_which_keeps_its_own() -> None:
     ip("link set port0 mtu 9000")
     ip("link set br0 mtu 9000")
     with open_tap(NAME) as tap:
-        assert wire(tap, WEB, places=places).mtu == 9000
+        assert wire(tap, WEB).mtu == 9000
         assert present().mtu == 9000
         assert present("br0").mtu == 9000
 
 
-def test_the_bridge_keeps_its_address_when_guests_come(places: Places) -> None:
+def test_the_bridge_keeps_its_address_when_guests_come() -> None:
     before = present("br0").mac
     with open_tap(NAME) as tap:
-        wire(tap, WEB, places=places)
+        wire(tap, WEB)
         assert present().mac.startswith("fe:")
         assert present("br0").mac == before
 
 
-def test_the_node_says_nothing_on_a_bridged_tap(places: Places) -> None:
+def test_the_node_says_nothing_on_a_bridged_tap() -> None:
     with open_tap(NAME) as tap:
-        wire(tap, WEB, places=places)
+        wire(tap, WEB)
         assert "inet6" not in ip(f"address show {NAME}")
 
 
@@ -292,29 +286,29 @@ def test_the_node_says_nothing_on_a_bridged_tap(places: Places) -> None:
     ],
 )
 def test_a_bridge_that_can_not_be_leaves_nothing(
-    places: Places, link_name: str, vlan: str, said: str, hint: str
+    link_name: str, vlan: str, said: str, hint: str
 ) -> None:
     wiring = Nic("web1", NIC, Mode.BRIDGED, link_name, vlan)
     with open_tap(NAME) as tap:
         with pytest.raises(BrineError, match=said) as caught:
-            wire(tap, wiring, places=places)
+            wire(tap, wiring)
         assert hint in str(caught.value.hint)
         assert not present().up
         assert master() is None
-    assert records.load_all(places) == {}
+    assert records.load_all() == {}
 
 
-def test_a_bridge_that_goes_away_meanwhile_is_told(places: Places) -> None:
-    scripts_of(places.scripts, "delete", "[ $1 != pre-up ] || ip link delete br0")
+def test_a_bridge_that_goes_away_meanwhile_is_told() -> None:
+    add_script("delete", "[ $1 != pre-up ] || ip link delete br0")
     with open_tap(NAME) as tap:
         with pytest.raises(BrineError, match="there is no bridge br0"):
-            wire(tap, WEB, places=places)
+            wire(tap, WEB)
         assert not present().up
-    assert records.load_all(places) == {}
+    assert records.load_all() == {}
 
 
 def test_a_bridge_that_goes_away_between_look_and_touch_is_told(
-    places: Places, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_master = Netlink.set_master
 
@@ -326,84 +320,82 @@ def test_a_bridge_that_goes_away_between_look_and_touch_is_told(
     monkeypatch.setattr(Netlink, "set_master", too_late)
     with open_tap(NAME) as tap:
         with pytest.raises(BrineError, match=r"ENODEV|EINVAL"):
-            wire(tap, WEB, places=places)
+            wire(tap, WEB)
         assert not present().up
-    assert records.load_all(places) == {}
+    assert records.load_all() == {}
 
 
-def test_a_tap_that_goes_away_meanwhile_is_told(places: Places) -> None:
-    scripts_of(places.scripts, "delete", '[ $1 != up ] || ip link delete "$INTERFACE"')
+def test_a_tap_that_goes_away_meanwhile_is_told() -> None:
+    add_script("delete", '[ $1 != up ] || ip link delete "$INTERFACE"')
     with open_tap(NAME) as tap, pytest.raises(BrineError, match=f"no interface {NAME}"):
-        wire(tap, WEB, places=places)
-    assert records.load_all(places) == {}
+        wire(tap, WEB)
+    assert records.load_all() == {}
 
 
-def test_wiring_twice_is_the_same_as_once(places: Places) -> None:
-    scripts_of(places.scripts, "count", f"echo $1 >>{places.control}/calls")
+def test_wiring_twice_is_the_same_as_once() -> None:
+    add_script("count", f"echo $1 >>{paths.CONTROL_DIR}/calls")
     with open_tap(NAME) as tap:
-        assert wire(tap, WEB, places=places).changed
-        assert not wire(tap, WEB, places=places).changed
+        assert wire(tap, WEB).changed
+        assert not wire(tap, WEB).changed
         ip(f"link set {NAME} nomaster")
         ip(f"link set {NAME} down")
-        assert not wire(tap, WEB, places=places).changed
+        assert not wire(tap, WEB).changed
         assert master() == "br0"
         assert present().up
-    assert (places.control / "calls").read_text().split() == ["pre-up", "up"]
+    assert (paths.CONTROL_DIR / "calls").read_text().split() == ["pre-up", "up"]
 
 
-def test_other_wishes_replace_the_first(places: Places) -> None:
+def test_other_wishes_replace_the_first() -> None:
     ip("link add br1 type bridge")
     with open_tap(NAME) as tap:
-        wire(tap, WEB, places=places)
-        wire(tap, Nic("web1.example.com", NIC, Mode.BRIDGED, "br1", mtu=1400), places=places)
+        wire(tap, WEB)
+        wire(tap, Nic("web1.example.com", NIC, Mode.BRIDGED, "br1", mtu=1400))
         assert master() == "br1"
         assert present().mtu == 1400
 
 
-def test_a_tap_of_another_nic_is_left_alone(places: Places) -> None:
+def test_a_tap_of_another_nic_is_left_alone() -> None:
     with open_tap("t0") as tap:
-        wire(tap, WEB, places=places)
+        wire(tap, WEB)
         with pytest.raises(TapError, match=f"belongs to NIC {NIC} of web1.example.com"):
-            wire(tap, Nic("db", "0", Mode.BRIDGED, "br0"), places=places)
+            wire(tap, Nic("db", "0", Mode.BRIDGED, "br0"))
         assert master("t0") == "br0"
 
 
-def test_a_strangers_tap_is_left_alone(places: Places) -> None:
+def test_a_strangers_tap_is_left_alone() -> None:
     with open_tap("t0") as tap:
         ip("link set t0 alias my-own")
         with pytest.raises(TapError, match="belongs to something else: my-own"):
-            wire(tap, WEB, places=places)
+            wire(tap, WEB)
         with pytest.raises(TapError, match="is no tap"):
-            wire("br0", WEB, places=places)
+            wire("br0", WEB)
 
 
-def test_unwiring_leaves_the_tap_unconnected(places: Places) -> None:
+def test_unwiring_leaves_the_tap_unconnected() -> None:
     with open_tap(NAME) as tap:
-        wire(tap, WEB, places=places)
-        assert unwire(tap, places=places)
+        wire(tap, WEB)
+        assert unwire(tap)
         assert master() is None
         assert not present().up
-        assert not unwire(tap, places=places)
+        assert not unwire(tap)
 
 
-def test_a_bridge_without_vlans_does_not_wait_for_pyroute2(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bridge_without_vlans_does_not_wait_for_pyroute2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyroute2", None)  # whoever loads it now gets an error
     with open_tap(NAME) as tap:
-        assert wire(tap, WEB, places=places).changed
-        assert not wire(tap, WEB, places=places).changed
-        assert unwire(tap, places=places)
-    bring_up(WEB, places=places)
-    assert remove_leftovers(at_once=True, places=places) != []
+        assert wire(tap, WEB).changed
+        assert not wire(tap, WEB).changed
+        assert unwire(tap)
+    bring_up(WEB)
+    assert remove_leftovers(at_once=True) != []
 
 
 # Operators' scripts.
 
 
-def test_scripts_are_told_what_ganetis_are(places: Places) -> None:
-    seen = places.control / "seen"
-    scripts_of(places.scripts, "10-env", f"echo call=$1 >>{seen}; env | sort >>{seen}")
+def test_scripts_are_told_what_ganetis_are() -> None:
+    seen = paths.CONTROL_DIR / "seen"
+    add_script("10-env", f"echo call=$1 >>{seen}; env | sort >>{seen}")
     wiring = Nic(
         "web1.example.com",
         NIC,
@@ -416,8 +408,8 @@ def test_scripts_are_told_what_ganetis_are(places: Places) -> None:
         network={"NETWORK_NAME": "blue", "NETWORK_SUBNET": "192.0.2.0/24"},
     )
     with open_tap(NAME) as tap:
-        wire(tap, wiring, places=places)
-        unwire(tap, places=places)
+        wire(tap, wiring)
+        unwire(tap)
     calls = seen.read_text().split("call=")[1:]
     assert [call.splitlines()[0] for call in calls] == ["pre-up", "up", "pre-down", "down"]
     for call in calls:
@@ -442,16 +434,16 @@ def test_scripts_are_told_what_ganetis_are(places: Places) -> None:
 
 
 @pytest.mark.parametrize("phase", ["pre-up", "up"])
-def test_a_script_that_fails_undoes_the_tap(places: Places, phase: str) -> None:
-    calls = places.control / "calls"
-    scripts_of(places.scripts, "10-first", f"echo $1 >>{calls}")
-    scripts_of(places.scripts, "20-bad", f"[ $1 != {phase} ] || {{ echo oh no; exit 3; }}")
+def test_a_script_that_fails_undoes_the_tap(phase: str) -> None:
+    calls = paths.CONTROL_DIR / "calls"
+    add_script("10-first", f"echo $1 >>{calls}")
+    add_script("20-bad", f"[ $1 != {phase} ] || {{ echo oh no; exit 3; }}")
     with open_tap(NAME) as tap:
         with pytest.raises(ScriptError, match="20-bad .*up: failed with status 3: oh no"):
-            wire(tap, WEB, places=places)
+            wire(tap, WEB)
         assert master() is None
         assert not present().up
-    assert records.load_all(places) == {}
+    assert records.load_all() == {}
     done = ["pre-up"] if phase == "pre-up" else ["pre-up", "up"]
     assert calls.read_text().split() == [*done, "pre-down", "down"]
 
@@ -459,218 +451,210 @@ def test_a_script_that_fails_undoes_the_tap(places: Places, phase: str) -> None:
 # Taps that stay.
 
 
-def test_a_kept_tap_waits_for_its_vm(places: Places) -> None:
-    assert bring_up(WEB, places=places).name == NAME
-    (entry,) = list_taps(places=places)
+def test_a_kept_tap_waits_for_its_vm() -> None:
+    assert bring_up(WEB).name == NAME
+    (entry,) = list_taps()
     assert (entry.name, entry.instance, entry.nic) == (NAME, "web1.example.com", NIC)
     assert (entry.state, entry.mode, entry.link) == (TapState.WAITING, "bridged", "br0")
     assert present().persistent
     assert master() == "br0"
     with open_tap(NAME, reuse=True):
-        assert list_taps(places=places)[0].state == TapState.OPEN
-        assert [holder.process for holder in list_taps(places=places)[0].holders] == [os.getpid()]
-        assert not bring_up(WEB, places=places).changed
+        assert list_taps()[0].state == TapState.OPEN
+        assert [holder.process for holder in list_taps()[0].holders] == [os.getpid()]
+        assert not bring_up(WEB).changed
         with pytest.raises(TapBusyError, match=f"in use: process {os.getpid()}"):
-            take_down(NAME, places=places)
-    assert take_down(NAME, places=places)
+            take_down(NAME)
+    assert take_down(NAME)
     assert link() is None
-    assert not take_down(NAME, places=places)
+    assert not take_down(NAME)
 
 
 def test_who_may_not_read_its_record_is_not_told_that_it_leads_nowhere(
-    places: Places, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bring_up(WEB, places=places)
+    bring_up(WEB)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert [entry.state for entry in list_taps(places=places)] == [TapState.UNKNOWN]
+    assert [entry.state for entry in list_taps()] == [TapState.UNKNOWN]
 
 
 @pytest.mark.skipif(not shutil.which("qemu-system-x86_64"), reason="there is no QEMU")
 @pytest.mark.parametrize("queues", [1, 4])
-def test_any_qemu_opens_a_kept_tap_by_its_name(places: Places, queues: int) -> None:
-    bring_up(WEB, queues=queues, user=65534, places=places)
+def test_any_qemu_opens_a_kept_tap_by_its_name(queues: int) -> None:
+    bring_up(WEB, queues=queues, user=65534)
     netdev = f"tap,id=n0,ifname={NAME},script=no,downscript=no,queues={queues}"
     options = ["-accel", "tcg", "-nodefaults", "-display", "none", "-S", "-runas", "nobody"]
     qemu = subprocess.Popen(["qemu-system-x86_64", *options, "-netdev", netdev])
     try:
-        wait_for("QEMU to open it", lambda: list_taps(places=places)[0].state == TapState.OPEN)
-        assert list_taps(places=places)[0].holders[0].process == qemu.pid
-        assert find_leftovers(at_once=True, places=places) == []
+        wait_for("QEMU to open it", lambda: list_taps()[0].state == TapState.OPEN)
+        assert list_taps()[0].holders[0].process == qemu.pid
+        assert find_leftovers(at_once=True) == []
     finally:
         qemu.kill()
         qemu.wait()
-    assert list_taps(places=places)[0].state == TapState.WAITING
+    assert list_taps()[0].state == TapState.WAITING
 
 
-def test_up_with_more_queues_makes_the_tap_anew(places: Places) -> None:
-    bring_up(WEB, places=places)
-    bring_up(WEB, queues=2, places=places)
+def test_up_with_more_queues_makes_the_tap_anew() -> None:
+    bring_up(WEB)
+    bring_up(WEB, queues=2)
     assert present().multi_queue
     assert present().persistent
     assert master() == "br0"
     with open_tap(NAME, queues=2, reuse=True):
         pass
-    assert take_down(NAME, places=places)
+    assert take_down(NAME)
 
 
-def test_an_ordinary_user_may_be_let_open_it(places: Places) -> None:
-    bring_up(WEB, user=65534, group=65534, places=places)
+def test_an_ordinary_user_may_be_let_open_it() -> None:
+    bring_up(WEB, user=65534, group=65534)
     assert (present().user, present().group) == (65534, 65534)
     assert opens_as_nobody()
-    bring_up(WEB, places=places)
+    bring_up(WEB)
     assert (present().user, present().group) == (0, None)
     assert not opens_as_nobody()
 
 
-def test_a_failing_script_leaves_no_kept_tap(places: Places) -> None:
-    scripts_of(places.scripts, "bad", "[ $1 != up ]")
+def test_a_failing_script_leaves_no_kept_tap() -> None:
+    add_script("bad", "[ $1 != up ]")
     before = descriptors()
     with pytest.raises(ScriptError):
-        bring_up(WEB, places=places)
+        bring_up(WEB)
     assert link() is None
     assert descriptors() == before
-    (places.scripts / "bad").unlink()
-    assert bring_up(WEB, places=places).changed
+    (paths.NIC_SCRIPTS_DIR / "bad").unlink()
+    assert bring_up(WEB).changed
 
 
-def test_killed_at_any_moment_the_same_command_ends_right(places: Places) -> None:
+def test_killed_at_any_moment_the_same_command_ends_right() -> None:
     """A script that waits gives the moments; what was begun dies with the one who began it."""
     for phase in ("pre-up", "up"):
-        reached = places.control / phase
-        script = scripts_of(
-            places.scripts, "wait", f"[ $1 != {phase} ] || {{ touch {reached}; exec sleep 60; }}"
-        )
+        reached = paths.CONTROL_DIR / phase
+        script = add_script("wait", f"[ $1 != {phase} ] || {{ touch {reached}; exec sleep 60; }}")
         child = os.fork()
         if child == 0:
-            bring_up(WEB, places=places)
+            bring_up(WEB)
             os._exit(0)
         wait_for(f"the script's {phase}", reached.exists)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         # A tap is closed when its last holder is: the script has none of it.
         wait_for("the tap's end", lambda: link() is None)
-        assert [one.kind for one in find_leftovers(places=places)] == [LeftoverKind.RECORD]
+        assert [one.kind for one in find_leftovers()] == [LeftoverKind.RECORD]
         script.unlink()
-        assert bring_up(WEB, places=places).changed
+        assert bring_up(WEB).changed
         assert master() == "br0"
-        assert take_down(NAME, places=places)
+        assert take_down(NAME)
 
 
-def test_a_record_that_its_writer_was_killed_at_is_collected(places: Places) -> None:
+def test_a_record_that_its_writer_was_killed_at_is_collected() -> None:
     with open_tap(NAME) as tap:
-        wire(tap, WEB, places=places)
-        (record,) = places.records.iterdir()
+        wire(tap, WEB)
+        (record,) = paths.TAPS_DIR.iterdir()
         unfinished(record).write_text("{")
-        with records.one_at_a_time(places, NAME):
-            remove_leftovers(places=places)
+        with records.one_at_a_time(NAME):
+            remove_leftovers()
             assert unfinished(record).exists()  # somebody could be writing it
-        remove_leftovers(places=places)
-        assert list(places.records.iterdir()) == [record]
+        remove_leftovers()
+        assert list(paths.TAPS_DIR.iterdir()) == [record]
         unfinished(record).write_text("{")
-    assert unwire(NAME, places=places)
-    assert list(places.records.iterdir()) == []
+    assert unwire(NAME)
+    assert list(paths.TAPS_DIR.iterdir()) == []
 
 
-def test_who_works_on_a_tap_is_waited_for_and_then_named(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_tap(NAME) as tap, records.one_at_a_time(places, NAME):
+def test_who_works_on_a_tap_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_tap(NAME) as tap, records.one_at_a_time(NAME):
         monkeypatch.setattr(records, "LOCK_TIMEOUT_S", 0.0)
         with pytest.raises(LockedError):
-            wire(tap, WEB, places=places)
+            wire(tap, WEB)
 
 
 # Leftovers.
 
 
-def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while(places: Places) -> None:
-    bring_up(WEB, places=places)
-    assert find_leftovers(places=places) == []
-    record = records.load(places, NAME)
+def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while() -> None:
+    bring_up(WEB)
+    assert find_leftovers() == []
+    record = records.load(NAME)
     assert record
-    records.save(places, record, since=time.time() - 61)
-    socket = places.control / "web1.example.com.qmp"
+    records.save(record, since=time.time() - 61)
+    socket = paths.CONTROL_DIR / "web1.example.com.qmp"
     socket.touch()
-    assert find_leftovers(places=places) == []
+    assert find_leftovers() == []
     socket.unlink()
     with open_tap(NAME, reuse=True):
-        assert remove_leftovers(places=places) == []
-    (found,) = find_leftovers(places=places)
+        assert remove_leftovers() == []
+    (found,) = find_leftovers()
     assert (found.kind, found.name, found.instance) == (LeftoverKind.TAP, NAME, "web1.example.com")
-    assert remove_leftovers(places=places) == [found]
+    assert remove_leftovers() == [found]
     assert link() is None
-    assert records.load_all(places) == {}
+    assert records.load_all() == {}
 
 
-def test_a_tap_that_was_open_between_two_looks_is_not_idle(
-    places: Places, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tap_that_was_open_between_two_looks_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[-1])
-    bring_up(WEB, places=places)
-    record = records.load(places, NAME)
+    bring_up(WEB)
+    record = records.load(NAME)
     assert record
-    records.save(places, record, since=time.time() - 61)
+    records.save(record, since=time.time() - 61)
 
     def look() -> list[str]:
         clock.append(clock[-1] + 400)
-        return [one.name for one in remove_leftovers(idle_for_s=600, places=places)]
+        return [one.name for one in remove_leftovers(idle_for_s=600)]
 
     assert [look(), look()] == [[], []]
-    assert find_leftovers(idle_for_s=400, places=places) != []
+    assert find_leftovers(idle_for_s=400) != []
     with open_tap(NAME, reuse=True):  # a VM that is being restarted
         pass
     assert [look(), look(), look()] == [[], [], [NAME]]
     assert link() is None
     assert look() == []
-    assert list(places.records.iterdir()) == []
+    assert list(paths.TAPS_DIR.iterdir()) == []
 
 
-def test_all_takes_new_ones_too_but_never_those_in_use(places: Places) -> None:
-    bring_up(WEB, places=places)
+def test_all_takes_new_ones_too_but_never_those_in_use() -> None:
+    bring_up(WEB)
     multi = Nic("db", "0", Mode.BRIDGED, "br0")
-    bring_up(multi, queues=2, places=places)
+    bring_up(multi, queues=2)
     with open_tap(multi.tap_name(), queues=2, reuse=True):
-        assert [one.name for one in remove_leftovers(at_once=True, places=places)] == [NAME]
-    assert [one.name for one in remove_leftovers(at_once=True, places=places)] == [multi.tap_name()]
+        assert [one.name for one in remove_leftovers(at_once=True)] == [NAME]
+    assert [one.name for one in remove_leftovers(at_once=True)] == [multi.tap_name()]
 
 
-def test_what_is_not_ours_is_never_a_leftover(places: Places) -> None:
+def test_what_is_not_ours_is_never_a_leftover() -> None:
     ip("tuntap add dev mine mode tap")
     ip("tuntap add dev named mode tap")
     ip("link set named alias brine")
-    assert remove_leftovers(at_once=True, places=places) == []
+    assert remove_leftovers(at_once=True) == []
     assert link("mine")
     with pytest.raises(TapError, match="none of ours"):
-        take_down("mine", places=places)
+        take_down("mine")
 
 
-def test_what_a_dead_vm_leaves_is_undone_with_its_scripts(places: Places) -> None:
-    calls = places.control / "calls"
+def test_what_a_dead_vm_leaves_is_undone_with_its_scripts() -> None:
+    calls = paths.CONTROL_DIR / "calls"
     with open_tap(NAME) as tap:
-        wire(tap, WEB, places=places)
-        scripts_of(places.scripts, "tell", f"echo $1 >>{calls}")
-    assert [one.kind for one in remove_leftovers(places=places)] == [LeftoverKind.RECORD]
+        wire(tap, WEB)
+        add_script("tell", f"echo $1 >>{calls}")
+    assert [one.kind for one in remove_leftovers()] == [LeftoverKind.RECORD]
     # There is no interface to do anything on before it goes.
     assert calls.read_text().split() == ["down"]
-    assert find_leftovers(places=places) == []
+    assert find_leftovers() == []
 
 
-def test_a_damaged_record_is_named_and_not_taken_for_none(
-    places: Places, caplog: pytest.LogCaptureFixture
-) -> None:
-    bring_up(WEB, places=places)
-    (places.records / f"{NAME}.json").write_text("{")
+def test_a_damaged_record_is_named_and_not_taken_for_none(caplog: pytest.LogCaptureFixture) -> None:
+    bring_up(WEB)
+    (paths.TAPS_DIR / f"{NAME}.json").write_text("{")
     with pytest.raises(records.RecordError, match="damaged"):
-        wire(NAME, WEB, places=places)
-    list_taps(places=places)
+        wire(NAME, WEB)
+    list_taps()
     assert "damaged" in caplog.text
 
 
-def test_a_record_of_another_interface_of_that_name_is_not_its(places: Places) -> None:
+def test_a_record_of_another_interface_of_that_name_is_not_its() -> None:
     with open_tap(NAME) as tap:
-        wire(tap, WEB, places=places)
+        wire(tap, WEB)
     with open_tap(NAME):
-        assert [entry.name for entry in list_taps(places=places)] == [NAME]
-        assert [one.kind for one in remove_leftovers(places=places)] == [LeftoverKind.RECORD]
+        assert [entry.name for entry in list_taps()] == [NAME]
+        assert [one.kind for one in remove_leftovers()] == [LeftoverKind.RECORD]
         assert link()

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
 from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
-from brine.hotplug.net.records import Places
 from brine.hotplug.net.source_filter import forget_sources, is_filtered
 from brine.hotplug.net.tap import TapError, open_tap
 from brine.hotplug.net.wiring import unwire, wire
@@ -41,11 +41,10 @@ class Networks:
 
     node: Namespace
     host: Namespace
-    places: Places
 
 
 @pytest.fixture
-def networks(tmp_path: Path) -> Iterator[Networks]:
+def networks(own_files: None) -> Iterator[Networks]:
     host = Namespace()
     with new_namespace() as node:
         ip(f"link add uplink type veth peer name lan netns {host.path}")
@@ -59,8 +58,7 @@ def networks(tmp_path: Path) -> Iterator[Networks]:
             ip(f"address add {HOST6}/64 dev lan nodad")
             ip("link set lan up")
         ip(f"route add default via {HOST4}")
-        places = Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", tmp_path)
-        yield Networks(node, host, places)
+        yield Networks(node, host)
     host.close()
 
 
@@ -69,8 +67,8 @@ def guest(networks: Networks, wiring: Nic = WEB) -> Iterator[Namespace]:
     """A guest whose NIC is the other end of a wired tap."""
     with ExitStack() as stack:
         tap = stack.enter_context(open_tap(wiring.tap_name(), vnet_hdr=False))
-        wire(tap, wiring, places=networks.places)
-        stack.callback(unwire, tap, places=networks.places)
+        wire(tap, wiring)
+        stack.callback(unwire, tap)
         inside = Namespace()
         stack.callback(inside.close)
         with inside.entered():
@@ -192,11 +190,11 @@ def test_a_filter_that_others_flush_comes_back(
     with guest(networks) as inside, caplog.at_level(logging.WARNING):
         inside.ip("address add 2001:db8:9::9 dev eth0 nodad")
         talks(inside, networks.node, NODE6, own=GUEST6)
-        remove_leftovers(places=networks.places)
+        remove_leftovers()
         assert caplog.text == ""
         forget_sources(WEB.tap_name())  # as nft flush ruleset does
         assert spoofs(inside, networks.node, GUEST6, "2001:db8:9::9", NODE6)
-        remove_leftovers(places=networks.places)
+        remove_leftovers()
         assert "its filter was gone" in caplog.text
         assert not spoofs(inside, networks.node, GUEST6, "2001:db8:9::9", NODE6)
         assert talks(networks.host, inside, GUEST6) == HOST6
@@ -222,24 +220,24 @@ def test_a_guest_may_ask_for_its_address(networks: Networks) -> None:
 
 def test_no_filter_is_left_behind(networks: Networks) -> None:
     with open_tap("t0") as tap:
-        wire(tap, WEB, places=networks.places)
+        wire(tap, WEB)
         assert is_filtered("t0")
-        unwire(tap, places=networks.places)
+        unwire(tap)
         assert not is_filtered("t0")
-        wire(tap, WEB, places=networks.places)
-    remove_leftovers(places=networks.places)
+        wire(tap, WEB)
+    remove_leftovers()
     assert not is_filtered("t0")
 
 
 def test_the_mtu_is_the_uplinks(networks: Networks) -> None:
     ip("link set uplink mtu 1400")
     with open_tap("t0") as tap:
-        assert wire(tap, WEB, places=networks.places).mtu == 1400
+        assert wire(tap, WEB).mtu == 1400
 
 
 def test_a_guest_can_not_have_the_node_change_its_routes(networks: Networks) -> None:
     with open_tap("t0") as tap:
-        wire(tap, WEB, places=networks.places)
+        wire(tap, WEB)
         conf = Path("/proc/sys/net")
         for key in ("ipv6/conf/t0/accept_ra", "ipv4/conf/t0/accept_redirects"):
             assert (conf / key).read_text() == "0\n"
@@ -247,21 +245,21 @@ def test_a_guest_can_not_have_the_node_change_its_routes(networks: Networks) -> 
 
 def test_wiring_twice_is_the_same_as_once(networks: Networks) -> None:
     with open_tap("t0") as tap:
-        assert wire(tap, WEB, places=networks.places).changed
+        assert wire(tap, WEB).changed
         before = everything()
-        assert not wire(tap, WEB, places=networks.places).changed
+        assert not wire(tap, WEB).changed
         assert everything() == before
         ip("link set t0 down")
-        assert not wire(tap, WEB, places=networks.places).changed
+        assert not wire(tap, WEB).changed
         assert everything() == before
 
 
 def test_unwiring_leaves_nothing(networks: Networks) -> None:
     with open_tap("t0") as tap:
         before = everything()
-        wire(tap, Nic("web1", "0", Mode.ROUTED, "100", ips=WEB.ips), places=networks.places)
+        wire(tap, Nic("web1", "0", Mode.ROUTED, "100", ips=WEB.ips))
         assert everything() != before
-        unwire(tap, places=networks.places)
+        unwire(tap)
         assert everything() == before
 
 
@@ -269,18 +267,18 @@ def test_what_a_dead_guest_leaves_is_removed(networks: Networks) -> None:
     wiring = Nic("web1", "0", Mode.ROUTED, "100", ips=WEB.ips)
     before = everything()
     with open_tap("t0") as tap:
-        wire(tap, wiring, places=networks.places)
+        wire(tap, wiring)
     assert "t0" in ip("rule")
     assert GUEST4 in ip("neighbour show proxy")
-    assert [one.kind for one in remove_leftovers(places=networks.places)] == [LeftoverKind.RECORD]
+    assert [one.kind for one in remove_leftovers()] == [LeftoverKind.RECORD]
     assert everything() == before
 
 
 def test_a_proxy_of_the_operators_stays(networks: Networks) -> None:
     ip(f"neighbour add proxy {GUEST4} dev uplink")
     with open_tap("t0") as tap:
-        wire(tap, WEB, places=networks.places)
-        unwire(tap, places=networks.places)
+        wire(tap, WEB)
+        unwire(tap)
     assert GUEST4 in ip("neighbour show proxy")
     assert GUEST6 not in ip("-6 neighbour show proxy")
 
@@ -288,10 +286,10 @@ def test_a_proxy_of_the_operators_stays(networks: Networks) -> None:
 def test_an_address_of_another_nic_is_refused(networks: Networks) -> None:
     second = Nic("web2", "0", Mode.ROUTED, ips=("192.0.2.11", GUEST4))
     with open_tap("t0") as tap, open_tap("t1") as other:
-        wire(tap, WEB, places=networks.places)
+        wire(tap, WEB)
         before = everything()
         with pytest.raises(TapError, match=f"{GUEST4} is routed elsewhere already"):
-            wire(other, second, places=networks.places)
+            wire(other, second)
         assert everything() == before
         # What was there already is not taken along by the one who failed.
         assert GUEST4 in ip("neighbour show proxy")
@@ -299,10 +297,10 @@ def test_an_address_of_another_nic_is_refused(networks: Networks) -> None:
 
 def test_an_uplink_that_goes_away_takes_the_wiring_apart(networks: Networks) -> None:
     with open_tap("t0") as tap:
-        wire(tap, WEB, places=networks.places)
+        wire(tap, WEB)
         ip("link delete uplink")
-        assert unwire(tap, places=networks.places)
-    assert records.load_all(networks.places) == {}
+        assert unwire(tap)
+    assert records.load_all() == {}
 
 
 def test_a_node_that_does_not_forward_ipv6_is_told(
@@ -310,14 +308,14 @@ def test_a_node_that_does_not_forward_ipv6_is_told(
 ) -> None:
     Path("/proc/sys/net/ipv6/conf/all/forwarding").write_text("0")
     with open_tap("t0") as tap, caplog.at_level(logging.WARNING):
-        wire(tap, WEB, places=networks.places)
+        wire(tap, WEB)
     assert "net.ipv6.conf.all.forwarding=1" in caplog.text
 
 
 def test_a_node_without_ipv6_says_so(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brine.hotplug.net.netlink._NET", networks.places.control)
+    monkeypatch.setattr("brine.hotplug.net.netlink._NET", paths.CONTROL_DIR)
     with open_tap("t0") as tap, pytest.raises(BrineError, match="No such file") as caught:
-        wire(tap, Nic("web1", "0", Mode.ROUTED, ips=(GUEST6,)), places=networks.places)
+        wire(tap, Nic("web1", "0", Mode.ROUTED, ips=(GUEST6,)))
     assert caught.value.hint == "this node has no IPv6"
 
 

@@ -6,12 +6,10 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from brine.hotplug.choices import Mode
-from brine.hotplug.net.records import Places
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import wire
 from brine.hotplug.nic import Nic, Vlans
@@ -29,7 +27,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
 
 
 @pytest.fixture
-def node() -> Iterator[None]:
+def node(own_files: None) -> Iterator[None]:
     """A namespace with a bridge that looks at VLANs; a wire to it takes 100, 200 and 300."""
     with new_namespace():
         ip("link add br0 type bridge vlan_filtering 1")
@@ -42,11 +40,6 @@ def node() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def places(tmp_path: Path) -> Places:
-    return Places(tmp_path / "taps", tmp_path / "locks", tmp_path / "nic.d", tmp_path)
-
-
 def vlans(name: str = "t0") -> Vlans:
     (port,) = json.loads(bridge(f"-json vlan show dev {name}"))
     found = {vlan["vlan"]: "PVID" in vlan.get("flags", []) for vlan in port["vlans"]}
@@ -55,15 +48,15 @@ def vlans(name: str = "t0") -> Vlans:
 
 
 @contextmanager
-def guest(places: Places, vlan: str) -> Iterator[int]:
+def guest(vlan: str) -> Iterator[int]:
     with open_tap("t0", vnet_hdr=False) as tap:
-        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", vlan), places=places)
+        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", vlan))
         yield tap.queues[0]
 
 
 @pytest.mark.needs_vlans
-def test_an_access_port_has_no_tags_for_the_guest(node: None, places: Places) -> None:
-    with guest(places, "100") as queue:
+def test_an_access_port_has_no_tags_for_the_guest(node: None) -> None:
+    with guest("100") as queue:
         assert vlans() == Vlans(100, frozenset())
         seen = Wire("wire0")
         os.write(queue, frame(b"from the guest"))
@@ -77,8 +70,8 @@ def test_an_access_port_has_no_tags_for_the_guest(node: None, places: Places) ->
 
 
 @pytest.mark.needs_vlans
-def test_a_trunk_has_tags_for_the_guest(node: None, places: Places) -> None:
-    with guest(places, ":100:200") as queue:
+def test_a_trunk_has_tags_for_the_guest(node: None) -> None:
+    with guest(":100:200") as queue:
         assert vlans() == Vlans(None, frozenset({100, 200}))
         seen = Wire("wire0")
         os.write(queue, frame(b"untagged"))
@@ -92,8 +85,8 @@ def test_a_trunk_has_tags_for_the_guest(node: None, places: Places) -> None:
 
 
 @pytest.mark.needs_vlans
-def test_a_port_may_have_both(node: None, places: Places) -> None:
-    with guest(places, ".100:200:300") as queue:
+def test_a_port_may_have_both(node: None) -> None:
+    with guest(".100:200:300") as queue:
         seen = Wire("wire0")
         os.write(queue, frame(b"one"))
         assert seen.next() == Frame(b"one", 100)
@@ -103,21 +96,21 @@ def test_a_port_may_have_both(node: None, places: Places) -> None:
 
 
 @pytest.mark.needs_vlans
-def test_without_a_wish_the_bridges_default_stays(node: None, places: Places) -> None:
+def test_without_a_wish_the_bridges_default_stays(node: None) -> None:
     ip("link set br0 type bridge vlan_default_pvid 7")
-    with guest(places, ""):
+    with guest(""):
         assert vlans() == Vlans(7, frozenset())
 
 
 @pytest.mark.needs_vlans
-def test_another_wish_replaces_the_first(node: None, places: Places) -> None:
+def test_another_wish_replaces_the_first(node: None) -> None:
     with open_tap("t0") as tap:
         for text, wanted in (
             (".100:200", Vlans(100, frozenset({200}))),
             ("300", Vlans(300, frozenset())),
         ):
-            wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", text), places=places)
+            wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", text))
             assert vlans() == wanted
         bridge("vlan add dev t0 vid 44")
-        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", "300"), places=places)
+        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", "300"))
         assert vlans() == Vlans(300, frozenset())

@@ -44,7 +44,7 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
     """That of a node of its own, where web1 is defined."""
     store.save(define({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
     monkeypatch.setenv("INVOCATION_ID", RUN)
-    monkeypatch.setattr(records, "PLACES", records.Places(records=own_node / "taps"))
+    monkeypatch.setattr(paths, "TAPS_DIR", own_node / "taps")
     monkeypatch.setattr(sys, "argv", ["clear", "web1"])
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
@@ -135,7 +135,7 @@ def test_what_fails_of_the_clearing_keeps_the_rest_from_nothing(
     def fail(what: object) -> None:
         raise BrineError(f"{what}: no")
 
-    monkeypatch.setattr(records, "load_all", lambda _: fail("records"))
+    monkeypatch.setattr(records, "load_all", lambda: fail("records"))
     monkeypatch.setattr(clear, "release_uid", fail)
     started(control, security_model="pool")
     clear.main()

@@ -19,7 +19,6 @@ from brine.common.markers import MarkerKind as Marker
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import DeviceKind
 from brine.hotplug.disk import Disk
-from brine.hotplug.net import records
 from brine.hotplug.runtime_file import change
 from brine.instance import store
 from brine.instance.kvm import resources
@@ -47,7 +46,7 @@ class BecameError(Exception):
 @pytest.fixture(autouse=True)
 def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of its own, where this process becomes no other program."""
-    monkeypatch.setattr(records, "PLACES", records.Places(records=own_node / "taps"))
+    monkeypatch.setattr(paths, "TAPS_DIR", own_node / "taps")
     monkeypatch.setattr(resources, "_SET_BEFORE", own_node / "system.control")
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 

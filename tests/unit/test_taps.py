@@ -23,8 +23,6 @@ from brine.hotplug.cli import NIC as NIC_COMMAND
 from brine.hotplug.cli import TAP
 from brine.hotplug.net.netlink import PROTOCOL, LinkError, Netlink, Proxy, Route, Rule
 from brine.hotplug.net.records import (
-    PLACES,
-    Places,
     RecordError,
     TapRecord,
     load,
@@ -270,9 +268,16 @@ def test_the_kernel_is_asked_and_what_it_refuses_is_told() -> None:
 # Records.
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    places = Places(records=tmp_path / "taps")
-    assert load(places, "t0") is None
+@pytest.fixture
+def taps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the records, which is not there yet, as that of the locks."""
+    monkeypatch.setattr(paths, "TAPS_DIR", tmp_path / "taps")
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
+    return paths.TAPS_DIR
+
+
+def test_a_record_is_read_as_it_was_written(taps: Path) -> None:
+    assert load("t0") is None
     nic = Nic("web1", NIC, Mode.ROUTED, "100", ips=("192.0.2.1",), tags=("a",), mtu=1400)
     record = TapRecord(
         "t0",
@@ -283,44 +288,45 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
         proxies=(Proxy("192.0.2.1", "eth0"),),
         rules=(Rule(4, 100, "t0"),),
     )
-    save(places, record)
-    assert load(places, "t0") == record
-    assert (tmp_path / "taps/t0.json").stat().st_mode & 0o777 == 0o600
+    save(record)
+    assert load("t0") == record
+    assert (taps / "t0.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_record_of_version_0_1_0_is_read(tmp_path: Path) -> None:
-    (tmp_path / "t0.json").write_text(
+def test_a_record_of_version_0_1_0_is_read(taps: Path) -> None:
+    taps.mkdir()
+    (taps / "t0.json").write_text(
         """{"name": "t0", "index": 7, "since": 1.5, "mtu": 1500, "complete": true, "table": 254,
         "namespace": 4026531840, "uplinks": [], "proxies": [], "rules": [], "queues": 2,
         "vhost": true, "wiring": {"instance": "web1", "nic": "0", "mode": "bridged",
         "link": "br0", "vlan": "", "ips": [], "mac": "52:54:00:00:00:01", "mtu": null,
         "index": 0, "tags": ["a"], "network": {"NETWORK_NAME": "blue"}}}"""
     )
-    record = load(Places(records=tmp_path), "t0")
+    record = load("t0")
     assert record
     assert (record.complete, record.nic.queues, record.nic.vhost) == (True, 2, True)
     assert (record.nic.uuid, record.nic.network) == ("0", {"NETWORK_NAME": "blue"})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"wiring": {}}'])
-def test_a_damaged_record_is_an_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / "t0.json").write_text(text)
+def test_a_damaged_record_is_an_error(taps: Path, text: str) -> None:
+    taps.mkdir()
+    (taps / "t0.json").write_text(text)
     with pytest.raises(RecordError, match="damaged"):
-        load(Places(records=tmp_path), "t0")
+        load("t0")
 
 
-def test_a_lock_that_can_not_be_had_is_named(tmp_path: Path) -> None:
-    (tmp_path / "locks").write_text("no folder")
-    places = replace(PLACES, locks=tmp_path / "locks")
+def test_a_lock_that_can_not_be_had_is_named(taps: Path) -> None:
+    paths.LOCK_DIR.write_text("no folder")
     with pytest.raises(LockError, match="tap-t0.lock: can't be locked: "):
-        with one_at_a_time(places, "t0"):
+        with one_at_a_time("t0"):
             pass
 
 
-def test_a_fault_within_the_lock_is_no_fault_of_the_lock(tmp_path: Path) -> None:
+def test_a_fault_within_the_lock_is_no_fault_of_the_lock(taps: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        with one_at_a_time(replace(PLACES, locks=tmp_path), "t0"):
-            (tmp_path / "nothing").read_text()
+        with one_at_a_time("t0"):
+            (taps / "nothing").read_text()
 
 
 # The commands.

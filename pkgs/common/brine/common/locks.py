@@ -25,13 +25,12 @@ class LockedError(LockError):
 
 
 @contextlib.contextmanager
-def node_lock(name: str, *, timeout_s: float, folder: Path | None = None) -> Iterator[None]:
+def node_lock(name: str, *, timeout_s: float) -> Iterator[None]:
     """Hold a lock of this node's for the time of the block; see :func:`locked`.
 
-    :param folder: of the locks; None is Brine's.
     :raises LockError: if it can't be had.
     """
-    file = (folder or paths.LOCK_DIR) / f"{name}.lock"
+    file = paths.LOCK_DIR / f"{name}.lock"
     with contextlib.ExitStack() as stack:
         try:
             file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 ETC_DIR = Path("/etc/brine")
 CONTROL_DIR = Path("/run/brine/ctrl")
 MARKS_DIR = Path("/run/brine/marks")
+TAPS_DIR = Path("/run/brine/taps")
 LIFECYCLE_DIR = Path("/run/brine/lifecycle")
 ENDED_DIR = Path("/run/brine/ended")
 CONTROL_GROUP = "brine-ctrl"

@@ -396,7 +396,7 @@ def devices_of(machine: Machine, kind: DeviceKind, vm: str) -> list[Device]:
     if kind is DeviceKind.NIC:
         from brine.hotplug.net import records  # with netlink, of which disks need none
 
-        taps = [one for one in records.load_all(records.PLACES).values() if one.is_here()]
+        taps = [one for one in records.load_all().values() if one.is_here()]
     else:
         disks = {one.device_id: one for one in machine.fdsets() if one.uuid}
     found = []

@@ -20,12 +20,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.hotplug.messages import tell_leftover_removed
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, Netlink
-from brine.hotplug.net.records import PLACES, Places, TapRecord
+from brine.hotplug.net.records import TapRecord
 from brine.hotplug.net.wiring import remove, restore_filters, undo_record
 from brine.hotplug.nic import owner_of
 
@@ -59,9 +60,7 @@ class Leftover:
     reason: str
 
 
-def find_leftovers(
-    *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
-) -> list[Leftover]:
+def find_leftovers(*, at_once: bool = False, idle_for_s: float | None = None) -> list[Leftover]:
     """The leftovers that could be removed now.
 
     :param at_once: also taps that were wired just now, or whose instance has a QMP socket.
@@ -69,13 +68,11 @@ def find_leftovers(
         :func:`remove_leftovers` measure that.
     """
     with Netlink() as netlink:
-        found = list(_find(netlink, at_once, places))
-        return _long_idle(netlink, found, idle_for_s, places, note=False)
+        found = list(_find(netlink, at_once))
+        return _long_idle(netlink, found, idle_for_s, note=False)
 
 
-def remove_leftovers(
-    *, at_once: bool = False, idle_for_s: float | None = None, places: Places = PLACES
-) -> list[Leftover]:
+def remove_leftovers(*, at_once: bool = False, idle_for_s: float | None = None) -> list[Leftover]:
     """Remove leftovers; returns those that were removed. A tap that is locked stays.
 
     Filters of routed taps that another program has removed are restored.
@@ -83,23 +80,23 @@ def remove_leftovers(
     The parameters are those of :func:`find_leftovers`.
     """
     with Netlink() as netlink:
-        found = list(_find(netlink, at_once, places))
-        found = _long_idle(netlink, found, idle_for_s, places, note=True)
-        removed = [one for one in found if _remove(netlink, one, at_once, places)]
-        restore_filters(netlink, places=places)
-    records.remove_unfinished(places)
+        found = list(_find(netlink, at_once))
+        found = _long_idle(netlink, found, idle_for_s, note=True)
+        removed = [one for one in found if _remove(netlink, one, at_once)]
+        restore_filters(netlink)
+    records.remove_unfinished()
     for one in removed:
         tell_leftover_removed(one.instance, one.nic, one.name, one.kind.value, one.reason)
     return removed
 
 
-def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]:
+def _find(netlink: Netlink, at_once: bool) -> Iterator[Leftover]:
     links = {link.name: link for link in netlink.links()}
-    every = records.load_all(places)
+    every = records.load_all()
     kept = {name: record for name, record in every.items() if record.is_here()}
     gone = "its interface is gone"
     for name, link in links.items():
-        if owner := _unused_by(link, kept.get(name), at_once, places):
+        if owner := _unused_by(link, kept.get(name), at_once):
             yield Leftover(LeftoverKind.TAP, name, *owner, "nobody has it open")
     for name, record in kept.items():
         if not record.is_of(links.get(name)):
@@ -116,9 +113,7 @@ def _find(netlink: Netlink, at_once: bool, places: Places) -> Iterator[Leftover]
             yield Leftover(LeftoverKind.PORT, name, *owner, gone)
 
 
-def _unused_by(
-    link: Link, record: TapRecord | None, at_once: bool, places: Places
-) -> tuple[str, str] | None:
+def _unused_by(link: Link, record: TapRecord | None, at_once: bool) -> tuple[str, str] | None:
     """The instance and the NIC of a tap that is a leftover; None if it is none."""
     owner = link.owner()
     if owner is None or not link.persistent or link.carrier:
@@ -126,7 +121,7 @@ def _unused_by(
     if not at_once:
         if record and record.is_of(link) and time.time() - record.since < SETTLED_S:
             return None
-        if (places.control / f"{owner[0]}.qmp").exists():
+        if (paths.CONTROL_DIR / f"{owner[0]}.qmp").exists():
             return None
     return owner
 
@@ -135,7 +130,6 @@ def _long_idle(
     netlink: Netlink,
     leftovers: list[Leftover],
     idle_for_s: float | None,
-    places: Places,
     *,
     note: bool,
 ) -> list[Leftover]:
@@ -145,7 +139,7 @@ def _long_idle(
     """
     if idle_for_s is None:
         return leftovers
-    file = places.records / _IDLE_FILE
+    file = paths.TAPS_DIR / _IDLE_FILE
     try:
         before = json.loads(file.read_bytes())
     except (FileNotFoundError, ValueError):  # half a file is as good as none
@@ -161,7 +155,7 @@ def _long_idle(
             since_s = known["since_s"] if known.items() >= state.items() else now_s
             found[link.name] = {**state, "since_s": since_s}
     if note and found:
-        places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+        paths.TAPS_DIR.mkdir(parents=True, exist_ok=True, mode=0o755)
         file.write_bytes(json.dumps(found).encode())
     elif note:
         file.unlink(missing_ok=True)
@@ -169,20 +163,20 @@ def _long_idle(
     return [one for one in leftovers if one.kind is not LeftoverKind.TAP or one.name in idle]
 
 
-def _remove(netlink: Netlink, leftover: Leftover, at_once: bool, places: Places) -> bool:
+def _remove(netlink: Netlink, leftover: Leftover, at_once: bool) -> bool:
     name = leftover.name
     try:
-        with records.one_at_a_time(places, name, timeout_s=0):
+        with records.one_at_a_time(name, timeout_s=0):
             # Another command may have changed it since.
-            link, record = netlink.find(name), records.load(places, name)
+            link, record = netlink.find(name), records.load(name)
             if leftover.kind is LeftoverKind.TAP:
-                if link is None or not _unused_by(link, record, at_once, places):
+                if link is None or not _unused_by(link, record, at_once):
                     return False
                 if record and record.is_of(link):
-                    undo_record(netlink, record, places)
+                    undo_record(netlink, record)
                 return remove(netlink, link)
             if leftover.kind is LeftoverKind.RECORD and record and not record.is_of(link):
-                undo_record(netlink, record, places)
+                undo_record(netlink, record)
             elif leftover.kind is LeftoverKind.PORT and not (link or record):
                 ovs.remove_port(name)
             else:

@@ -32,19 +32,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Places:
-    """The folders of taps' files on this node."""
-
-    records: Path = Path("/run/brine/taps")
-    locks: Path = paths.LOCK_DIR
-    scripts: Path = paths.NIC_SCRIPTS_DIR
-    control: Path = paths.CONTROL_DIR
-
-
-PLACES = Places()
-
-
-@dataclass(frozen=True)
 class TapRecord:
     """The record of a tap.
 
@@ -86,12 +73,12 @@ class RecordError(BrineError):
     """A record that can't be read or written."""
 
 
-def load(places: Places, name: str) -> TapRecord | None:
+def load(name: str) -> TapRecord | None:
     """The record of a tap, or None if there is none.
 
     :raises RecordError: if it is damaged.
     """
-    file = _file(places, name)
+    file = _file(name)
     try:
         return _parse(json.loads(file.read_text()))
     except FileNotFoundError:
@@ -103,62 +90,60 @@ def load(places: Places, name: str) -> TapRecord | None:
         raise RecordError(f"{file}: damaged: {error}", hint=hint) from error
 
 
-def load_all(places: Places) -> dict[str, TapRecord]:
+def load_all() -> dict[str, TapRecord]:
     """All records, by name; a damaged one is reported and left out."""
     found = {}
-    for file in sorted(places.records.glob("*.json")):
+    for file in sorted(paths.TAPS_DIR.glob("*.json")):
         try:
-            if record := load(places, file.stem):
+            if record := load(file.stem):
                 found[record.name] = record
         except RecordError as error:
             log.warning("%s", error)
     return found
 
 
-def save(places: Places, record: TapRecord, **changes: Any) -> None:
+def save(record: TapRecord, **changes: Any) -> None:
     """Write a record, with changes.
 
     :raises RecordError: if that fails.
     """
     record = replace(record, **changes)
-    file = _file(places, record.name)
+    file = _file(record.name)
     data = json.dumps(_to_json(record), indent=1).encode()
     try:
-        places.records.mkdir(parents=True, exist_ok=True, mode=0o755)
+        paths.TAPS_DIR.mkdir(parents=True, exist_ok=True, mode=0o755)
         # It need not survive a power cut, because the tap does not.
         write_whole(file, data + b"\n", mode=0o600, alone=True, durable=False)
     except OSError as error:
         raise RecordError(f"{file}: can't be written: {error.strerror}") from error
 
 
-def remove(places: Places, name: str) -> None:
+def remove(name: str) -> None:
     """Remove a record; succeeds if there is none."""
-    file = _file(places, name)
+    file = _file(name)
     file.unlink(missing_ok=True)
     unfinished(file).unlink(missing_ok=True)
 
 
-def remove_unfinished(places: Places) -> None:
+def remove_unfinished() -> None:
     """Remove unfinished files of killed writers."""
-    for file in places.records.glob(unfinished(_file(places, "*")).name):
+    for file in paths.TAPS_DIR.glob(unfinished(_file("*")).name):
         name = file.name.removeprefix(".").partition(".json")[0]
-        with contextlib.suppress(LockedError), one_at_a_time(places, name, timeout_s=0):
+        with contextlib.suppress(LockedError), one_at_a_time(name, timeout_s=0):
             file.unlink(missing_ok=True)
 
 
-def one_at_a_time(
-    places: Places, name: str, *, timeout_s: float | None = None
-) -> AbstractContextManager[None]:
+def one_at_a_time(name: str, *, timeout_s: float | None = None) -> AbstractContextManager[None]:
     """Hold the lock of a tap of that name, as :func:`brine.common.locks.node_lock` does.
 
     :param timeout_s: how long to wait for it; None is :data:`LOCK_TIMEOUT_S`.
     """
     timeout_s = LOCK_TIMEOUT_S if timeout_s is None else timeout_s
-    return node_lock(f"tap-{name}", timeout_s=timeout_s, folder=places.locks)
+    return node_lock(f"tap-{name}", timeout_s=timeout_s)
 
 
-def _file(places: Places, name: str) -> Path:
-    return places.records / f"{name}.json"
+def _file(name: str) -> Path:
+    return paths.TAPS_DIR / f"{name}.json"
 
 
 def _to_json(record: TapRecord) -> dict[str, Any]:
@@ -212,27 +197,25 @@ class Entry:
     holders: list[Holder]
 
 
-def list_taps(*, places: Places = PLACES) -> list[Entry]:
+def list_taps() -> list[Entry]:
     """All taps of Brine's, by name, and the leftovers of those that are gone."""
     with Netlink() as netlink:
         links = {link.name: link for link in netlink.links() if link.owner()}
-    records, held = load_all(places), held_taps()
+    records, held = load_all(), held_taps()
     return [
-        _entry(places, name, links.get(name), records.get(name), held.get(name, []))
+        _entry(name, links.get(name), records.get(name), held.get(name, []))
         for name in sorted(links.keys() | records.keys())
     ]
 
 
-def _entry(
-    places: Places, name: str, link: Link | None, record: TapRecord | None, holders: list[Holder]
-) -> Entry:
+def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list[Holder]) -> Entry:
     if link and record and not record.is_of(link):
         record = None
     nic = record.nic if record else None
     owner = (nic.instance, nic.uuid) if nic else link.owner() if link else None
     assert owner
     state = TapState.GONE
-    if _is_hidden(places, name):
+    if _is_hidden(name):
         state = TapState.UNKNOWN
     elif link and not (record and record.complete):
         state = TapState.UNWIRED
@@ -252,7 +235,7 @@ def _entry(
     )
 
 
-def _is_hidden(places: Places, name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     """Whether this user may not read the record of a tap."""
-    file = _file(places, name)
-    return not all(os.access(path, os.R_OK) for path in (places.records, file) if path.exists())
+    file = _file(name)
+    return not all(os.access(path, os.R_OK) for path in (paths.TAPS_DIR, file) if path.exists())

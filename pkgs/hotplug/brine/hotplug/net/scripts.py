@@ -18,6 +18,7 @@ from brine.common import paths
 from brine.common.errors import BrineError, printable
 
 TIMEOUT_S = 30.0
+"""Of each script."""
 
 _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # As run-parts(8): backup files of editors and packages have a dot or a tilde in their names.
@@ -45,28 +46,22 @@ class ScriptError(BrineError):
         super().__init__(f"{script} {phase}: {message}", hint=hint)
 
 
-def run_scripts(
-    phase: Phase,
-    environment: Mapping[str, str],
-    *,
-    folder: Path = paths.NIC_SCRIPTS_DIR,
-    timeout_s: float = TIMEOUT_S,
-) -> None:
-    """Run the scripts of a folder, in the order of their names, each with *phase* as its argument.
+def run_scripts(phase: Phase, environment: Mapping[str, str]) -> None:
+    """Run the scripts, in the order of their names, each with *phase* as its argument.
 
     :param environment: their environment, beside ``PATH`` and ``LANG``.
-    :param timeout_s: of each script.
     :raises ScriptError: if one fails; later scripts are not run.
     """
-    for script in scripts(folder):
-        _run(script, phase, environment, timeout_s)
+    for script in scripts():
+        _run(script, phase, environment)
 
 
-def scripts(folder: Path) -> list[Path]:
-    """The scripts of a folder that may be run.
+def scripts() -> list[Path]:
+    """The scripts that may be run.
 
     They run as root. A script that users other than root may write is left out, with a warning.
     """
+    folder = paths.NIC_SCRIPTS_DIR
     try:
         files = sorted(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -97,7 +92,7 @@ def _fault(path: Path) -> str | None:
     return None
 
 
-def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: float) -> None:
+def _run(script: Path, phase: Phase, environment: Mapping[str, str]) -> None:
     import subprocess  # both take long to load, and most nodes have no script
     import tempfile
 
@@ -116,9 +111,9 @@ def _run(script: Path, phase: Phase, environment: Mapping[str, str], timeout_s: 
         except OSError as error:
             raise ScriptError(script, phase, f"can't be run: {error.strerror}") from error
         try:
-            status = process.wait(timeout_s)
+            status = process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise ScriptError(script, phase, f"took longer than {timeout_s:g} s") from None
+            raise ScriptError(script, phase, f"took longer than {TIMEOUT_S:g} s") from None
         finally:
             if process.poll() is None:
                 # Its whole process group.

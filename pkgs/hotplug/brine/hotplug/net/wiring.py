@@ -22,7 +22,7 @@ from brine.common.locks import LockedError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, LinkError, Netlink, Proxy, Rule, set_interface
-from brine.hotplug.net.records import PLACES, Places, TapRecord
+from brine.hotplug.net.records import TapRecord
 from brine.hotplug.net.routing import (
     connect_by_routes,
     disconnect_routes,
@@ -62,7 +62,7 @@ class Wired:
     changed: bool
 
 
-def wire(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
+def wire(tap: Tap | str, nic: Nic) -> Wired:
     """Connect a tap with the settings of *nic*, and bring it up.
 
     Operators' scripts are called before and after. If anything fails, the changes are undone, and
@@ -73,8 +73,8 @@ def wire(tap: Tap | str, nic: Nic, *, places: Places = PLACES) -> Wired:
     :raises BrineError: what failed.
     """
     nic.check()
-    with records.one_at_a_time(places, str(tap)), Netlink() as netlink:
-        return _wire(netlink, tap, nic, places)
+    with records.one_at_a_time(str(tap)), Netlink() as netlink:
+        return _wire(netlink, tap, nic)
 
 
 def check_wiring(nic: Nic) -> None:
@@ -93,7 +93,7 @@ def check_wiring(nic: Nic) -> None:
     check_devices(nic.tap_name(), vhost=nic.vhost)
 
 
-def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
+def unwire(tap: Tap | str) -> bool:
     """Disconnect a tap, and remove its record; the interface stays, if it still exists.
 
     Operators' scripts are called before and after. A script that fails is reported, and the work
@@ -101,23 +101,23 @@ def unwire(tap: Tap | str, *, places: Places = PLACES) -> bool:
 
     :returns: whether there was anything to undo.
     """
-    with records.one_at_a_time(places, str(tap)):
-        record = records.load(places, str(tap))
+    with records.one_at_a_time(str(tap)):
+        record = records.load(str(tap))
         if record is None:
             return False
         with Netlink() as netlink:
-            undo_record(netlink, record, places)
+            undo_record(netlink, record)
         return True
 
 
-def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
+def undo_record(netlink: Netlink, record: TapRecord) -> None:
     """Undo the wiring of a record as far as possible, and remove it; failures are reported.
 
     The caller holds the tap's lock.
     """
     nic = record.nic
     present = _link_of(netlink, record)
-    scripts = _scripts(record, places)
+    scripts = _scripts(record)
     steps: list[Callable[[], object]] = []
     if present:
         steps.append(partial(scripts, Phase.PRE_DOWN))
@@ -126,7 +126,7 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
         steps.append(partial(ovs.remove_port, record.name))
     elif present and nic.mode == Mode.BRIDGED:
         steps.append(lambda: netlink.set_master(netlink.get(record.name), None))
-    living = [one for one in _others(record, places) if _link_of(netlink, one)]
+    living = [one for one in _others(record) if _link_of(netlink, one)]
     things: list[Proxy | Rule] = [*record.proxies, *record.rules]
     for thing in things:
         if not any(thing in (*one.proxies, *one.rules) for one in living):
@@ -143,20 +143,20 @@ def undo_record(netlink: Netlink, record: TapRecord, places: Places) -> None:
             # An interface that went away meanwhile took its settings along.
             is_usual = isinstance(error, LinkError) and not _link_of(netlink, record)
             log.log(logging.DEBUG if is_usual else logging.WARNING, "%s: %s", record.name, error)
-    records.remove(places, record.name)
+    records.remove(record.name)
 
 
-def restore_filters(netlink: Netlink, *, places: Places = PLACES) -> None:
+def restore_filters(netlink: Netlink) -> None:
     """Restore filters of routed taps that another program has removed.
 
     ``nft flush ruleset`` removes them; Debian's ``nftables.service`` begins with that.
     """
-    for name, record in records.load_all(places).items():
+    for name, record in records.load_all().items():
         if record.nic.mode != Mode.ROUTED or not (record.is_here() and record.complete):
             continue
         try:
-            with records.one_at_a_time(places, name, timeout_s=0):
-                is_current = records.load(places, name) == record and _link_of(netlink, record)
+            with records.one_at_a_time(name, timeout_s=0):
+                is_current = records.load(name) == record and _link_of(netlink, record)
                 if is_current and not is_filtered(name):
                     allow_sources(name, record.nic.addresses())
                     log.warning("%s: its filter was gone, and is there again", name)
@@ -175,7 +175,7 @@ def tap_mac(name: str) -> str:
     return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
 
 
-def _scripts(record: TapRecord, places: Places) -> Callable[[Phase], None]:
+def _scripts(record: TapRecord) -> Callable[[Phase], None]:
     """Runs operators' scripts; names and values of their environment are Ganeti's."""
     nic = record.nic
     optional = {"IP": " ".join(nic.ips), "LINK": nic.link, "VLAN": nic.vlan}
@@ -192,15 +192,15 @@ def _scripts(record: TapRecord, places: Places) -> Callable[[Phase], None]:
         **{key: value for key, value in optional.items() if value},
         **nic.network,
     }
-    return partial(run_scripts, environment=environment, folder=places.scripts)
+    return partial(run_scripts, environment=environment)
 
 
-def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
+def _wire(netlink: Netlink, tap: Tap | str, nic: Nic) -> Wired:
     """Connect a tap whose lock the caller holds."""
     name = str(tap)
     link = netlink.get(name)
     _refuse_strange(link, nic)
-    old = records.load(places, name)
+    old = records.load(name)
     if old and old.complete and old.is_of(link) and old.nic.is_wired_as(nic):
         # Scripts may have changed it.
         record = _planned(netlink, old)
@@ -209,7 +209,7 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
             netlink.change(link, up=True)
             return Wired(name, old.mtu, changed=False)
     if old:
-        undo_record(netlink, old, places)
+        undo_record(netlink, old)
         link = netlink.get(name)
     if isinstance(tap, Tap):
         nic = replace(nic, queues=len(tap.queues), vhost=bool(tap.vhost))
@@ -218,11 +218,11 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
     names = record.uplinks if nic.mode == Mode.ROUTED else (nic.link,)
     mtus = [one.mtu for one in map(netlink.find, names) if one]
     record = replace(record, mtu=nic.mtu or min(mtus, default=_DEFAULT_MTU))
-    kept = replace(record, proxies=_our_proxies(netlink, record, places))
-    scripts = _scripts(record, places)
+    kept = replace(record, proxies=_our_proxies(netlink, record))
+    scripts = _scripts(record)
     with ExitStack() as undo:
-        records.save(places, kept)
-        undo.callback(undo_record, netlink, kept, places)
+        records.save(kept)
+        undo.callback(undo_record, netlink, kept)
         netlink.change(link, alias=nic.alias())
         scripts(Phase.PRE_UP)
         netlink.change(link, mtu=record.mtu, mac=tap_mac(name))
@@ -231,7 +231,7 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic, places: Places) -> Wired:
         scripts(Phase.UP)
         # A script may have taken minutes, and the process that had the tap open may have ended.
         netlink.get(name)
-        records.save(places, kept, complete=True)
+        records.save(kept, complete=True)
         undo.pop_all()
     return Wired(name, record.mtu, changed=True)
 
@@ -251,11 +251,11 @@ def _planned(netlink: Netlink, record: TapRecord) -> TapRecord:
     return plan_routes(netlink, record) if record.nic.mode == Mode.ROUTED else record
 
 
-def _our_proxies(netlink: Netlink, record: TapRecord, places: Places) -> tuple[Proxy, ...]:
+def _our_proxies(netlink: Netlink, record: TapRecord) -> tuple[Proxy, ...]:
     """The proxy entries that go with the NIC: those of other programs stay."""
     if not record.proxies:
         return ()
-    of_taps = {proxy for other in _others(record, places) for proxy in other.proxies}
+    of_taps = {proxy for other in _others(record) for proxy in other.proxies}
     theirs = netlink.proxies() - of_taps
     return tuple(proxy for proxy in record.proxies if proxy not in theirs)
 
@@ -288,9 +288,9 @@ def _find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
     return bridge
 
 
-def _others(record: TapRecord, places: Places) -> list[TapRecord]:
+def _others(record: TapRecord) -> list[TapRecord]:
     """Other wired NICs on this node: an address may have moved to one of them."""
-    found = records.load_all(places).values()
+    found = records.load_all().values()
     return [one for one in found if one.name != record.name and one.is_here()]
 
 
@@ -310,7 +310,6 @@ def bring_up(
     queues: int = 1,
     user: int | None = None,
     group: int | None = None,
-    places: Places = PLACES,
 ) -> Wired:
     """Make a persistent tap, and wire it. Doing so twice has the same result as once.
 
@@ -326,25 +325,25 @@ def bring_up(
     nic.check()
     name = name or nic.tap_name()
     check_name(name)
-    with records.one_at_a_time(places, name), Netlink() as netlink:
+    with records.one_at_a_time(name), Netlink() as netlink:
         link = netlink.find(name)
         if link and link.owner():
             if not link.persistent:
                 raise TapBusyError(name, f"is in use, and ends with its VM: {_holders(name)}")
             if link.carrier:
-                return _wire(netlink, name, nic, places)
+                return _wire(netlink, name, nic)
             found = (link.multi_queue, link.user, link.group)
             if found != (queues > 1, owner_for(user, group), group):  # what only a new tap can have
                 remove(netlink, link)
                 link = None
         reuse = link is not None and link.persistent
         with open_tap(name, queues=queues, user=user, group=group, reuse=reuse) as tap:
-            wired = _wire(netlink, tap, nic, places)
+            wired = _wire(netlink, tap, nic)
             tap.set_persistent(True)
         return wired
 
 
-def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> bool:
+def take_down(name: str, *, force: bool = False) -> bool:
     """Disconnect a tap that Brine made, and remove it.
 
     :param force: also if a VM has it open, whose NIC is then disconnected.
@@ -353,9 +352,9 @@ def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> boo
     :raises TapError: if Brine did not make it.
     """
     check_name(name)
-    with records.one_at_a_time(places, name), Netlink() as netlink:
+    with records.one_at_a_time(name), Netlink() as netlink:
         link = netlink.find(name)
-        record = records.load(places, name)
+        record = records.load(name)
         if link and not link.owner():
             hint = f"see ip -d link show {name}"
             raise TapError(name, "is none of ours, and is left alone", hint=hint)
@@ -363,7 +362,7 @@ def take_down(name: str, *, force: bool = False, places: Places = PLACES) -> boo
             hint = "stop that, or use --force, and its NIC leads nowhere"
             raise TapBusyError(name, f"is in use: {_holders(name)}", hint=hint)
         if record:
-            undo_record(netlink, record, places)
+            undo_record(netlink, record)
         if link:
             netlink.delete(link)
     return bool(link or record)

@@ -109,7 +109,7 @@ def _disconnect_taps(name: str) -> None:
 
     ours: list[str] = []
     with _warned(f"{name}: its taps"):
-        taps = records.load_all(records.PLACES).values()
+        taps = records.load_all().values()
         ours += [record.name for record in taps if record.nic.instance == name]
     if not ours:
         return
