@@ -27,10 +27,9 @@ from brine.common.errors import BrineError
 from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
 from brine.hotplug import transaction
-from brine.hotplug.address import DeviceKind
+from brine.hotplug.address import DeviceKind, RefusedByGuestError
 from brine.hotplug.choices import QMP_TIMEOUT_S, Mode
 from brine.hotplug.disk import Disk
-from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.net import records
 from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.hotplug.address import uuid_of_path
+from brine.hotplug.address import HotplugError, uuid_of_path
 from brine.hotplug.disk import Disk, opened, refuse_disk_of_others, size_of
-from brine.hotplug.errors import HotplugError
 from lab.fake_qemu import FakeQemus
 
 UUID = "6a0f4f0d-0000-4000-8000-00000000000a"

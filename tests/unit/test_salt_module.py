@@ -84,7 +84,7 @@ COMMANDS = [
     ("kvmd", "brine.kvmd.cli:COMMAND"),
     ("nic", "brine.hotplug.cli:NIC"),
     ("disk", "brine.hotplug.cli:DISK"),
-    ("outbox", "brine.common.outbox_cli:COMMAND"),
+    ("outbox", "brine.common.cli:OUTBOX"),
 ]
 
 

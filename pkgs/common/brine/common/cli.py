@@ -345,3 +345,20 @@ def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: 
         print(*lines, sep="\n")
     elif none:
         print(none)
+
+
+# The command that brine-common itself adds.
+
+
+def _configure_outbox(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    text = "list the events that the cluster does not know, the oldest first"
+    listing = add_verb(verbs, "list", "brine.common.outbox:print_events", text)
+    text = "remove events that the master has"
+    acknowledge = add_verb(verbs, "acknowledge", "brine.common.outbox:acknowledge_events", text)
+    acknowledge.add_argument("id", metavar="ID", nargs="+")
+    for each in (listing, acknowledge):
+        each.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+OUTBOX = Command("tell the cluster what happened on this node", _configure_outbox)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 _MOST_ASIDE = 100
 
@@ -52,6 +54,14 @@ def read_regular(file: Path) -> bytes:
             return opened.read()
     finally:
         os.close(descriptor)
+
+
+def read_json(file: Path) -> Any:
+    """What is in a file of JSON, as :func:`read_regular` reads it; None if that can't be used."""
+    try:
+        return json.loads(read_regular(file))
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def write_whole(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -11,7 +10,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.files import read_regular
+from brine.common.files import read_json
 from brine.common.paths import InstanceFiles
 
 READERS = "be root, or in the group brine"
@@ -36,7 +35,7 @@ def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         data = _content(files.spec, status.st_ino, status.st_mtime_ns)
         if data is None:
-            runtime = _read(files.runtime)
+            runtime = read_json(files.runtime)
             data = runtime.get("spec") if isinstance(runtime, Mapping) else None
         if isinstance(data, Mapping):
             yield other, data
@@ -60,11 +59,4 @@ def instance_names() -> list[str]:
 @lru_cache(maxsize=4096)
 def _content(file: Path, _inode: int, _written_ns: int) -> Any:
     # A process that defines hundreds of instances reads each spec once.
-    return _read(file)
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(read_regular(file))
-    except (OSError, ValueError, RecursionError):
-        return None
+    return read_json(file)

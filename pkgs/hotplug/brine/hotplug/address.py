@@ -1,4 +1,7 @@
-"""Names and slots of devices. QEMU is asked for free slots each time."""
+"""Devices: their kinds, names and slots, and how plugging one fails.
+
+QEMU is asked for free slots each time.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,27 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.hotplug.choices import LONGEST_SERIAL, RESERVED_SLOTS
+
+
+class HotplugError(BrineError):
+    """A device that could not be plugged or unplugged."""
+
+
+class RefusedByGuestError(HotplugError):
+    """The guest did not give a device up; it is still plugged in whole.
+
+    :param device_id: QEMU's.
+    :param reason: what the guest did, or did not.
+    """
+
+    def __init__(self, device_id: str, reason: str) -> None:
+        super().__init__(
+            f"{device_id}: refused by the guest: {reason}; it is still plugged in",
+            hint="a guest that boots, is paused or can't hotplug keeps it; try again later",
+        )
+        self.device_id = device_id
+        self.reason = reason
+
 
 # The ids of plugged devices.
 

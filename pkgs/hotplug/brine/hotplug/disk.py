@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.files import read_regular
+from brine.common.files import read_json
 from brine.common.instances import specs_but
 from brine.common.process import is_listening
-from brine.hotplug.address import Bus, DeviceKind, Slot, default_serial
+from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, default_serial
 from brine.hotplug.choices import CACHE_MODES, FORMATS
-from brine.hotplug.errors import HotplugError
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """The device that a guest sees, by bus."""
@@ -437,10 +436,7 @@ def ide_disks(runtime: Any) -> Iterator[DiskUse]:
 
 def runtime_of(name: str) -> Mapping[str, Any] | None:
     """The content of an instance's runtime file; None if there is none that can be used."""
-    try:
-        data = json.loads(read_regular(paths.InstanceFiles(name).runtime))
-    except (OSError, ValueError, RecursionError):
-        return None
+    data = read_json(paths.InstanceFiles(name).runtime)
     return data if isinstance(data, Mapping) else None
 
 

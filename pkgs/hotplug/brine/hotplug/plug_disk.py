@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
-from brine.hotplug.address import Bus, DeviceKind, Slot, uuid_of_path
+from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, uuid_of_path
 from brine.hotplug.choices import RESERVED_SLOTS
 from brine.hotplug.disk import (
     MOST_BACKING,
@@ -31,7 +31,6 @@ from brine.hotplug.disk import (
     shared,
     size_of,
 )
-from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.runtime_file import Runtime
 from brine.hotplug.transaction import Pending, PendingAction, Undo

@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpClosedError, QmpError
-from brine.hotplug.address import DeviceKind, Slot, new_mac, uuid_of_mac
+from brine.hotplug.address import (
+    DeviceKind,
+    HotplugError,
+    RefusedByGuestError,
+    Slot,
+    new_mac,
+    uuid_of_mac,
+)
 from brine.hotplug.choices import MODELS, RESERVED_SLOTS, UNPLUG_TIMEOUT_S
-from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import check_wiring, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic

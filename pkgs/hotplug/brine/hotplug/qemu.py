@@ -19,8 +19,14 @@ from brine.common.process import stranger_check
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
 from brine.hotplug import address
-from brine.hotplug.address import Bus, DeviceKind, DeviceName, Slot
-from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.address import (
+    Bus,
+    DeviceKind,
+    DeviceName,
+    HotplugError,
+    RefusedByGuestError,
+    Slot,
+)
 
 if TYPE_CHECKING:
     from brine.hotplug.net.records import TapRecord

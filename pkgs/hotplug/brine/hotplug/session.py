@@ -18,10 +18,9 @@ from brine.common.privileges import Capability, may
 from brine.common.process import is_listening
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
 from brine.hotplug import messages, plug_disk, plug_nic
-from brine.hotplug.address import DeviceKind, Slot
+from brine.hotplug.address import DeviceKind, HotplugError, RefusedByGuestError, Slot
 from brine.hotplug.choices import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
 from brine.hotplug.disk import ide_disks, is_same
-from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of, monitor
 from brine.hotplug.relay import Relay

@@ -1,4 +1,4 @@
-"""The VM that a command line names: its socket, its runtime file, and its instance."""
+"""The VM that a command line names: its socket, its runtime file, its instance and its devices."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from brine.common import paths
-from brine.common.errors import BrineError, UsageError
-from brine.common.files import read_regular
+from brine.common.cli import print_table
+from brine.common.errors import BrineError, UsageError, printable
+from brine.common.files import read_json
 from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_only
 from brine.common.process import spoken_wait
-from brine.hotplug.address import DeviceKind
-from brine.hotplug.errors import HotplugError
+from brine.common.qmp.client import LIMIT_S
+from brine.hotplug.address import DeviceKind, HotplugError
+from brine.hotplug.qemu import Device, Machine, devices_of, monitor
 
 
 def find_socket(arguments: argparse.Namespace) -> None:
@@ -57,7 +60,8 @@ def _refuse_down(name: str, qmp: Path) -> None:
         hint = f"be root, or in the group {paths.CONTROL_GROUP}"
         raise BrineError(f"{qmp}: {error.strerror}", hint=hint) from error
     except OSError:
-        if _is_xens(name):
+        spec = read_json(InstanceFiles(name).spec)
+        if isinstance(spec, dict) and str(spec.get("hypervisor")).startswith("xen-"):
             text = f"{name}: is a domain of Xen's, and nothing is plugged into those"
             raise BrineError(text, hint="its next start has what its spec has") from None
         if os.path.lexists(InstanceFiles(name).spec):
@@ -65,14 +69,6 @@ def _refuse_down(name: str, qmp: Path) -> None:
             raise BrineError(f"{name}: does not run", hint=hint) from None
         hint = f"brine instance info {name}; or name its socket with --qmp"
         raise UsageError(f"{name}: does not run here, or is no instance", hint=hint) from None
-
-
-def _is_xens(name: str) -> bool:
-    try:
-        spec = json.loads(read_regular(InstanceFiles(name).spec))
-        return str(spec["hypervisor"]).startswith("xen-")
-    except (OSError, ValueError, TypeError, KeyError):
-        return False
 
 
 def runtime_file(arguments: argparse.Namespace) -> Path | None:
@@ -121,3 +117,42 @@ def waiting() -> contextlib.AbstractContextManager[None]:
     if sys.stderr.isatty():
         return spoken_wait("waiting for the VM ...")
     return contextlib.nullcontext()
+
+
+# ``brine nic list`` and ``brine disk list``, which load nothing that changes a VM.
+
+
+def list_nics(arguments: argparse.Namespace) -> int:
+    """``brine nic list``."""
+    return _list(arguments, DeviceKind.NIC)
+
+
+def list_disks(arguments: argparse.Namespace) -> int:
+    """``brine disk list``."""
+    return _list(arguments, DeviceKind.DISK)
+
+
+def _list(arguments: argparse.Namespace, kind: DeviceKind) -> int:
+    """Print the devices that Brine plugged into a VM."""
+    find_socket(arguments)
+    give_up_privileges(kind)
+    devices = [device.described() for device in _look(arguments, kind)]
+    if arguments.json:
+        print(json.dumps(devices, indent=2))
+    else:
+        heading = [key.upper().replace("_", " ") for one in devices[:1] for key in one]
+        rows = [[_cell(value) for value in one.values()] for one in devices]
+        print_table(heading, rows, none="nothing is plugged in")
+    return 0
+
+
+def _cell(value: Any) -> str:
+    return "-" if value in (None, "") else printable(str(value))
+
+
+def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Device]:
+    timeout_s = arguments.qmp_timeout
+    limit_s = max(LIMIT_S, 2 * timeout_s)
+    with waiting(), monitor(arguments.qmp, timeout_s=timeout_s, limit_s=limit_s) as qmp:
+        machine = Machine(qmp)
+        return devices_of(machine, kind, machine.vm_name())

@@ -18,8 +18,7 @@ from brine.common.files import put_aside, unfinished, write_whole
 from brine.common.process import start_time_of
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
-from brine.hotplug.address import DeviceKind
-from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.address import DeviceKind, HotplugError, RefusedByGuestError
 from brine.hotplug.runtime_file import Runtime, change, qemu_id
 
 log = logging.getLogger(__name__)

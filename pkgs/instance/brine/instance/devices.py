@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from brine.hotplug.address import HotplugError
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Backing, Disk, refuse_other_format
-from brine.hotplug.errors import HotplugError
 from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec, SpecError, backing_chain
 from brine.instance.store import InstanceError
 

@@ -19,8 +19,8 @@ from typing import Any
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
 from brine.common.paths import InstanceFiles
+from brine.hotplug.address import HotplugError
 from brine.hotplug.disk import opened
-from brine.hotplug.errors import HotplugError
 from brine.hotplug.plug_disk import hand_over
 from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import Runtime, change
