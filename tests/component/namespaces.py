@@ -21,6 +21,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _SOL_PACKET = 263
 _PACKET_AUXDATA = 8
 _VLAN_VALID = 0x10
+_VIRTIO_HEADER = 10  # bytes before a frame
 _ETHERTYPE_TEST = 0x88B5  # for experiments within a house, RFC 5342
 
 
@@ -116,26 +117,31 @@ class Wire:
                 return Frame(data[14:].rstrip(b"\0"), _tag(ancillary))
 
     def send(self, payload: bytes, *, vlan: int | None = None) -> None:
-        self._socket.send(frame(payload, vlan=vlan))
+        self._socket.send(_frame(payload, vlan))
 
     def close(self) -> None:
         self._socket.close()
 
 
-def frame(payload: bytes, *, vlan: int | None = None) -> bytes:
+def _frame(payload: bytes, vlan: int | None) -> bytes:
     """A broadcast of the test's."""
     tag = b"" if vlan is None else struct.pack("!HH", 0x8100, vlan)
     head = b"\xff" * 6 + bytes.fromhex("525400000001") + tag + struct.pack("!H", _ETHERTYPE_TEST)
     return head + payload.ljust(46, b"\0")
 
 
+def send_frame(queue: int, payload: bytes, *, vlan: int | None = None) -> None:
+    """Send a frame by a tap's descriptor, as its guest."""
+    os.write(queue, bytes(_VIRTIO_HEADER) + _frame(payload, vlan))
+
+
 def read_frame(queue: int) -> Frame:
-    """The next frame of the test that a tap's descriptor (without virtio headers) gives."""
+    """The next frame of the test that a tap's descriptor gives."""
     with selectors.DefaultSelector() as selector:
         selector.register(queue, selectors.EVENT_READ)
         while True:
             assert selector.select(10), "no frame came"
-            data = os.read(queue, 2000)
+            data = os.read(queue, 2000)[_VIRTIO_HEADER:]
             vlan = None
             if data[12:14] == b"\x81\x00":
                 vlan = struct.unpack("!H", data[14:16])[0] & 0xFFF

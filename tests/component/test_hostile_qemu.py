@@ -36,8 +36,7 @@ from brine.hotplug.address import DeviceKind
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 
 def ask(through=None):
-    limits = {"limit_s": limit_s, "answer_timeout_s": 1}
-    with QmpClient.connect(path, through=through, **limits) as qmp:
+    with QmpClient.connect(path, through=through, timeout_s=2, limit_s=limit_s) as qmp:
         devices_of(Machine(qmp), DeviceKind.DISK, "web1")
 
 def ask_by_relay():

@@ -17,7 +17,7 @@ from brine.hotplug.net.records import remove
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
 from brine.hotplug.nic import Nic
-from component.namespaces import Frame, Wire, frame, ip, new_namespace, read_frame
+from component.namespaces import Frame, Wire, ip, new_namespace, read_frame, send_frame
 from lab.open_vswitch import OpenVswitch, fetch_open_vswitch, open_vswitch
 
 pytestmark = [
@@ -57,10 +57,10 @@ def wiring(vlan: str = "", link: str = "ovs0") -> Nic:
 def test_frames_pass_both_ways_with_their_vlan(
     switch: OpenVswitch, vlan: str, sent: int | None, seen: int | None
 ) -> None:
-    with open_tap(NAME, vnet_hdr=False) as tap:
+    with open_tap(NAME) as tap:
         wire(tap, wiring(vlan))
         wire0 = Wire("wire0")
-        os.write(tap.queues[0], frame(b"from the guest", vlan=sent))
+        send_frame(tap.queues[0], b"from the guest", vlan=sent)
         assert wire0.next() == Frame(b"from the guest", seen)
         wire0.send(b"to the guest", vlan=seen)
         assert read_frame(tap.queues[0]) == Frame(b"to the guest", sent)

@@ -66,13 +66,13 @@ def networks(own_files: None) -> Iterator[Networks]:
 def guest(networks: Networks, wiring: Nic = WEB) -> Iterator[Namespace]:
     """A guest whose NIC is the other end of a wired tap."""
     with ExitStack() as stack:
-        tap = stack.enter_context(open_tap(wiring.tap_name(), vnet_hdr=False))
+        tap = stack.enter_context(open_tap(wiring.tap_name()))
         wire(tap, wiring)
         stack.callback(unwire, tap)
         inside = Namespace()
         stack.callback(inside.close)
         with inside.entered():
-            nic = stack.enter_context(open_tap("eth0", vnet_hdr=False))
+            nic = stack.enter_context(open_tap("eth0"))
             ip("link set eth0 up")
             for address in wiring.ips:
                 if ":" in address:

@@ -17,10 +17,10 @@ from component.namespaces import (
     Frame,
     Wire,
     bridge,
-    frame,
     ip,
     new_namespace,
     read_frame,
+    send_frame,
 )
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
@@ -49,7 +49,7 @@ def vlans(name: str = "t0") -> Vlans:
 
 @contextmanager
 def guest(vlan: str) -> Iterator[int]:
-    with open_tap("t0", vnet_hdr=False) as tap:
+    with open_tap("t0") as tap:
         wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", vlan))
         yield tap.queues[0]
 
@@ -59,7 +59,7 @@ def test_an_access_port_has_no_tags_for_the_guest(node: None) -> None:
     with guest("100") as queue:
         assert vlans() == Vlans(100, frozenset())
         seen = Wire("wire0")
-        os.write(queue, frame(b"from the guest"))
+        send_frame(queue, b"from the guest")
         assert seen.next() == Frame(b"from the guest", 100)
         # Of another VLAN, without one, and then its own: only the last arrives.
         seen.send(b"other", vlan=200)
@@ -74,9 +74,9 @@ def test_a_trunk_has_tags_for_the_guest(node: None) -> None:
     with guest(":100:200") as queue:
         assert vlans() == Vlans(None, frozenset({100, 200}))
         seen = Wire("wire0")
-        os.write(queue, frame(b"untagged"))
-        os.write(queue, frame(b"not in it", vlan=300))
-        os.write(queue, frame(b"tagged", vlan=200))
+        send_frame(queue, b"untagged")
+        send_frame(queue, b"not in it", vlan=300)
+        send_frame(queue, b"tagged", vlan=200)
         assert seen.next() == Frame(b"tagged", 200)
         seen.send(b"not for it", vlan=300)
         seen.send(b"for it", vlan=100)
@@ -88,9 +88,9 @@ def test_a_trunk_has_tags_for_the_guest(node: None) -> None:
 def test_a_port_may_have_both(node: None) -> None:
     with guest(".100:200:300") as queue:
         seen = Wire("wire0")
-        os.write(queue, frame(b"one"))
+        send_frame(queue, b"one")
         assert seen.next() == Frame(b"one", 100)
-        os.write(queue, frame(b"two", vlan=300))
+        send_frame(queue, b"two", vlan=300)
         assert seen.next() == Frame(b"two", 300)
         seen.close()
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from brine.common import journal as journal_module
 from brine.common.errors import printable
 from brine.common.journal import JournalHandler, tell
 from brine.common.message import NOTICE, Message
@@ -37,15 +38,14 @@ def parse(datagram: bytes) -> dict[str, bytes]:
 class Journal:
     """A journal's end of its socket, and a console beside it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.socket_path = str(folder / "socket")
-        self.console = folder / "console"
+    def __init__(self) -> None:
+        self.console = journal_module.CONSOLE
         self.console.touch()
         self.listen()
 
     def listen(self) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(self.socket_path)
+        self._socket.bind(str(journal_module.SOCKET))
         self._socket.setblocking(False)
 
     def read(self) -> dict[str, bytes]:
@@ -53,15 +53,14 @@ class Journal:
 
     def close(self) -> None:
         self._socket.close()
-        Path(self.socket_path).unlink()
-
-    def handler(self) -> JournalHandler:
-        return JournalHandler("brine-x", socket_path=self.socket_path, console=str(self.console))
+        journal_module.SOCKET.unlink()
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    journal = Journal(tmp_path)
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
+    monkeypatch.setattr(journal_module, "SOCKET", tmp_path / "socket")
+    monkeypatch.setattr(journal_module, "CONSOLE", tmp_path / "console")
+    journal = Journal()
     yield journal
     with contextlib.suppress(FileNotFoundError):
         journal.close()
@@ -70,7 +69,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 @pytest.fixture
 def logger(journal: Journal) -> logging.Logger:
     logger = logging.Logger("test")  # noqa: LOG001 - one that no other test shares
-    logger.addHandler(journal.handler())
+    logger.addHandler(JournalHandler("brine-x"))
     return logger
 
 

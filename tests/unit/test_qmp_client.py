@@ -79,9 +79,9 @@ def test_what_does_not_come_in_time(path: Path) -> None:
                 it.say({"event": "RTC_CHANGE"})
                 time.sleep(0.01)
 
-    with played(path, script), QmpClient.connect(path, answer_timeout_s=0.2) as qmp:
+    with played(path, script), QmpClient.connect(path) as qmp:
         with pytest.raises(QmpTimeoutError):
-            qmp.execute("query-status")
+            qmp.execute("query-status", timeout_s=0.2)
         qmp.drop_events()
         with pytest.raises(QmpTimeoutError, match="no event within 0 s"):
             qmp.next_event(timeout_s=0)

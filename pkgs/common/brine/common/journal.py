@@ -33,6 +33,8 @@ LEVELS = {
 SOCKET = Path("/run/systemd/journal/socket")
 """Where the journal listens, if there is one."""
 
+CONSOLE = Path("/dev/console")
+
 _SEND_BUFFER = 8 * 2**20
 _SO_SNDBUFFORCE = 32  # socket(7); Python has no name for it
 
@@ -98,13 +100,9 @@ class JournalHandler(logging.Handler):
     Protocol", systemd's documentation.
     """
 
-    def __init__(
-        self, identifier: str, *, socket_path: str = str(SOCKET), console: str = "/dev/console"
-    ) -> None:
+    def __init__(self, identifier: str) -> None:
         super().__init__()
         self._identifier = identifier
-        self._socket_path = socket_path
-        self._console = console
         self._journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._missed = 0
         # Records wait in the socket while the journal is slow, as those of systemd's own programs
@@ -137,13 +135,13 @@ class JournalHandler(logging.Handler):
 
     def _send(self, fields: Mapping[str, str]) -> None:
         data = b"".join(_journal_field(key, value) for key, value in fields.items())
-        self._journal.sendto(data, self._socket_path)
+        self._journal.sendto(data, str(SOCKET))
 
     def _to_console(self, line: str) -> None:
         with contextlib.suppress(OSError):  # neither journal nor console: nowhere left to say it
             # A console on a slow or stopped serial line must not stop the daemon.
             flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(self._console, flags)
+            descriptor = os.open(CONSOLE, flags)
             try:
                 os.write(descriptor, line.encode(errors="backslashreplace"))
             finally:

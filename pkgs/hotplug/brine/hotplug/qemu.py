@@ -456,7 +456,6 @@ def monitor(
     client = QmpClient.connect(
         qmp_path,
         timeout_s=timeout_s,
-        answer_timeout_s=timeout_s,
         limit_s=limit_s,
         check_peer=stranger_check(qmp_path),
         through=through,

@@ -48,10 +48,10 @@ class QmpClient:
     """
 
     def __init__(
-        self, path: Path, connection: socket.socket, answer_timeout_s: float, limit_s: float
+        self, path: Path, connection: socket.socket, timeout_s: float, limit_s: float
     ) -> None:
         self.path = path
-        self._answer_timeout_s = answer_timeout_s
+        self._timeout_s = timeout_s
         self._deadline = time.monotonic() + limit_s
         self._socket = connection
         self._peer = 0
@@ -71,7 +71,6 @@ class QmpClient:
         path: Path,
         *,
         timeout_s: float = 10,
-        answer_timeout_s: float = 10,
         limit_s: float = math.inf,
         check_peer: Callable[[int], object] | None = None,
         through: Callable[[socket.socket], socket.socket] | None = None,
@@ -81,15 +80,15 @@ class QmpClient:
         A QMP socket serves one client. While another has it the connection succeeds, but no
         greeting comes.
 
-        :param timeout_s: for the greeting and the negotiation together.
-        :param answer_timeout_s: for the answer to each command.
+        :param timeout_s: for the greeting and the negotiation together, and then for the answer to
+            each command.
         :param limit_s: for all of it: then each command, and each wait, is out of time.
         :param check_peer: is given the id of the process that listens, before that is told
             anything; an exception of it ends the connection.
         :param through: is given the connection, and returns the one to be used in its place.
         :raises QmpError: if nobody listens, no greeting came in time, or it is no QMP server.
         """
-        client = cls(path, socket.socket(socket.AF_UNIX), answer_timeout_s, limit_s)
+        client = cls(path, socket.socket(socket.AF_UNIX), timeout_s, limit_s)
         deadline = time.monotonic() + timeout_s
         try:
             try:
@@ -125,13 +124,13 @@ class QmpClient:
 
         :param descriptors: file descriptors that go with the command (``getfd``, ``add-fd``);
             QEMU gets copies, the caller keeps its own.
-        :param timeout_s: None is the connection's ``answer_timeout_s``.
+        :param timeout_s: None is the connection's.
         :raises QmpCommandError: if QEMU refused it.
         :raises QmpTimeoutError: if no answer came; QEMU may still carry the command out. A command
             that is out of time from the start is not sent.
         :raises QmpError: if the connection ended first, or the peer said something that is no QMP.
         """
-        limit_s = self._within(self._answer_timeout_s if timeout_s is None else timeout_s)
+        limit_s = self._within(self._timeout_s if timeout_s is None else timeout_s)
         if not self._within(None):
             raise QmpTimeoutError(f"{self.path}: no time is left for {command}")
         deadline = time.monotonic() + limit_s
@@ -151,7 +150,7 @@ class QmpClient:
     def begin(self, command: str, arguments: Mapping[str, Any] | None = None) -> int:
         """Give a command, and do not wait for its answer; returns its number."""
         try:
-            deadline = time.monotonic() + self._within(self._answer_timeout_s)
+            deadline = time.monotonic() + self._within(self._timeout_s)
             return self._send(command, arguments, (), deadline)
         except TimeoutError:
             raise QmpTimeoutError(f"{self.path}: QEMU does not take {command}") from None

@@ -35,7 +35,7 @@ _READABLE_CHARACTERS, _HASH_CHARACTERS = 5, 6
 _TUN_DEVICE = Path("/dev/net/tun")
 _VHOST_DEVICE = Path("/dev/vhost-net")
 
-_TUNSETIFF, _TUNSETPERSIST, _TUNGETFEATURES = 0x400454CA, 0x400454CB, 0x800454CF
+_TUNSETIFF, _TUNSETPERSIST = 0x400454CA, 0x400454CB
 _TUNSETOWNER, _TUNSETGROUP = 0x400454CC, 0x400454CE
 _IFF_TAP, _IFF_MULTI_QUEUE, _IFF_NO_PI = 0x0002, 0x0100, 0x1000
 _IFF_VNET_HDR, _IFF_TUN_EXCL = 0x4000, 0x8000
@@ -74,13 +74,11 @@ class Tap:
     :param name: of the interface.
     :param queues: a descriptor for each queue.
     :param vhost: a descriptor of ``/dev/vhost-net`` for each queue, or none.
-    :param vnet_hdr: whether each frame has a virtio header before it.
     """
 
     name: str
     queues: tuple[int, ...]
     vhost: tuple[int, ...]
-    vnet_hdr: bool
 
     def __enter__(self) -> Tap:
         return self
@@ -145,7 +143,6 @@ def open_tap(
     name: str,
     *,
     queues: int = 1,
-    vnet_hdr: bool = True,
     vhost: bool = False,
     user: int | None = None,
     group: int | None = None,
@@ -154,10 +151,9 @@ def open_tap(
     """Make a tap and open it. It ends when the last of its descriptors is closed.
 
     Each descriptor is close-on-exec. QEMU takes them as ``fds`` and ``vhostfds`` of a ``netdev``.
+    Each frame has a virtio header, by which checksums and segmentation can be offloaded.
 
     :param queues: how many; with more than one the guest's driver may use several processors.
-    :param vnet_hdr: give frames a virtio header, by which checksums and segmentation can be
-        offloaded; without effect if the kernel has none.
     :param vhost: also open ``/dev/vhost-net``, once for each queue.
     :param user: id of a user who may also open it by its name, while it has a free queue. With
         neither user nor group, only this process's user and those with CAP_NET_ADMIN may, and not
@@ -179,10 +175,7 @@ def open_tap(
             return descriptor
 
         descriptors = [opened(_TUN_DEVICE) for _ in range(queues)]
-        features = fcntl.ioctl(descriptors[0], _TUNGETFEATURES, bytes(4))
-        vnet_hdr = vnet_hdr and bool(struct.unpack("I", features)[0] & _IFF_VNET_HDR)
-        flags = _IFF_TAP | _IFF_NO_PI | (_IFF_MULTI_QUEUE if queues > 1 else 0)
-        flags |= _IFF_VNET_HDR if vnet_hdr else 0
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR | (_IFF_MULTI_QUEUE if queues > 1 else 0)
         # The first descriptor makes the tap, or opens the existing one; the others join it.
         _attach(name, descriptors[0], flags if reuse else flags | _IFF_TUN_EXCL)
         if not reuse:
@@ -195,7 +188,7 @@ def open_tap(
             _attach(name, descriptor, flags)
         vhosts = [opened(_VHOST_DEVICE) for _ in range(queues if vhost else 0)]
         undo.pop_all()
-        return Tap(name, tuple(descriptors), tuple(vhosts), vnet_hdr)
+        return Tap(name, tuple(descriptors), tuple(vhosts))
 
 
 def owner_for(user: int | None, group: int | None) -> int | None:

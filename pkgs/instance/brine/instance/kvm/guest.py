@@ -200,7 +200,6 @@ def monitor_of(name: str, *, timeout_s: float = 10, of_unit: bool = False) -> It
     with QmpClient.connect(
         path,
         timeout_s=timeout_s,
-        answer_timeout_s=timeout_s,
         limit_s=LIMIT_S,
         check_peer=partial(refuse_stranger, name=name, socket=path),
     ) as qmp:
