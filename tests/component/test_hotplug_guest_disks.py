@@ -12,7 +12,7 @@ import pytest
 
 from component.hotplug_vm import Vm, nothing_left
 from lab.command import run_command
-from lab.guest_devices import seen_disks, wait_disk, wait_gone
+from lab.guest_devices import wait_disk, wait_gone
 from lab.qcow2 import make_qcow2
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
@@ -100,13 +100,6 @@ def test_a_qcow2_image_keeps_what_the_guest_wrote(pc: Vm, images: Path) -> None:
     assert file.stat().st_size < MIB
 
 
-def test_a_qcow2_image_on_another_is_refused(pc: Vm, images: Path, image: Path) -> None:
-    file = images / "overlay.qcow2"
-    make_qcow2(file, 64 * MIB, backing=str(image))
-    said = pc.refusal("disk", "add", "--path", file, "--uuid", DISK, "--format", "qcow2")
-    assert "has a backing file" in said
-
-
 @pytest.mark.parametrize(
     ("cache", "aio", "direct", "no_flush", "writeback"),
     [
@@ -158,18 +151,6 @@ def test_a_block_device_is_plugged_in_as_one(pc: Vm, image: Path) -> None:
         _write(pc, disk.name, 2 * MIB, "from the guest")
         pc.unplug("disk", DISK)
     assert _bytes_at(image, 2 * MIB, 14) == b"from the guest"
-
-
-def test_one_image_has_one_disk(pc: Vm, image: Path) -> None:
-    """Two disks of one guest would spoil each other's data."""
-    device = pc.plug("disk", "--path", image)
-    wait_disk(pc.guest, pc.listed("disk")[0]["serial"])
-    once = pc.traces()
-    assert pc.brine("disk", "add", "--path", image).startswith(f"unchanged: {device}")
-    said = pc.refusal("disk", "add", "--path", image, "--uuid", DISK)
-    assert f"{image}: is plugged in already, as {device}" in said
-    assert pc.traces() == once
-    pc.unplug("disk", device)
 
 
 def test_disks_of_both_buses_are_kept_apart(pc: Vm, images: Path) -> None:
@@ -228,16 +209,6 @@ def test_the_runtime_file_is_in_step(pc: Vm, image: Path, images: Path) -> None:
     assert (disk["uuid"], disk["pci"], link) == (DISK, listed["slot"], str(image))
     pc.unplug("disk", DISK, *named)
     assert json.loads(runtime.read_text())[3] == []
-
-
-def test_what_is_no_disk_is_refused(pc: Vm, images: Path) -> None:
-    for path, said in (
-        (images / "missing", "No such file"),
-        (images, "neither a block device nor a file"),
-        (Path("/dev/null"), "neither a block device nor a file"),
-    ):
-        assert said in pc.refusal("disk", "add", "--path", path)
-    assert seen_disks(pc.guest) == {}
 
 
 def _read(vm: Vm, name: str, offset: int) -> str:

@@ -123,37 +123,6 @@ def test_a_nic_may_be_of_another_model(pc: Vm, model: str, seen: str) -> None:
     _wait_line(pc, look, f"PCI_ID={vendor}:{device}", there=False)
 
 
-def test_what_is_plugged_in_stays_as_it_is(pc: Vm) -> None:
-    """The same command again changes nothing, and one for what is gone has nothing to do."""
-    device = pc.plug("nic", "--link", "br0", "--mac", MAC)
-    wait_nic(pc.guest, MAC)
-    once = pc.traces()
-    assert pc.brine("nic", "add", "--link", "br0", "--mac", MAC).startswith(f"unchanged: {device}")
-    assert pc.traces() == once
-    pc.unplug("nic", device)
-    assert pc.unplug("nic", device) == f"unchanged: {device} is not plugged in\n"
-
-
-def test_several_nics_are_kept_apart(pc: Vm) -> None:
-    macs = [f"52:54:00:aa:01:0{number}" for number in range(3)]
-    for mac in macs:
-        pc.plug("nic", "--link", "br0", "--mac", mac)
-    for mac in macs:
-        wait_nic(pc.guest, mac)
-    pc.unplug("nic", macs[1])
-    wait_gone(pc.guest, macs[1])
-    assert set(seen_nics(pc.guest)) == {macs[0], macs[2]}
-    assert {nic["mac"] for nic in pc.listed("nic")} == {macs[0], macs[2]}
-    for mac in (macs[0], macs[2]):
-        pc.unplug("nic", mac)
-
-
-def test_a_wiring_that_fails_leaves_nothing(pc: Vm) -> None:
-    said = pc.refusal("nic", "add", "--link", "br9", "--mac", MAC)
-    assert "there is no bridge br9" in said
-    assert pc.taps() == []
-
-
 def test_the_runtime_file_is_in_step(pc: Vm, images: Path) -> None:
     runtime = images / "web.json"
     runtime.write_text('{"nics": [], "disks": [], "started": "yes"}')
