@@ -323,13 +323,6 @@ def test_a_recorded_nic_has_its_mac_alone(machine: Machine, runtime: Path) -> No
         record_only(machine, runtime, *added, "--uuid", OTHER_UUID)
 
 
-def test_a_file_of_an_old_ganeti_is_read(machine: Machine, runtime: Path) -> None:
-    runtime.write_text(json.dumps([["kvm"], [{"mac": BOOT_MACS[0], "ip": None}], {}]))
-    record_only(machine, runtime, "nic", "add", "--link", "br0", "--mac", MAC)
-    nics = json.loads(runtime.read_text())[1]
-    assert [nic["mac"] for nic in nics] == [BOOT_MACS[0], MAC]
-
-
 def test_names_with_odd_bytes(machine: Machine, images: Path, runtime: Path) -> None:
     odd = os.fsencode(images) + b"/odd\xff.qmp"
     command = [*prefix(machine), "nic", "add", "--no-hotplug", "--link", "br\xff", "--mac", MAC]
@@ -347,8 +340,3 @@ def test_a_socket_that_leads_to_itself_is_told(machine: Machine, images: Path) -
         with pytest.raises(CommandError) as caught:
             brine(machine, "nic", "add", "--link", "br0", "--qmp", loop, *how)
         assert caught.value.stderr.startswith("brine: error: ")
-
-
-def test_choices_are_told_as_they_are_written(machine: Machine) -> None:
-    said = usage_error(machine, "disk", "add", "--qmp", NOWHERE, "--path", "x", "--bus", "foo")
-    assert re.search(r"choose from '?pci'?, '?scsi'?\)", said)

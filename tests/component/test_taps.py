@@ -288,12 +288,19 @@ def test_a_bridge_that_can_not_be_leaves_nothing(
     assert records.load_all() == {}
 
 
-def test_a_bridge_that_goes_away_meanwhile_is_told() -> None:
-    add_script("delete", "[ $1 != pre-up ] || ip link delete br0")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("[ $1 != pre-up ] || ip link delete br0", "there is no bridge br0"),
+        ('[ $1 != up ] || ip link delete "$INTERFACE"', f"no interface {NAME}"),
+    ],
+)
+def test_a_bridge_or_tap_that_goes_away_meanwhile_is_told(script: str, said: str) -> None:
+    add_script("delete", script)
     with open_tap(NAME) as tap:
-        with pytest.raises(BrineError, match="there is no bridge br0"):
+        with pytest.raises(BrineError, match=said):
             wire(tap, WEB)
-        assert not present().up
+        assert not ((found := link()) and found.up)
     assert records.load_all() == {}
 
 
@@ -312,13 +319,6 @@ def test_a_bridge_that_goes_away_between_look_and_touch_is_told(
         with pytest.raises(BrineError, match=r"ENODEV|EINVAL"):
             wire(tap, WEB)
         assert not present().up
-    assert records.load_all() == {}
-
-
-def test_a_tap_that_goes_away_meanwhile_is_told() -> None:
-    add_script("delete", '[ $1 != up ] || ip link delete "$INTERFACE"')
-    with open_tap(NAME) as tap, pytest.raises(BrineError, match=f"no interface {NAME}"):
-        wire(tap, WEB)
     assert records.load_all() == {}
 
 
@@ -510,6 +510,7 @@ def test_a_failing_script_leaves_no_kept_tap() -> None:
     with pytest.raises(ScriptError):
         bring_up(WEB)
     assert link() is None
+    assert records.load_all() == {}
     assert descriptors() == before
     (paths.NIC_SCRIPTS_DIR / "bad").unlink()
     assert bring_up(WEB).changed

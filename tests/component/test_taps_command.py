@@ -106,11 +106,3 @@ def test_a_script_that_others_may_write_is_warned_of_and_not_run() -> None:
     assert done.stdout.splitlines()[-1] == f"down: {NAME}"
     warning = "brine: warning: /etc/brine/nic.d/bad is not run: others than root may write it"
     assert done.stderr.splitlines()[0].startswith(warning)
-
-
-def test_an_interface_without_a_kept_tap_ends_with_the_command() -> None:
-    """A command that fails after it made the tap leaves no interface, and no record."""
-    done = on_a_node("brine tap up web --link br9 || true; ip -br link; ls /run/brine/taps")
-    assert done.returncode == 0
-    names = [line.split()[0] for line in done.stdout.splitlines()]
-    assert sorted(names) == ["br0", "lo"]
