@@ -224,10 +224,10 @@ def test_many_that_take_and_give_it_up_at_once_each_hold_the_mark_that_is_there(
 def test_another_process_sees_it_too(folder: Path) -> None:
     program = """
 import sys, pathlib
-from brine.common import markers
-folder = pathlib.Path(sys.argv[1])
-print(markers.is_held("stop", "w", folder=folder))
-markers.remove_unheld("stop", "w", folder=folder)
+from brine.common import markers, paths
+paths.MARKS_DIR = pathlib.Path(sys.argv[1])
+print(markers.is_held("stop", "w"))
+markers.remove_unheld("stop", "w")
 """
 
     def asked() -> str:

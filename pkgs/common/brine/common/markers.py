@@ -165,15 +165,13 @@ def remove_marker(kind: MarkerKind, name: str, *, folder: Path | None = None) ->
 
 
 @contextlib.contextmanager
-def held_marker(
-    kind: MarkerKind, name: str, *, run: str, folder: Path | None = None, **facts: Any
-) -> Iterator[Path]:
+def held_marker(kind: MarkerKind, name: str, *, run: str, **facts: Any) -> Iterator[Path]:
     """Make a marker of a run, and hold it for the time of the block. The marker stays.
 
     Several processes can hold the same marker. A marker of another run is replaced. One of this run
     stays as it is, whatever *facts* a new one would have.
     """
-    path = file_of(kind, name, folder=folder)
+    path = file_of(kind, name)
     deadline = time.monotonic() + _LONGEST_WAIT_S
     while True:
         is_late = time.monotonic() > deadline
@@ -189,15 +187,15 @@ def held_marker(
         os.close(descriptor)
 
 
-def is_held(kind: MarkerKind, name: str, *, folder: Path | None = None) -> bool:
+def is_held(kind: MarkerKind, name: str) -> bool:
     """Whether somebody holds a marker, as far as this process can see it. It takes no lock itself,
     and so never holds up a process that holds or removes the marker."""
-    return _is_locked(file_of(kind, name, folder=folder))
+    return _is_locked(file_of(kind, name))
 
 
-def remove_unheld(kind: MarkerKind, name: str, *, folder: Path | None = None) -> None:
+def remove_unheld(kind: MarkerKind, name: str) -> None:
     """Remove a marker unless somebody holds it. Its last holder may have been killed."""
-    path = file_of(kind, name, folder=folder)
+    path = file_of(kind, name)
     for _ in range(_TRIES):
         try:
             descriptor = os.open(path, (_READ & ~os.O_ACCMODE) | os.O_RDWR)

@@ -69,7 +69,7 @@ class Holder:
 
 @dataclass
 class Tap:
-    """An open tap: the owner of its descriptors, until they are given away or closed.
+    """An open tap: the owner of its descriptors, until they are closed.
 
     :param name: of the interface.
     :param queues: a descriptor for each queue.
@@ -91,15 +91,10 @@ class Tap:
 
     def close(self) -> None:
         """Close the descriptors. A tap that is not persistent ends with its last descriptor."""
-        queues, vhost = self.steal()
-        for descriptor in (*queues, *vhost):
-            os.close(descriptor)
-
-    def steal(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Hand over the descriptors, of the queues and of vhost; the caller closes them."""
-        given = self.queues, self.vhost
+        descriptors = (*self.queues, *self.vhost)
         self.queues = self.vhost = ()
-        return given
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def set_persistent(self, persistent: bool) -> None:
         """Have the tap stay when its descriptors are closed, or end with them."""
