@@ -29,7 +29,6 @@ class EntryPoint(NamedTuple):
     value: str
 
     def load(self) -> Any:
-        """Import it."""
         module, _, attribute = self.value.partition(":")
         return getattr(import_module(module), attribute)
 

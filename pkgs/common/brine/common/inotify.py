@@ -248,7 +248,6 @@ class FolderWatches(Inotify):
             self.unwatch(number)
 
     def watches(self, key: str) -> bool:
-        """Whether a folder is watched."""
         return key in self._numbers
 
     def happened(self) -> Iterator[tuple[str, str]]:

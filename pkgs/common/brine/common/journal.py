@@ -113,7 +113,6 @@ class JournalHandler(logging.Handler):
                 self._journal.setsockopt(socket.SOL_SOCKET, option, _SEND_BUFFER)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record."""
         text = logging.Formatter().format(record)
         fields = {
             "MESSAGE": text,

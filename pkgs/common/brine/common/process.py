@@ -73,7 +73,6 @@ def begun(work: Callable[[], T]) -> Callable[[], T]:
 
 
 def unit_of(name: str) -> str:
-    """The unit of an instance."""
     return f"{PREFIX}{name}{SUFFIX}"
 
 

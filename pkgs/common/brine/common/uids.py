@@ -111,7 +111,6 @@ def replace_uid_pool(pool: Ranges, new: Ranges) -> list[list[int]]:
 
 
 def count_uids(pool: Ranges) -> int:
-    """How many ids are in a pool."""
     return sum(last - first + 1 for first, last in pool)
 
 

@@ -43,8 +43,6 @@ _ID = re.compile(r"(?P<kind>nic|disk)-(?P<part>[0-9a-f]{8})-(?P<bus>pci|scsi)-(?
 
 
 class DeviceKind(StrEnum):
-    """The kinds of devices that can be plugged."""
-
     NIC = "nic"
     DISK = "disk"
 
@@ -55,8 +53,6 @@ class DeviceKind(StrEnum):
 
 
 class Bus(StrEnum):
-    """The buses that devices can be plugged into."""
-
     PCI = "pci"
     SCSI = "scsi"
 

@@ -43,7 +43,6 @@ Result = tuple[dict[str, Any], str]
 
 
 def add_nic(arguments: argparse.Namespace) -> int:
-    """``brine nic add``."""
     find_socket(arguments)
     if arguments.instance not in (None, arguments.qmp.stem):
         # The names of a VM's taps come from this name. They must not lead to another VM's taps.
@@ -72,7 +71,6 @@ def add_nic(arguments: argparse.Namespace) -> int:
 
 
 def modify_nic(arguments: argparse.Namespace) -> int:
-    """``brine nic modify``."""
     find_socket(arguments)
     if arguments.no_hotplug:
         how = partial(_with_changed_nic, arguments)
@@ -94,7 +92,6 @@ def modify_nic(arguments: argparse.Namespace) -> int:
 
 
 def remove_nic(arguments: argparse.Namespace) -> int:
-    """``brine nic remove``."""
     return _remove(arguments, DeviceKind.NIC)
 
 
@@ -119,7 +116,6 @@ def _nic_result(arguments: argparse.Namespace, done: DeviceChange, word: str, ni
 
 
 def add_disk(arguments: argparse.Namespace) -> int:
-    """``brine disk add``."""
     find_socket(arguments)
     disk = _disk(arguments)
     refuse_disk_of_others(disk, instance_of(arguments))
@@ -168,7 +164,6 @@ def _disk(arguments: argparse.Namespace) -> Disk:
 
 
 def remove_disk(arguments: argparse.Namespace) -> int:
-    """``brine disk remove``."""
     return _remove(arguments, DeviceKind.DISK)
 
 
@@ -204,7 +199,6 @@ def _run(arguments: argparse.Namespace, kind: DeviceKind, work: Callable[[Vm], R
 
 
 def _remove(arguments: argparse.Namespace, kind: DeviceKind) -> int:
-    """Remove the device that the options name."""
     find_socket(arguments)
     if arguments.no_hotplug:
         how = partial(_without, kind, arguments.device)
@@ -320,7 +314,6 @@ def _taken(runtime: Runtime, mac: str, uuid: str, hint: str) -> RuntimeFileError
 
 
 def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[Runtime, str]:
-    """Change the NIC that the arguments name."""
     found = _recorded(runtime, DeviceKind.NIC, arguments.device, must=True) or {}
     before = _nic_of(runtime, found, arguments.qmp.stem)
     nic = with_options(arguments, before)
@@ -332,7 +325,6 @@ def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[
 
 
 def _without(kind: DeviceKind, reference: str, runtime: Runtime) -> tuple[Runtime, str]:
-    """Remove the device that a reference names."""
     found = _recorded(runtime, kind, reference, must=not is_like_ours(kind, reference))
     if found is None:
         return runtime, reference

@@ -126,7 +126,6 @@ def _existing(vm: Vm, nic: Nic) -> Device | None:
 
 
 def _refuse_taken_mac(vm: Vm, mac: str, *, hint: str = "choose another --mac") -> None:
-    """Refuse a MAC address that a NIC of the VM already has."""
     for device in vm.devices(DeviceKind.NIC):
         if device.value == mac:
             text = f"{mac} is the MAC address of {device.device_id} already"

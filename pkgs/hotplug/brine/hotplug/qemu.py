@@ -103,7 +103,6 @@ class Machine:
         return found
 
     def has_device(self, device_id: str) -> bool:
-        """Whether the VM has a device with that id."""
         return device_id in self.devices()
 
     def property(self, device_id: str, name: str, folder: str = _PERIPHERAL) -> Any:

@@ -34,8 +34,6 @@ _PLACE = ("pci", "bus", "hvinfo")
 
 
 class RuntimeFileError(BrineError):
-    """A runtime file that can't be used."""
-
     def __init__(self, file: Path, message: str, *, hint: str | None = None) -> None:
         super().__init__(f"{file}: {message}", hint=hint)
         self.file = file
@@ -81,7 +79,6 @@ class Runtime:
         return cls(file, both, data, links)
 
     def find(self, kind: DeviceKind, uuid: str) -> Json | None:
-        """The device with that UUID."""
         return next((one for one in self.devices[kind] if one["uuid"] == uuid), None)
 
     def known_as(self, kind: DeviceKind, reference: str) -> list[Json]:
@@ -127,7 +124,6 @@ class Runtime:
         return [one for one in known if isinstance(one, str)]
 
     def without_device(self, kind: DeviceKind, uuid: str) -> Runtime:
-        """The file without the device of that UUID."""
         kept = tuple(one for one in self.devices[kind] if one["uuid"] != uuid)
         links = {key: value for key, value in self.links.items() if key != uuid}
         return replace(self, devices={**self.devices, kind: kept}, links=links)

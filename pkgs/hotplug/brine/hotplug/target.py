@@ -123,12 +123,10 @@ def waiting() -> contextlib.AbstractContextManager[None]:
 
 
 def list_nics(arguments: argparse.Namespace) -> int:
-    """``brine nic list``."""
     return _list(arguments, DeviceKind.NIC)
 
 
 def list_disks(arguments: argparse.Namespace) -> int:
-    """``brine disk list``."""
     return _list(arguments, DeviceKind.DISK)
 
 

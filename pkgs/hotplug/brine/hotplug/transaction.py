@@ -67,8 +67,6 @@ def _namespace() -> str:
 
 
 class PendingAction(StrEnum):
-    """The kinds of work."""
-
     ADD = "add"
     REMOVE = "remove"
     MODIFY = "modify"

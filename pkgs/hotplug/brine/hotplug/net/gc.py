@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 
 class LeftoverKind(enum.StrEnum):
-    """The kinds of leftovers."""
-
     TAP = "tap"
     RECORD = "record"
     PORT = "port"

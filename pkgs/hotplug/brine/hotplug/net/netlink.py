@@ -322,7 +322,6 @@ class Netlink(NetlinkSocket):
         super().__init__(socket.NETLINK_ROUTE)
 
     def links(self) -> list[Link]:
-        """All interfaces."""
         body = _LINK.pack(0, 0, 0, 0, 0) + _WITHOUT_STATISTICS
         return list(map(_link, self._try("interfaces", _GET_LINK, body, flags=DUMP)))
 

@@ -169,8 +169,6 @@ def _parse(data: dict[str, Any]) -> TapRecord:
 
 
 class TapState(enum.StrEnum):
-    """The state of a tap."""
-
     OPEN = "open"  # a process, mostly a QEMU, has it open
     WAITING = "waiting"  # it is persistent, and no process has it open
     UNWIRED = "unwired"  # it has no complete record

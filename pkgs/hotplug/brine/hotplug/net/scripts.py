@@ -39,8 +39,6 @@ class Phase(enum.StrEnum):
 
 
 class ScriptError(BrineError):
-    """A script failed."""
-
     def __init__(self, script: Path, phase: Phase, message: str) -> None:
         hint = "what it wrote is in the journal: journalctl -t brine"
         super().__init__(f"{script} {phase}: {message}", hint=hint)
