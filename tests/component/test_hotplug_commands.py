@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpTimeoutError
 from component.hotplug_vm import CONTROL, MACHINES, SCSI, Vm, start_vm
 from lab.brine_command import brine, prefix
 from lab.command import CommandError
@@ -340,3 +342,12 @@ def test_a_socket_that_leads_to_itself_is_told(machine: Machine, images: Path) -
         with pytest.raises(CommandError) as caught:
             brine(machine, "nic", "add", "--link", "br0", "--qmp", loop, *how)
         assert caught.value.stderr.startswith("brine: error: ")
+
+
+def test_a_second_client_of_a_monitor_waits_and_is_told_why(still: Vm) -> None:
+    with QmpClient.connect(still.guest.qmp_socket) as first:
+        with pytest.raises(QmpTimeoutError, match="no greeting within") as late:
+            with QmpClient.connect(still.guest.qmp_socket, timeout_s=0.3):
+                pass
+        assert "one at a time" in (late.value.hint or "")
+        assert first.execute("query-status")

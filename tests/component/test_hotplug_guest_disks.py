@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from component.hotplug_vm import Vm, nothing_left
-from lab.command import run_command
 from lab.guest_devices import wait_disk, wait_gone
 from lab.qcow2 import make_qcow2
 
@@ -140,19 +138,6 @@ def test_cache_and_aio_are_as_asked_for(
     pc.unplug("disk", DISK)
 
 
-def test_a_block_device_is_plugged_in_as_one(pc: Vm, image: Path) -> None:
-    """A loop device, if this machine has some; else the file that it would be of."""
-    with _block_device(pc, image) as path:
-        device = pc.plug("disk", "--path", path, "--uuid", DISK)
-        nodes = {node["node-name"]: node["drv"] for node in pc.guest.qmp("query-named-block-nodes")}
-        assert nodes[device] == ("file" if path == image else "host_device")
-        disk = wait_disk(pc.guest, SERIAL)
-        assert _read(pc, disk.name, MIB) == "from the host"
-        _write(pc, disk.name, 2 * MIB, "from the guest")
-        pc.unplug("disk", DISK)
-    assert _bytes_at(image, 2 * MIB, 14) == b"from the guest"
-
-
 def test_disks_of_both_buses_are_kept_apart(pc: Vm, images: Path) -> None:
     serials = {"one": "pci", "two": "scsi", "three": "scsi", "four": "pci"}
     for serial, bus in serials.items():
@@ -227,15 +212,3 @@ def _bytes_at(file: Path, offset: int, size: int) -> bytes:
     with file.open("rb") as data:
         data.seek(offset)
         return data.read(size)
-
-
-@contextmanager
-def _block_device(vm: Vm, image: Path) -> Iterator[Path]:
-    if not Path("/dev/loop-control").exists():
-        yield image
-        return
-    device = run_command(["losetup", "--find", "--show", image]).stdout.strip()
-    try:
-        yield Path(device)
-    finally:
-        run_command(["losetup", "--detach", device])
