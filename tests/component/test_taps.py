@@ -43,6 +43,7 @@ from component.namespaces import (
     read_frame,
     send_frame,
 )
+from lab.traces import descriptor_links
 from lab.waiting import wait_for
 
 pytestmark = [
@@ -78,15 +79,9 @@ def present(name: str = NAME) -> Link:
     return found
 
 
-def descriptors() -> set[str]:
+def descriptors() -> list[str]:
     """This process's descriptors, as what they are."""
-    return {f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}" for fd in _numbers()}
-
-
-def _numbers() -> Iterator[str]:
-    for fd in os.listdir("/proc/self/fd"):
-        if os.path.lexists(f"/proc/self/fd/{fd}"):
-            yield fd
+    return sorted(descriptor_links(os.getpid()))
 
 
 def master(name: str = NAME) -> str | None:
