@@ -33,14 +33,11 @@ class EntryPoint(NamedTuple):
         return getattr(import_module(module), attribute)
 
 
-def entry_points(group: str, path: Iterable[str] | None = None) -> list[EntryPoint]:
+def entry_points(group: str) -> list[EntryPoint]:
     """The entry points of a group; of two with one name, the one that is found first. They are read
-    without :mod:`importlib.metadata`, which takes long to load.
-
-    :param path: folders that modules are imported from; None is :data:`sys.path`.
-    """
+    without :mod:`importlib.metadata`, which takes long to load."""
     found: dict[str, EntryPoint] = {}
-    for folder in _metadata(path):
+    for folder in _metadata():
         for line in _lines(f"{folder}/entry_points.txt", f"[{group}]"):
             name, is_entry, value = line.partition("=")
             if is_entry and not line.startswith(("#", ";")):
@@ -49,21 +46,18 @@ def entry_points(group: str, path: Iterable[str] | None = None) -> list[EntryPoi
     return list(found.values())
 
 
-def versions(path: Iterable[str] | None = None) -> dict[str, str]:
-    """The version of each installed part of Brine, by its name, such as ``kvmd``.
-
-    :param path: as of :func:`entry_points`.
-    """
+def versions() -> dict[str, str]:
+    """The version of each installed part of Brine, by its name, such as ``kvmd``."""
     found: dict[str, str] = {}
-    for folder in _metadata(path):
+    for folder in _metadata():
         if ours := _OURS.fullmatch(os.path.basename(folder)):
             found.setdefault(ours[1], ours[2])
     return dict(sorted(found.items()))
 
 
-def _metadata(path: Iterable[str] | None) -> Iterator[str]:
-    """The folders with the metadata of all distributions in the folders of *path*."""
-    for folder in dict.fromkeys(sys.path if path is None else path):
+def _metadata() -> Iterator[str]:
+    """The folders with the metadata of all distributions."""
+    for folder in dict.fromkeys(sys.path):
         with contextlib.suppress(OSError):  # not there, or an archive
             for name in sorted(os.listdir(folder or ".")):
                 if name.endswith((".dist-info", ".egg-info")):
