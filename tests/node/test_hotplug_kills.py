@@ -15,7 +15,7 @@ from component.test_hotplug_guest_kills import (
     rig,
     test_killed_at_any_step_the_same_command_again_ends_right,
 )
-from component.test_hotplug_guest_rounds import test_fifty_rounds_leave_nothing
+from component.test_hotplug_guest_refusals import test_fifty_rounds_leave_nothing
 from lab.machine import Machine
 from node.hotplug_on_node import node_with_hotplug
 
