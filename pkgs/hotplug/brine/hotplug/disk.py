@@ -15,7 +15,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.files import read_json
-from brine.common.paths import specs_but
+from brine.common.instances import specs_but
 from brine.common.process import is_listening
 from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, default_serial
 from brine.hotplug.choices import CACHE_MODES, FORMATS

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from brine.common import paths
-from brine.common.paths import specs_but
+from brine.common.instances import specs_but
 from brine.common.process import is_listening
 from brine.hotplug.disk import DiskUse, runtime_of, shared, uses_of_runtime, uses_of_spec
 from brine.instance.spec import AdminState, Spec, SpecError, backing_chain

@@ -28,6 +28,7 @@ from brine.common.files import (
     unfinished,
     write_whole,
 )
+from brine.common.instances import READERS, instance_names
 from brine.common.locks import locked
 from brine.common.markers import (
     MarkerKind,
@@ -37,7 +38,7 @@ from brine.common.markers import (
     this_run,
     write_marker,
 )
-from brine.common.paths import READERS, InstanceFiles, instance_names
+from brine.common.paths import InstanceFiles
 from brine.instance.spec import (
     VERSION,
     Spec,

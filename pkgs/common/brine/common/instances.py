@@ -1,0 +1,62 @@
+"""The specs of all instances of a node, to find disks and addresses that two would share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.files import read_json
+from brine.common.paths import InstanceFiles
+
+READERS = "be root, or in the group brine"
+"""A hint for users who may not read specs."""
+
+_SUFFIX = ".json"
+
+
+def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The names and specs of all instances but *name*, as JSON.
+
+    In the place of a damaged spec stands what its instance was started as last, as far as that is
+    known: the instance may start again once its spec is mended. Other commands report the damage.
+    """
+    for other in instance_names():
+        if other == name:
+            continue
+        files = InstanceFiles(other)
+        try:
+            status = files.spec.stat()
+        except OSError:
+            continue
+        data = _content(files.spec, status.st_ino, status.st_mtime_ns)
+        if data is None:
+            runtime = read_json(files.runtime)
+            data = runtime.get("spec") if isinstance(runtime, Mapping) else None
+        if isinstance(data, Mapping):
+            yield other, data
+
+
+def instance_names() -> list[str]:
+    """The names that files of specs have, sorted."""
+    folder = paths.SPECS_DIR
+    try:
+        files = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        hint = READERS if isinstance(error, PermissionError) else None
+        raise BrineError(f"{folder}: can't be read: {error.strerror}", hint=hint) from error
+    # An unfinished one begins with a point.
+    found = [one for one in files if one.endswith(_SUFFIX) and not one.startswith(".")]
+    return sorted(one.removesuffix(_SUFFIX) for one in found)
+
+
+@lru_cache(maxsize=4096)
+def _content(file: Path, _inode: int, _written_ns: int) -> Any:
+    # A process that defines hundreds of instances reads each spec once.
+    return read_json(file)
