@@ -1,4 +1,4 @@
-"""A real QEMU, and what its guest says on its serial line while somebody logs that, or nobody."""
+"""A real QEMU and its guest's serial line, with and without a process that logs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What root's tools do with a QEMU that its guest has taken over, and that says what it likes."""
+"""Root's tools against a QEMU that its guest has taken over."""
 
 from __future__ import annotations
 

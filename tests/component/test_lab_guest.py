@@ -1,4 +1,4 @@
-"""What a guest of the lab makes of orders that its serial line spoilt."""
+"""A guest of the lab, and orders that its serial line damaged."""
 
 from __future__ import annotations
 

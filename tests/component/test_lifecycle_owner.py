@@ -1,4 +1,4 @@
-"""What `brine lifecycle own` and `prestop` tell their users; the test stands for the instance."""
+"""The messages of `brine lifecycle own` and `prestop`; the test stands for the instance."""
 
 from __future__ import annotations
 

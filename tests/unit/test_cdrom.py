@@ -1,4 +1,4 @@
-"""What is in a CD-ROM drive, where QEMU is a stand-in; a real one's is in the tests on nodes."""
+"""The medium of a CD-ROM drive, with a fake QEMU; the node tests have a real one."""
 
 from __future__ import annotations
 

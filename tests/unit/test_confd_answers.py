@@ -1,4 +1,4 @@
-"""What questions are answered with, beside what the interoperability tests show of all types."""
+"""Confd's answers, besides those that the interoperability tests compare for all types."""
 
 from __future__ import annotations
 

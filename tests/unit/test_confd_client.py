@@ -1,4 +1,4 @@
-"""What the confd client knows without a network: keys, peers, questions, and whom to believe."""
+"""The confd client without a network: keys, peers, questions, and the newest answer."""
 
 from __future__ import annotations
 

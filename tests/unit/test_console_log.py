@@ -1,4 +1,4 @@
-"""What guests say on their serial lines, from the pipe to the log, and to people."""
+"""The output of guests on their serial lines: from the pipe to the log and to its readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo says of what it has seen: it must tell when something is wrong."""
+"""The demo's report: it must tell when something is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why instances are down, as the journal knows it: asked for once, of the run that is meant."""
+"""Why instances are down: the journal is read once, and only records of the right run count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may stand in ``/etc/brine/instance.toml``, as Salt has it checked before it is there."""
+"""The settings of ``/etc/brine/instance.toml``, as Salt has them checked first."""
 
 from __future__ import annotations
 

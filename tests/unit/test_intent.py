@@ -1,4 +1,4 @@
-"""What admins and users want of instances: what a node notes of it, and the cluster hears."""
+"""The admin state: a node's notes of it, and the events for the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an instance's devices go when it starts."""
+"""The slots of an instance's devices at its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``brine instance define --live`` would do to a running instance."""
+"""The changes that ``brine instance define --live`` makes to a running instance."""
 
 from __future__ import annotations
 

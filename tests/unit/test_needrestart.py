@@ -1,4 +1,4 @@
-"""What needrestart reads of ours."""
+"""Brine's file for needrestart."""
 
 from __future__ import annotations
 

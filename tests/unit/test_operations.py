@@ -1,4 +1,4 @@
-"""What is done with instances, each whole, where QEMU is a stand-in, and so is systemd."""
+"""Operations on instances, with a fake QEMU and a scripted systemd; each is complete or undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster has to learn: kept until it is acknowledged, and told once."""
+"""Events for the cluster: each is kept until it is acknowledged, and reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and programs are told of instances."""
+"""The reports on instances, for people and programs."""
 
 from __future__ import annotations
 

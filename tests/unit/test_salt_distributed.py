@@ -1,4 +1,4 @@
-"""What the states do with what the external pillar gives a node."""
+"""The Salt states of a node that gets its copy from the external pillar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of Salt's states loads of the formula's own modules."""
+"""The formula's own modules that a run of the Salt states loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Salt states go by, for a pillar and a node."""
+"""The facts that the Salt states go by, for a pillar and a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner of Salt's side: what is done on all nodes, and who has not confirmed it."""
+"""The Salt runner: its work on all nodes, and the nodes that did not confirm it."""
 
 from __future__ import annotations
 

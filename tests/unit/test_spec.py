@@ -1,4 +1,4 @@
-"""Specs: each key, what it is where nobody says so, and what it may be."""
+"""Specs: each key, its default, and its allowed values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every node knows or needs of a configuration: ssconf, and files that it names."""
+"""The parts of a configuration that every node gets: ssconf, and the files that it names."""
 
 from __future__ import annotations
 

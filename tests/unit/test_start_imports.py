@@ -1,4 +1,4 @@
-"""What a start loads before QEMU runs, and what `--help` does: somebody waits for each of it."""
+"""The modules that a start loads before QEMU runs, and those of `--help`: each costs time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemctl says of units, and what is made of it."""
+"""The states of units, from systemctl's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be done with an instance of Xen's whose xl does not run, and what is left of others."""
+"""Operations on a Xen instance whose xl does not run, and the leftovers of other domains."""
 
 from __future__ import annotations
 

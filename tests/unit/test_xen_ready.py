@@ -1,4 +1,4 @@
-"""When a domain counts as started, why one did not start, and how one is ended."""
+"""The start of a domain: when it is complete, why it failed, and how it is ended."""
 
 from __future__ import annotations
 

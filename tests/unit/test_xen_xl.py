@@ -1,4 +1,4 @@
-"""Asking xl, and telling it: the rows that were seen, rows that are not known, and its faults."""
+"""xl's output and faults: known rows, unknown rows, failures."""
 # ruff: noqa: E501
 
 from __future__ import annotations

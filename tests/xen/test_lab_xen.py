@@ -1,4 +1,4 @@
-"""What the lab's own Xen nodes do, and what real Xen says of domains."""
+"""The lab's Xen nodes, and the states of domains that real Xen shows."""
 
 from __future__ import annotations
 

@@ -174,8 +174,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
-    """What :mod:`argparse` makes for each argument, with the terminal's width: to find that out by
-    itself it loads compression and more."""
+    """The help formatter of :mod:`argparse`, with the terminal's width given: argparse would load
+    compression and more to find the width."""
     try:
         columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(1).columns
     except (ValueError, OSError):  # no number; no terminal, or closed
@@ -332,7 +332,7 @@ def print_done(text: str, *, as_json: bool = False, **facts: Any) -> None:
 
 
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: str) -> None:
-    """Print a table, or what is to be said of no rows; nothing if that is empty."""
+    """Print a table. Without rows, print the text for that case, unless it is empty."""
     lines = list(table([heading, *rows]))
     if len(lines) > 1:
         print(*lines, sep="\n")

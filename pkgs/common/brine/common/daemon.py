@@ -57,7 +57,7 @@ class DaemonProgram(Generic[S]):
     """
 
     resort = ""
-    """What :meth:`last_resort` returns, in words."""
+    """The words that say what :meth:`last_resort` returns."""
 
     def __init__(self, part: str, about: str, kind: type[S]) -> None:
         self.name = f"brine-{part}"
@@ -152,7 +152,7 @@ class DaemonProgram(Generic[S]):
         daemon.stop()
 
     def reload(self, take: Callable[[S], None] = lambda _: None) -> str:
-        """Read the settings again, and apply them unless *take* fails; returns what is wrong."""
+        """Read the settings again, and apply them unless *take* fails; returns the fault."""
         try:
             settings = self.load()
             take(settings)

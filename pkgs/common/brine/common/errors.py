@@ -51,7 +51,7 @@ def die(program: str, error: BrineError, status: int) -> NoReturn:
 
 
 def tell_error(error: BrineError, about: str = "", *, program: str = "brine") -> None:
-    """Tell a person of one error among others, *about* what it does not name itself."""
+    """Tell a person of one error among several; *about* names a subject that it does not name."""
     _tell(program, "error", f"{about}: {error}" if about else str(error), error.hint)
 
 

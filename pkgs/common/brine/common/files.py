@@ -57,7 +57,7 @@ def read_regular(file: Path) -> bytes:
 
 
 def read_json(file: Path) -> Any:
-    """What is in a file of JSON, as :func:`read_regular` reads it; None if that can't be used."""
+    """The JSON of a regular file; None if the file is missing or damaged."""
     try:
         return json.loads(read_regular(file))
     except (OSError, ValueError, RecursionError):
@@ -92,7 +92,7 @@ def write_whole(
     :param folder_later: the caller syncs the folder, once for all that it writes there.
     """
     temporary = unfinished(path) if alone else path.with_name(prefix + os.urandom(8).hex())
-    # Never written through: it could be a link that somebody has put there.
+    # Never written through: an attacker could have put a link there.
     temporary.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(temporary, flags, 0o600)

@@ -28,7 +28,7 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-"""What the setting ``log_level`` of a daemon may be."""
+"""The values of the setting ``log_level`` of a daemon."""
 
 SOCKET = Path("/run/systemd/journal/socket")
 """Where the journal listens, if there is one."""

@@ -62,7 +62,7 @@ def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
                 raise LockedError(text, hint="wait for it to end, or give it more time")
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        # For processes that wait: the kernel does not tell who holds a lock.
+        # For processes that wait: the kernel does not tell which process holds a lock.
         os.ftruncate(descriptor, 0)
         with contextlib.suppress(OSError):  # on a full file system the lock is no less held
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -81,7 +81,7 @@ def _try(descriptor: int) -> bool:
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds a lock, in words."""
+    """The holder of a lock, in words."""
     process = os.pread(descriptor, 20, 0).strip()
     if not process.isdigit():
         return "another process"

@@ -33,10 +33,10 @@ GROUP = "brine-kvmd"
 """The group of the folder. Only brine-kvmd is in it."""
 
 UNKNOWN_RUN = "unknown"
-"""In the place of a run that nobody knows."""
+"""Stands for an unknown run."""
 
 WHO_UNKNOWN = "unknown"
-"""In a verdict, in the place of who ended a run, where brine-kvmd was off."""
+"""Stands in a verdict for the party that ended a run while brine-kvmd was off."""
 
 _FOLDER_MODE = 0o2775
 _MODE = 0o644
@@ -56,19 +56,19 @@ brine-kvmd's own default (powerdown_stale_s)."""
 
 
 class MarkerKind(StrEnum):
-    """What a marker says; the end of its file's name."""
+    """The kind of a marker, which is also its file's suffix."""
 
     START = "start"
     """This run has begun. Fact ``pid``: the process that becomes QEMU, or xl."""
     STARTED = "started"
     """This run has come up."""
     STOP = "stop"
-    """An administrator stops this run: whoever does so holds the marker."""
+    """An administrator stops this run. The process that does so holds the marker."""
     SHUTDOWN = "shutdown"
     """The user has shut this run down, and the spec does not say so yet."""
     VERDICT = "verdict"
-    """Who ended this run. Facts ``who`` and ``cause``, in brine-kvmd's words; of its own ones also
-    ``time_usec`` and ``given_usec``: when it ended, and when that was said."""
+    """The verdict on this run. Facts ``who`` and ``cause``, in brine-kvmd's words. Its own verdicts
+    also have ``time_usec`` and ``given_usec``: the times of the end and of the verdict."""
     FAILURE = "failure"
     """systemd has seen this run fail, and none has begun since. Fact ``lacks``: the files and
     network interfaces that it needs and that were not there."""
@@ -194,7 +194,7 @@ def is_held(kind: MarkerKind, name: str) -> bool:
 
 
 def remove_unheld(kind: MarkerKind, name: str) -> None:
-    """Remove a marker unless somebody holds it. Its last holder may have been killed."""
+    """Remove a marker unless a process holds it. Its last holder may have been killed."""
     path = file_of(kind, name)
     for _ in range(_TRIES):
         try:
@@ -253,7 +253,7 @@ def _draft(path: Path, run: str, facts: dict[str, Any]) -> Iterator[tuple[int, P
     try:
         descriptor = os.open(draft, flags, _MODE)
     except FileNotFoundError:
-        _make_folder(path.parent)  # somebody has removed it
+        _make_folder(path.parent)  # it was removed meanwhile
         descriptor = os.open(draft, flags, _MODE)
     try:
         os.fchmod(descriptor, _MODE)  # whatever the umask is
@@ -295,7 +295,7 @@ def _hold(kind: MarkerKind, name: str, run: str, path: Path, *, is_late: bool) -
             if _lock(descriptor, fcntl.F_RDLCK):
                 is_kept = _is_at(path, descriptor)
                 return descriptor if is_kept else None
-            # remove_unheld() has it for a moment; nobody of ours for long.
+            # remove_unheld() holds it for a moment; no process of Brine does for long.
             is_over = is_late
         else:
             is_over = is_late or not _is_locked(path)

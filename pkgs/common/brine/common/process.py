@@ -27,7 +27,7 @@ PREFIX = "brine-instance@"
 SUFFIX = ".service"
 
 TERM_TIMEOUT_S = 10.0
-"""How long a process may take to end after a signal: QEMU writes what it has not written yet."""
+"""How long a process may take to end after a signal: QEMU still flushes its disks."""
 
 _CREDENTIALS = struct.Struct("3i")  # of unix(7), SO_PEERCRED: process, user, group
 _SILENT_S = 2.0
@@ -47,7 +47,7 @@ def spoken_wait(text: str) -> Iterator[None]:
 
 
 def begun(work: Callable[[], T]) -> Callable[[], T]:
-    """Begin *work* in a thread; the result waits for its end, and returns or raises what it did."""
+    """Begin *work* in a thread. The result waits for its end, and returns or raises its outcome."""
     results: list[T] = []
     faults: list[BaseException] = []
 

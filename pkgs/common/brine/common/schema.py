@@ -22,7 +22,7 @@ from brine.common.errors import BrineError, closest, nearest, printable
 
 T = TypeVar("T")
 Convert = Callable[[Any, str], Any]
-"""Checks what is inside a value at a place, and makes objects of it."""
+"""Checks the parts of the value at a place, and makes objects of them."""
 
 NOUNS: dict[Any, str] = {
     bool: "true or false",
@@ -50,14 +50,14 @@ class SchemaError(BrineError):
 
 
 def member(where: str, key: str | int) -> str:
-    """The JSON pointer of a member of what is at *where*."""
+    """The JSON pointer of a member of the value at *where*."""
     if isinstance(key, str) and ("~" in key or "/" in key):
         key = key.replace("~", "~0").replace("/", "~1")
     return f"{where}/{key}"
 
 
 def shown(value: Any, *, secret: bool = False) -> str:
-    """A value as an error message tells it: short, and never what is or has a secret."""
+    """A value as an error message shows it: short, and never a secret."""
     numbers = isinstance(value, list) and value and all(type(item) is int for item in value)
     if secret or (isinstance(value, dict | list) and not numbers):  # which may have one inside
         return NOUNS[type(value)]
@@ -66,7 +66,7 @@ def shown(value: Any, *, secret: bool = False) -> str:
 
 
 def unknown_key(name: str, known: Mapping[str, Any]) -> str:
-    """What is wrong with a key that there is not, and which one may be meant."""
+    """The fault of an unknown key, with the known key that is nearest to it."""
     hint = closest(name, known)
     return f"is not known; {hint}" if hint else "is not known"
 
@@ -188,7 +188,7 @@ def shape_of(kind: type) -> Shape:
 def key_schema(
     name: str, hint: Any, default: Any, metadata: Mapping[str, Any] = types.MappingProxyType({})
 ) -> KeySchema:
-    """What is known of a key, by an annotation and what :func:`key` has for a field. The default is
+    """The schema of a key, by an annotation and by what :func:`key` has for a field. The default is
     :data:`dataclasses.MISSING` where the key must be there."""
     secret = metadata.get("secret", False)
     kinds, noun, convert = _kinds(hint, secret)
@@ -247,7 +247,7 @@ def _wrong_type(
 
 
 def _meant(value: Any, kinds: Collection[type]) -> str | None:
-    """What somebody may have meant by a value of another type."""
+    """A hint for a value of the wrong type, if the author's meaning is plain."""
     if str in kinds and type(value) in (int, float):
         return f'put it in quotes: "{value}"'
     if int in kinds and isinstance(value, str) and value.strip().isdecimal():
@@ -282,7 +282,7 @@ def _kinds(hint: Any, secret: bool) -> tuple[frozenset[type], str, Convert | Non
 
 
 def _maker(kind: Any) -> Convert:
-    """What makes objects of a class of data: its own ``from_json``, or :func:`parse`."""
+    """The function that makes objects of a class of data: its ``from_json``, or :func:`parse`."""
     make: Convert = getattr(kind, "from_json", functools.partial(parse, kind))
 
     def made(value: Any, where: str) -> Any:

@@ -73,7 +73,7 @@ def format_uid_pool(pool: Ranges, separator: str) -> str:
 
 
 def uid_pool_fault(pool: Ranges) -> str | None:
-    """What is wrong with a pool."""
+    """The fault of a pool, or None."""
     before = 0
     for pair in sorted(map(list, pool)):
         if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
@@ -160,7 +160,7 @@ def _without(ranges: Ranges, others: Ranges) -> list[list[int]]:
 
 
 def accounts_among(ranges: Ranges) -> dict[int, str]:
-    """Who has numbers of *ranges*, in words, by number. Directories that do not list their users
+    """The accounts among *ranges*, in words, by number. Directories that do not list their users
     leave them out."""
     groups = {each.gr_gid: f"group {each.gr_name}" for each in grp.getgrall()}
     users = {each.pw_uid: each.pw_name for each in pwd.getpwall()}
@@ -180,8 +180,8 @@ def listed(accounts: dict[int, str]) -> str:
 
 
 def _account_of(number: int) -> str | None:
-    """Who has a number as user id, or as group id, in words. Directories such as LDAP are asked,
-    too, where the node knows its users by them."""
+    """The account that has a number as user id or group id, in words. This asks directories such
+    as LDAP, too, if the node knows its users by them."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(number).pw_name
     with contextlib.suppress(KeyError):
@@ -273,7 +273,7 @@ class Uid:
         """Let go of the descriptor. Processes that inherited it keep the lock. If there are none, a
         process must run with the user id by now: that is what keeps it taken. The file stays."""
         if self.descriptor >= 0:
-            # Not LOCK_UN, which would end the lock for all who have inherited it.
+            # Not LOCK_UN, which would end the lock for all processes that inherited it.
             os.close(self.descriptor)
             self.descriptor = -1
 
@@ -293,7 +293,7 @@ class Uid:
 
 
 def request_unused_uid(pool: Ranges) -> Uid:
-    """A user id of *pool* that no process has, chosen at random, and locked. Waits for nobody.
+    """A user id of *pool* that no process has, chosen at random, and locked. Never waits.
 
     One that belongs to an account of this node, as its user id or group id, is passed over, with a
     warning: a process that has it would be that user.
@@ -316,7 +316,7 @@ def request_unused_uid(pool: Ranges) -> Uid:
             with contextlib.ExitStack() as stack:
                 ours = Uid(uid, descriptor)
                 stack.callback(ours.release)
-                # Seen with the lock, not before: now nobody else starts a process with it. Those
+                # Looked at with the lock held: no other command starts a process with it now. Those
                 # that ran at an earlier look are taken for in use, so that there are few looks.
                 if uid not in running:
                     running = running_uids()
@@ -352,7 +352,7 @@ def release_uid(uid: int) -> bool:
     if descriptor is None:
         return False
     try:
-        # With the lock nobody else removes it. Who has opened it before sees that it is gone.
+        # While this holds the lock, no process removes it. One that has it open sees that it went.
         file.unlink(missing_ok=True)
     except OSError as error:
         raise UidPoolError(f"{file}: can't be removed: {error.strerror}") from error
@@ -388,7 +388,7 @@ def _lock_file(uid: int) -> Path:
 
 
 def _lock(file: Path, create: int = 0) -> int | None:
-    """A descriptor of *file* with the lock; None if somebody else has it.
+    """A descriptor of *file* with the lock; None if another process has it.
 
     :param create: ``O_CREAT``, or 0: then FileNotFoundError tells that there is none.
     """
@@ -402,7 +402,7 @@ def _lock(file: Path, create: int = 0) -> int | None:
                 descriptor = os.open(file, flags, 0o600)
                 stack.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # A file that was removed before we had the lock is nobody's lock any more.
+                # A file that was removed before this got the lock is no lock any more.
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.lstat(file), os.fstat(descriptor)):
                         stack.pop_all()

@@ -63,7 +63,7 @@ def _adopt(name: str, unit: _Unit) -> None:
     came_up = not is_on_xen or _made_at(xen / f"{name}.up") is not None
     run = unit.run if came_up else markers.UNKNOWN_RUN
     _take(MarkerKind.STARTED, name, run, control / f"{name}.started")
-    # Last: whoever is killed before does all of it again.
+    # Last: an upgrade that was killed before this does all of it again.
     markers.write_marker(MarkerKind.START, name, run=unit.run, pid=unit.pid, adopted=True)
     for file in (control / f"{name}.started", reboot, xen / f"{name}.asked", xen / f"{name}.up"):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What people may choose for a disk or a NIC, for who only checks that: it loads nothing else."""
+"""The values that keys of disks and NICs may have. This module loads nothing else."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CACHE_MODES = {
 AIO_MODES = ("threads", "native", "io_uring")
 
 MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
-"""What a guest sees of a NIC, by the name that people know."""
+"""QEMU's models of NICs, by the names that people know."""
 
 MOST_QUEUES = 256
-"""What the kernel takes for the queues of one tap."""
+"""The most queues that the kernel allows for one tap."""
 
 SMALLEST_MTU = 68
 LARGEST_MTU = 65521
-"""What the kernel takes for a tap: 65535, less an Ethernet header."""
+"""The largest MTU that the kernel allows for a tap: 65535, less an Ethernet header."""
 
 
 class Mode(StrEnum):
@@ -35,7 +35,7 @@ class Mode(StrEnum):
 
 
 LONGEST_SERIAL = 20
-"""What virtio-blk shows of a disk's serial (VIRTIO_BLK_ID_BYTES)."""
+"""The characters of a disk's serial that virtio-blk shows (VIRTIO_BLK_ID_BYTES)."""
 
 RESERVED_SLOTS = 12
 """Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""

@@ -37,7 +37,7 @@ _NO_DIFFERENCE = {
 }
 
 Result = tuple[dict[str, Any], str]
-"""What to print, as JSON, and for people."""
+"""A command's output, as JSON and as text for people."""
 
 # NICs.
 
@@ -233,7 +233,7 @@ def _unknown(vm: Vm, kind: DeviceKind, reference: str) -> UsageError:
 
 
 def _result(arguments: argparse.Namespace, done: DeviceChange, word: str, text: str) -> Result:
-    """What to print.
+    """The output of a command.
 
     :param word: for a change.
     :param text: for people.

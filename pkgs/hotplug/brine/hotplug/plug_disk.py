@@ -1,4 +1,4 @@
-"""Adding disks to a locked VM, and removing what is behind them.
+"""Adding disks to a locked VM, and removing their backends.
 
 Descriptors go to QEMU as a set, then the block node, then what the guest sees.
 """
@@ -166,7 +166,7 @@ def _put_in(vm: Vm, undo: Undo, disk: Disk, files: Opened, slot: Slot) -> None:
 
 
 def take_out(vm: Vm, device: Device) -> None:
-    """Remove a disk from the guest, then what is behind it."""
+    """Remove a disk from the guest, then its backend."""
     unplug_device(vm.machine, device.device_id, timeout_s=vm.timeout_s)
     _remove_back_end(vm.machine, device.device_id)
 

@@ -1,4 +1,4 @@
-"""Adding and changing NICs of a locked VM, with their taps; removing what is behind them.
+"""Adding and changing NICs of a locked VM, with their taps; removing their backends.
 
 A tap's descriptors go to QEMU through the monitor, then its two devices.
 """
@@ -136,7 +136,7 @@ def _refuse_taken_mac(vm: Vm, mac: str, *, hint: str = "choose another --mac") -
 
 
 def _filled(nic: Nic, there: Nic) -> Nic:
-    """The request, completed with the present values of what it leaves open.
+    """The request, completed with the present values of the keys that it leaves open.
 
     The start of an instance sets a NIC's index and tags. A request need not repeat these, nor write
     VLANs the same way.

@@ -304,7 +304,7 @@ def _why(machine: Machine, timeout_s: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChange:
-    """What a command did to a device, or would do.
+    """A command's change of a device, which it made or would make.
 
     :param value: the NIC's MAC, or the disk's serial.
     """
@@ -349,7 +349,7 @@ class Device:
         return self.tap.name if self.tap else None
 
     def change(self, *, changed: bool) -> DeviceChange:
-        """What a command did to this device."""
+        """The change that a command made to this device."""
         kind, slot, tap = self.name.kind, self.name.slot, self.tap_name()
         return DeviceChange(kind, self.device_id, self.uuid, self.value, slot, tap, changed)
 

@@ -184,7 +184,7 @@ class Vm:
                 refused = (self.name, change.kind, change.device_id)
                 messages.tell(messages.REFUSED, *refused, reason=error.reason)
             if isinstance(error, RefusedByGuestError | QmpCommandError):
-                # The guest refused, or was not asked: nobody need wait for it.
+                # The guest refused, or was not asked: there is no need to wait for it.
                 doing.note(since=0.0)
             is_known = is_undone and not isinstance(error, QmpTimeoutError)
             if self.is_gone() or (is_known and not doing.pending.awaits_guest()):
@@ -194,12 +194,12 @@ class Vm:
         self.tell(change, plugged=is_plugged)
 
     def is_gone(self) -> bool:
-        """Whether QEMU has ended: nobody listens at the VM's socket."""
+        """Whether QEMU has ended: no process listens at the VM's socket."""
         return not is_listening(self.qmp_path)
 
 
 def remove_device(vm: Vm, device: Device) -> DeviceChange:
-    """Remove a device from the guest, then what is behind it, then from the runtime file."""
+    """Remove a device from the guest, then its backend, then its entry in the runtime file."""
     change = device.change(changed=True)
     if not vm.dry_run:
         take_out = plug_nic.take_out if change.kind is DeviceKind.NIC else plug_disk.take_out
@@ -216,7 +216,7 @@ def _settle(vm: Vm) -> None:
     forget_ended()
     for pending in vm.pending.read():
         if pending.kind is DeviceKind.NIC and not may(Capability.NET_ADMIN):
-            continue  # it is for whoever works on NICs
+            continue  # commands for NICs complete it
         try:
             _recover(vm, pending)
         except (QmpTimeoutError, QmpClosedError):

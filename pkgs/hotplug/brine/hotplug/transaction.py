@@ -253,7 +253,7 @@ class Transaction(Undo):
         file.begin(pending)
 
     def note(self, **known: Any) -> None:
-        """Record what is known by now, as the fields of :class:`Pending`."""
+        """Record the facts known by now, as the fields of :class:`Pending`."""
         self.pending = replace(self.pending, **known)
         self._file.begin(self.pending)
 
@@ -262,4 +262,4 @@ class Transaction(Undo):
         try:
             self._file.end(self.pending.device_id)
         except HotplugError as error:
-            log.warning("%s", error)  # whoever comes next finds that it is done
+            log.warning("%s", error)  # the next command finds that it is done

@@ -166,7 +166,7 @@ class QmpClient:
     def next_event(
         self, *, timeout_s: float | None = None, or_answer: int | None = None
     ) -> QmpEvent | None:
-        """The oldest event that nobody has taken yet; waits for one if need be.
+        """The oldest event that is not taken yet; waits for one if need be.
 
         :param or_answer: the number of a command that was begun: if its answer comes before an
             event does, None is returned.
@@ -186,7 +186,7 @@ class QmpClient:
         return self._peer
 
     def drop_events(self) -> None:
-        """Forget the events that nobody has taken yet."""
+        """Forget the events that are not taken yet."""
         self._events.clear()
         self._events_bytes = 0
 
@@ -260,7 +260,7 @@ class QmpClient:
             self._events_bytes += len(line)
             while len(self._events) > _EVENTS_KEPT or self._events_bytes > _EVENTS_LIMIT:
                 self._oldest_event()
-        # An answer without our number, or after its time limit, is nobody's.
+        # An answer with another number, or after its time limit, is dropped.
         elif (
             isinstance(message, QmpReply)
             and isinstance(message.id, int)

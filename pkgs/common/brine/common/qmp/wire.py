@@ -48,7 +48,7 @@ LINE_LIMIT = 768 * 1024
 """Of a line that a client takes, in bytes: what QEMU says is not to be trusted, and read as JSON it
 takes up to 25 times as much. No command that is given here has a larger answer."""
 READ_SIZE = 64 * 1024
-"""What a client reads at once."""
+"""The most bytes that a client reads at once."""
 
 _LONGEST = 1000  # of what QEMU says of a fault, in characters
 
@@ -67,7 +67,7 @@ _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_finite).decode
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a monitor says first."""
+    """The first message of a monitor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""The node's network: taps, what they are connected to, and what is on record of them."""
+"""The node's network: taps, their connections, and their records."""

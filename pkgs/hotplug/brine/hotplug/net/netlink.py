@@ -266,7 +266,7 @@ Thing = LinkAddress | Route | Rule | Proxy
 
 
 def _arguments(thing: Thing) -> tuple[str, str, dict[str, Any]]:
-    """What a thing is in words, and pyroute2's function for it, with arguments."""
+    """A thing in words, and pyroute2's function for it, with arguments."""
     match thing:
         case LinkAddress(link, address):
             found = {"family": socket.AF_INET6, "address": address, "prefixlen": 64}
@@ -430,7 +430,7 @@ class Netlink(NetlinkSocket):
     def _call(
         self, what: str, function: str, *arguments: Any, but: Collection[int] = (), **options: Any
     ) -> list[Any]:
-        """What a function of pyroute2's returns; nothing if the kernel's error is one of *but*."""
+        """Call a function of pyroute2; the result is empty if the kernel's error is in *but*."""
         from pyroute2 import IPRoute
         from pyroute2.netlink.exceptions import NetlinkError
 

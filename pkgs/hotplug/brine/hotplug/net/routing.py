@@ -365,7 +365,7 @@ def _big(value: int) -> bytes:
 
 
 def _request(tap: str, kind: int, flags: int, *attributes: bytes) -> tuple[int, int, bytes]:
-    """A request about a tap's table, or what is in it."""
+    """A request about a tap's table, or about its content."""
     body = struct.pack(">BBH", _FAMILY, 0, 0) + attribute(1, f"brine-{tap}") + b"".join(attributes)
     return _SUBSYSTEM << 8 | kind, flags | ACK, body
 

@@ -1,4 +1,4 @@
-"""The unit's last step: what is left of an instance goes, and who has ended it is noted."""
+"""The unit's last step: it removes an instance's leftovers and notes the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of tries: whole, durable, and never taken for empty when it is damaged."""
+"""The restart counters: whole, durable, and never taken for empty when they are damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watcher makes of what systemd, kvmd and Xen say of an instance, and does about it."""
+"""The watcher's decision, from the words of systemd, kvmd and Xen about an instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes QEMU: the last moments before it does, and what is left if it does not."""
+"""The process that becomes QEMU: its last steps before that, and its leftovers if they fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The node's stopper: who is stopped, once, and when it ends."""
+"""The node's stopper: it stops each instance once, and ends when there is no more to stop."""
 
 from __future__ import annotations
 

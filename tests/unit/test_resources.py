@@ -1,4 +1,4 @@
-"""What a start of QEMU takes of its node: files, memory, a password, and limits of systemd's."""
+"""The node's resources for a start of QEMU: files, memory, a password, and systemd's limits."""
 
 from __future__ import annotations
 

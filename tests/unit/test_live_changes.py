@@ -1,4 +1,4 @@
-"""What was plugged into an instance while it ran is there at its next start."""
+"""Devices that were plugged in while an instance ran are there at its next start."""
 
 from __future__ import annotations
 

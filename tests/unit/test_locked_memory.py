@@ -1,4 +1,4 @@
-"""What is locked into RAM, seen by a process of its own."""
+"""The memory that daemons lock into RAM, as another process sees it."""
 
 from __future__ import annotations
 

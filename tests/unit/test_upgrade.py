@@ -1,4 +1,4 @@
-"""An upgrade finds what an older version has said of instances, and keeps it."""
+"""An upgrade finds the markers of an older version, and keeps them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what somebody wrote to a whole spec: filled in, kept, refused."""
+"""From the author's JSON to a complete spec: defaults, kept keys, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done about what xl has left: only what nobody wants to see is removed."""
+"""The leftovers of xl: only a domain that no one may still inspect is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What taps are called, what NICs can be, and what makes an address reachable: the decisions."""
+"""Taps: their names, the settings of NICs, and the decisions that make an address reachable."""
 
 from __future__ import annotations
 

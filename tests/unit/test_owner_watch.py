@@ -1,4 +1,4 @@
-"""When an owner is there, and when it is gone: decided from what was seen of its files."""
+"""Whether an owner is there or gone: decided from observations of its files."""
 
 from __future__ import annotations
 

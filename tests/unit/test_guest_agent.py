@@ -1,4 +1,4 @@
-"""The guest agent, which is a program in somebody's guest: it may answer, or do anything else."""
+"""The guest agent: a program in a user's guest, which may answer, or do anything else."""
 
 from __future__ import annotations
 

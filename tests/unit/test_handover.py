@@ -1,4 +1,4 @@
-"""What was seen of each VM, over a restart."""
+"""kvmd's histories of events, kept over a restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks: whole files that name their run, held by several, in a folder with obstacles."""
+"""Markers: whole files that name their run, held by several, in a folder with obstacles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What plugged devices are called, and which slot is free."""
+"""The names of plugged devices, and their slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One disk in two instances: whatever it is called, only one of them may write it."""
+"""One disk in two instances: only one of them may write it, whatever its name is."""
 
 from __future__ import annotations
 
