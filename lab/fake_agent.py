@@ -1,4 +1,4 @@
-"""A guest agent in the stead of a real one, on the socket that QEMU would pass on."""
+"""A fake guest agent, on the socket that QEMU would pass on."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ _BUSYBOX_PACKAGE = "busybox-static"
 _MODULES = ["button", "evdev", "pvpanic-mmio", "pvpanic-pci"]
 _MODULES += ["virtio_pci", "virtio_net", "virtio_blk", "virtio_scsi", "sd_mod", "8021q"]
 
-# The self-tests take a tenth of the time that an emulated processor takes to boot. Moving the kernel
-# to a random address, and rewriting its locks for a single processor, take another eighth.
+# The self-tests take a tenth of the time that an emulated processor takes to boot. Another eighth
+# goes into a random address for the kernel, and into its locks' change for a single processor.
 KERNEL_OPTIONS = "panic=-1 quiet cryptomgr.notests nokaslr noreplace-smp"
 """Parameters for the kernel of a guest, besides the one that names its console."""
 

@@ -30,7 +30,7 @@ from brine.instance.kvm.live_changes import (
 from brine.instance.spec import DiskSpec, NicSpec, Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from lab.started import write_started
+from lab.runtime_file import write_runtime_file
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 HOT = "0c000000-0000-4000-8000-00000000000c"
@@ -57,7 +57,7 @@ def entry(disk: Disk, slot: Slot) -> dict[str, Any]:
 
 
 def started(spec: Spec) -> Spec:
-    write_started(spec)
+    write_runtime_file(spec)
     return spec
 
 

@@ -15,7 +15,7 @@ from brine.instance.kvm.live_changes import devices_now
 from brine.instance.kvm.live_definition import in_words, steps_of
 from brine.instance.spec import Spec
 from brine.instance.validate import define
-from lab.started import write_started
+from lab.runtime_file import write_runtime_file
 
 pytestmark = pytest.mark.usefixtures("own_node")
 
@@ -41,12 +41,12 @@ def steps(spec: Spec, before: Spec | None = None) -> list[str]:
 
 def test_what_is_as_declared_needs_nothing() -> None:
     spec = web1(ONE, disks=[{"path": "/a"}, {"path": "/i", "interface": "ide"}])
-    write_started(spec)
+    write_runtime_file(spec)
     assert steps(spec, spec) == []
 
 
 def test_what_frees_something_comes_first() -> None:
-    write_started(web1(ONE, disks=[{"path": "/a"}]))
+    write_runtime_file(web1(ONE, disks=[{"path": "/a"}]))
     after = web1(TWO, disks=[{"path": "/b"}])
     assert steps(after) == [
         "detach disk /a",
@@ -57,14 +57,14 @@ def test_what_frees_something_comes_first() -> None:
 
 
 def test_a_nic_is_changed_in_its_place_and_a_disk_waits() -> None:
-    write_started(web1(ONE, disks=[{"path": "/a"}]))
+    write_runtime_file(web1(ONE, disks=[{"path": "/a"}]))
     after = web1(ONE, disks=[{"path": "/a", "cache": "writeback"}], queues=2)
     assert steps(after) == ["(modify disk /a)", f"modify NIC {ONE}"]
 
 
 def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
     started, with_it = web1(ONE), web1(ONE, BY_HAND)
-    file = write_started(started)
+    file = write_runtime_file(started)
     entry = recorded_nic(nic_of(with_it, with_it.nics[1]), pci_slot(21))
     change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, entry))
     assert steps(started, started) == []
@@ -75,7 +75,7 @@ def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
 
 def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
     started, with_it = web1(ONE), web1(ONE, TWO, disks=[{"path": "/a"}])
-    file = write_started(started)
+    file = write_runtime_file(started)
     nic, disk = nic_of(with_it, with_it.nics[1]), disk_of(with_it.disks[0])
     change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, recorded_nic(nic)))
     change(file, lambda runtime: runtime.with_device(DeviceKind.DISK, recorded_disk(disk, 10)))
@@ -86,7 +86,7 @@ def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
 
 def test_what_was_taken_out_by_hand_is_plugged_in_again_if_the_spec_has_it() -> None:
     spec = web1(ONE)
-    file = write_started(spec)
+    file = write_runtime_file(spec)
     change(file, lambda runtime: runtime.without_device(DeviceKind.NIC, spec.nics[0].uuid))
     assert steps(spec, spec) == [f"attach NIC {ONE}"]
     assert steps(web1(), spec) == []
@@ -94,7 +94,7 @@ def test_what_was_taken_out_by_hand_is_plugged_in_again_if_the_spec_has_it() -> 
 
 @pytest.mark.parametrize(("command", "can_be"), [([], False), (SCSI, True)])
 def test_scsi_needs_a_controller_and_ide_a_restart(command: list[str], *, can_be: bool) -> None:
-    write_started(web1(), command=command)
+    write_runtime_file(web1(), command=command)
     disks = [{"path": "/i", "interface": "ide"}, {"path": "/s", "interface": "scsi"}]
     scsi = "attach disk /s" if can_be else "(attach disk /s)"
     assert steps(web1(disks=disks)) == ["(attach disk /i)", scsi]

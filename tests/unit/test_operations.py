@@ -58,9 +58,9 @@ from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
 from brine.instance.validate import define
 from lab.fake_qemu import FakeQemu, FakeQemus
+from lab.runtime_file import write_runtime_file
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.stand_in import StandIn
-from lab.started import write_started
 from lab.waiting import wait_for
 
 UNIT = unit_of("web1")
@@ -229,7 +229,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
 ) -> None:
     given: dict[str, Any] = {"name": "web1", "nics": [{"link": "br0"}], "disks": [{"path": "/d"}]}
     spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"}, cluster="of old")
-    write_started(spec)
+    write_runtime_file(spec)
     file = paths.SPECS_DIR / "web1.json"
     file.unlink() if left is None else file.write_text(left)
     other = define_instance({**given, "uuid": str(uuid.uuid4())}, dry_run=True).spec
@@ -240,7 +240,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
 
 def test_what_was_stopped_without_a_spec_stays_down() -> None:
     spec = define({"name": "web1", "admin_state": "up"})
-    write_started(spec)
+    write_runtime_file(spec)
     write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     assert define_instance({"name": "web1"}).spec == replace(spec, admin_state="down")
 

@@ -31,7 +31,7 @@ from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemus, Refused
-from lab.started import write_started
+from lab.runtime_file import write_runtime_file
 
 A = "0a000000-0000-4000-8000-00000000000a"
 BY_USER = "it should be up but was shut down by its user"
@@ -117,7 +117,7 @@ def plug(kind: str, device: dict[str, Any]) -> None:
 
 
 def test_what_differs_from_what_runs_waits_for_a_restart() -> None:
-    write_started(seen(memory_mib=512).spec)
+    write_runtime_file(seen(memory_mib=512).spec)
     one = seen(running(), memory_mib=1024, vcpus=2, nics=[{"link": "br0"}])
     told = summary(one)
     assert told["restart_pending"] == ["vcpus", "memory_mib", "nics"]
@@ -131,14 +131,14 @@ def test_what_differs_from_what_runs_waits_for_a_restart() -> None:
 
 
 def test_what_takes_no_restart_is_not_pending() -> None:
-    write_started(seen().spec)
+    write_runtime_file(seen().spec)
     one = seen(running(), start_order=7, shutdown_timeout=9, user_shutdown="restart", tags=["a"])
     assert summary(one)["restart_pending"] == []
     assert not any(line.startswith("Restart") for line in text(details(one)))
 
 
 def test_what_was_plugged_is_not_pending() -> None:
-    write_started(seen().spec)
+    write_runtime_file(seen().spec)
     hot = Disk("0c000000-0000-4000-8000-00000000000c", Path("/hot"))
     plug("disks", recorded_disk(hot, 1, pci_slot(20)))
     assert summary(seen(running()))["restart_pending"] == []
@@ -193,7 +193,7 @@ def test_a_qemu_that_says_nothing_is_told(qemus: FakeQemus, answer: Any) -> None
 
 
 def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
-    write_started(seen().spec)
+    write_runtime_file(seen().spec)
     disk = "disk-0c000000-pci-20"
     opaque = f'{disk} 0c000000-0000-4000-8000-00000000000c {{"path": "/hot\\u001b[2J"}}'
     channel = {"label": "agent", "filename": "unix:/x", "frontend-open": True}

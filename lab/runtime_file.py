@@ -14,10 +14,10 @@ from brine.instance.kvm.layout import layout_of
 from brine.instance.spec import Spec, to_json
 
 
-def write_started(spec: Spec, **others: Any) -> Path:
-    """Have the runtime file say that the instance was started as its spec has it; returns that.
+def write_runtime_file(spec: Spec, **others: Any) -> Path:
+    """Write the runtime file of an instance that was started with its spec; returns its path.
 
-    :param others: what else it says.
+    :param others: its other keys.
     """
     layout = layout_of(spec)
     disks = [
