@@ -17,7 +17,7 @@ from brine.common.errors import BrineError
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
 from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
-from brine.hotplug.net.routing import forget_sources, is_filtered
+from brine.hotplug.net.source_filter import forget_sources, is_filtered
 from brine.hotplug.net.tap import TapError, open_tap
 from brine.hotplug.net.wiring import unwire, wire
 from brine.hotplug.nic import Nic

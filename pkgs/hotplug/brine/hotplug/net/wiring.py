@@ -24,15 +24,13 @@ from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, LinkError, Netlink, Proxy, Rule, set_interface
 from brine.hotplug.net.records import TapRecord
 from brine.hotplug.net.routing import (
-    allow_sources,
     connect_by_routes,
     disconnect_routes,
-    forget_sources,
-    is_filtered,
     plan_routes,
     table_number,
 )
 from brine.hotplug.net.scripts import Phase, run_scripts
+from brine.hotplug.net.source_filter import allow_sources, forget_sources, is_filtered
 from brine.hotplug.net.tap import (
     Tap,
     TapBusyError,
