@@ -28,6 +28,7 @@ from node.kvmd_on_node import (
     wait_verdict,
     wait_watching,
 )
+from node.watcher_on_node import changed_s, moment_of
 
 PACKAGES = [
     "brine",
@@ -469,6 +470,7 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
         node.write(f"{SCRIPTS_DIR}/50-mine", "#!/bin/sh\n", mode=0o755)
         node.write("/run/systemd/system/brine-kvmd.service.d/test.conf", CAN_BE_HELD_BACK)
         publish(node, next_packages)
+        long_pass = begin_long_pass(node)
         # Paused, this guest hears of the powerdown only when the daemon is away.
         powerdown.qmp("stop")
         powerdown.powerdown()
@@ -485,6 +487,11 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
             upgrade.result()
         installed = node.run(["dpkg-query", "--show", "--showformat=${Version}", "brine-kvmd"])
         assert installed.stdout.endswith("+next")
+        # No pass finds half of each version.
+        assert not long_pass.exists()
+        changes = changed_s(node, "/usr/lib/python3/dist-packages")
+        assert moment_of(node, "InactiveEnterTimestamp") < min(changes)
+        assert max(changes) < moment_of(node, "ActiveEnterTimestamp")
 
         assert wait_verdict(node, "poweroff") == ("user", "guest-shutdown")
         assert wait_verdict(node, "powerdown") == ("admin", "powerdown")
@@ -495,6 +502,19 @@ def test_upgrade_ends_no_guest_and_loses_no_event(node: Node, next_packages: lis
         assert node.read(f"{SCRIPTS_DIR}/50-mine") == "#!/bin/sh\n"
         runs.order("poweroff")
         assert wait_verdict(node, "runs") == ("user", "guest-shutdown")
+
+
+def begin_long_pass(node: Node) -> Path:
+    """Begin a pass of the watcher that takes very long; returns its process's folder in /proc."""
+    slow = "/run/systemd/system/brine-watcher-ended.service.d/slow.conf"
+    node.write(slow, "[Service]\nExecStartPre=/bin/sleep 600\n")
+    node.run(["systemctl", "daemon-reload"])
+    node.run(["systemctl", "start", "--no-block", "brine-watcher-ended.service"])
+    # The next pass is a usual one.
+    node.run(["rm", slow])
+    show = ["systemctl", "show", "--property=ControlPID", "--value", "brine-watcher-ended.service"]
+    pid = wait_for("a pass", lambda: node.run(show).stdout.strip().removeprefix("0"))
+    return node.path(f"/proc/{pid}")
 
 
 def test_remove_and_purge_leave_what_belongs_to_others(node: Node) -> None:

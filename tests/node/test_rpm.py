@@ -18,6 +18,7 @@ from lab.tree import TREE
 from node.instance_on_node import GUEST, define, info, order, start
 from node.kvmd_on_node import verdicts, wait_verdict, wait_watching
 from node.rpm_on_node import dnf, installed, node_with_rpms, refused
+from node.watcher_on_node import changed_s, moment_of
 
 NEEDED = ["brine-common", "brine-config", "brine-hotplug", "brine-instance", "brine-kvmd"]
 """The packages that a running instance needs."""
@@ -92,18 +93,6 @@ def pid_of(node: Node) -> int:
     """The QEMU of the instance."""
     pid: int = info(node, "web1")["pid"]
     return pid
-
-
-def moment_of(node: Node, stamp: str) -> float:
-    """When the timer of the watcher got into a state last, in seconds since 1970."""
-    show = f"systemctl show --timestamp=us+utc --property={stamp} --value brine-watcher.timer"
-    return float(node.shell(f'date --date="$({show})" +%s.%N'))
-
-
-def changed_s(node: Node) -> list[float]:
-    """When Brine's Python files were changed last, in seconds since 1970."""
-    find = "find /usr/lib/python3*/site-packages/brine -name '*.py' -printf '%C@\\n'"
-    return [float(line) for line in node.shell(find).split()]
 
 
 def invocation(node: Node, unit: str) -> str:
@@ -196,7 +185,8 @@ def test_upgrade_and_downgrade_end_no_instance_and_lose_no_verdict(
         # No pass finds half of each version.
         stopped_s = moment_of(node, "InactiveEnterTimestamp")
         started_s = moment_of(node, "ActiveEnterTimestamp")
-        assert stopped_s < min(changed_s(node)) < max(changed_s(node)) < started_s
+        changes = changed_s(node, "/usr/lib/python3*/site-packages")
+        assert stopped_s < min(changes) < max(changes) < started_s
         after = invocation(node, "brine-kvmd.service")
         assert after != before
         before = after

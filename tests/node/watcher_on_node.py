@@ -79,3 +79,19 @@ def kill(node: Node, *names: str) -> None:
     node.shell(f"systemctl kill --kill-whom=main --signal=KILL {units}")
     for name in names:
         wait_status(node, name, "ERROR_down")
+
+
+def moment_of(node: Node, stamp: str) -> float:
+    """When the timer of the watcher got into a state last, in seconds since 1970."""
+    show = f"systemctl show --timestamp=us+utc --property={stamp} --value {TIMER}"
+    return float(node.shell(f'date --date="$({show})" +%s.%N'))
+
+
+def changed_s(node: Node, folder: str) -> list[float]:
+    """When the Python files in a folder that the watcher loads were changed last, in seconds since
+    1970."""
+    parts = " ".join(
+        f"{folder}/brine/{part}" for part in ("common", "config", "hotplug", "instance", "watcher")
+    )
+    found = node.shell(f"find {parts} -name '*.py' -printf '%C@\\n'")
+    return [float(line) for line in found.split()]
