@@ -198,6 +198,8 @@ def test_an_upgrade_ends_no_vm_and_loses_nothing(
         assert (info(node, "web1")["status"], info(node, "web1")["pid"]) == ("running", pid)
         order(node, "web1", "poweroff")
         assert wait_verdict(node, "web1", times=2) == ("user", "guest-shutdown")
+        # Only its own version's watcher knows the end of a run that a newer version began.
+        note_user_shutdowns(node)
         apt(node, "full-upgrade")
         assert_is(node, versions()[0])
         assert info(node, "web1")["status"] == "USER_down"
