@@ -62,7 +62,7 @@ def agent(path: Path, script: Script) -> Iterator[list[dict[str, Any]]]:
             try:
                 connection, _ = listener.accept()
             except OSError:
-                return  # nobody has come
+                return  # no client connected
             connection.settimeout(LONG_S)
             it = Agent(connection)
             try:

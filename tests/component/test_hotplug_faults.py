@@ -420,7 +420,7 @@ def test_two_of_us_take_turns_by_whatever_monitor_and_do_not_wait_for_ever(node:
     work()
 
 
-# What was begun and not ended: whoever comes next ends it.
+# Interrupted work: the next command completes or undoes it.
 
 
 def test_a_removal_that_the_guest_came_round_to_is_ended_by_the_garbage_collector(

@@ -46,7 +46,7 @@ def test_all_that_is_known_of_one(systemctl: ScriptedSystemctl) -> None:
 
 
 def test_what_a_job_is_for(systemctl: ScriptedSystemctl) -> None:
-    """What systemd is told to stop is not what ends by itself."""
+    """A stop job of systemd differs from an end without one."""
     assert not unit.is_told_to_stop("web1")
     jobs = (("start", True, False), ("restart", True, True), ("stop", False, True))
     for kind, is_queued, is_told_to_stop in jobs:

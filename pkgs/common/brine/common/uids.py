@@ -352,7 +352,7 @@ def release_uid(uid: int) -> bool:
     if descriptor is None:
         return False
     try:
-        # While this holds the lock, no process removes it. One that has it open sees that it went.
+        # Only the holder of the lock removes the file. Another process that has it open notices it.
         file.unlink(missing_ok=True)
     except OSError as error:
         raise UidPoolError(f"{file}: can't be removed: {error.strerror}") from error

@@ -165,7 +165,7 @@ def start_failure(
     from brine.instance.history import why_not_started  # only a start that failed needs it
 
     reason = None
-    # The first fault is told, even if systemd or the journal can't be asked.
+    # If systemd or the journal gives no answer, the error still tells the first fault.
     with suppress(UnitError, OSError):
         found = unit.find(name)
         is_other = found and (before is None or before.invocation != found.invocation)
