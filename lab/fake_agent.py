@@ -56,7 +56,6 @@ def agent(path: Path, script: Script) -> Iterator[list[dict[str, Any]]]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(1)
-        listener.settimeout(LONG_S)
 
         def serve() -> None:
             try:

@@ -10,17 +10,25 @@ from lab.errors import LabError
 
 T = TypeVar("T")
 
+_PAUSE_SHARE, _LONGEST_PAUSE_S = 2, 2.0
+"""The pause after a probe is this many times longer than the probe took, up to a limit: a probe is
+often a command on a node, which takes processor time from what it waits for."""
+
 
 def wait_for(
     what: str, probe: Callable[[], T | None], *, timeout_s: float = 30, interval_s: float = 0.02
 ) -> T:
     """Call `probe` until it returns something true, and return that.
 
-    Raises LabError, naming `what`, after `timeout_s`.
+    The pauses take `interval_s`, or longer if the probe itself takes long. Raises LabError, naming
+    `what`, after `timeout_s`.
     """
-    deadline = time.monotonic() + timeout_s
-    while not (result := probe()):
-        if time.monotonic() >= deadline:
+    begun = time.monotonic()
+    while True:
+        asked = time.monotonic()
+        if result := probe():
+            return result
+        now = time.monotonic()
+        if now >= begun + timeout_s:
             raise LabError(f"waited {timeout_s:g} s for {what}, in vain")
-        time.sleep(interval_s)
-    return result
+        time.sleep(max(interval_s, min(_PAUSE_SHARE * (now - asked), _LONGEST_PAUSE_S)))

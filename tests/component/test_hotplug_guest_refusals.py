@@ -133,7 +133,6 @@ def test_a_device_may_be_plugged_in_before_the_guest_boots(machine: Machine) -> 
 
 # Again and again.
 
-ROUNDS = 50
 
 # All in one process, as a program does that imports Brine. What it has open after the first round,
 # such as what Python has loaded, it may keep.
@@ -165,18 +164,21 @@ json.dump([found[0], found[-1]], sys.__stdout__)
 """
 
 
-def test_fifty_rounds_leave_nothing(booted_pc: Vm, booted_q35: Vm, images: Path) -> None:
+@pytest.mark.parametrize("rounds", [10, pytest.param(50, marks=pytest.mark.long)])
+def test_many_rounds_leave_nothing(
+    booted_pc: Vm, booted_q35: Vm, images: Path, rounds: int
+) -> None:
     """NICs of one VM and disks of another, at the same time."""
     image = images / "round.img"
     image.write_bytes(bytes(1 << 20))
 
     def play(vm: Vm, noun: str) -> None:
-        words = (noun, vm.socket, image, str(ROUNDS))
+        words = (noun, vm.socket, image, str(rounds))
         done = brine_python(vm.machine, SCRIPT, *words, timeout_s=900)
         first, last = json.loads(done.stdout)
         assert last == first
         said = [line.partition(":")[0] for line in done.stderr.splitlines()]
-        assert said == ["plugged in", "unplugged"] * ROUNDS
+        assert said == ["plugged in", "unplugged"] * rounds
 
     with nothing_left(booted_pc), nothing_left(booted_q35), ThreadPoolExecutor() as pool:
         playing = [pool.submit(play, booted_pc, "nic"), pool.submit(play, booted_q35, "disk")]

@@ -26,7 +26,13 @@ SCORES = {
 }
 
 
-@pytest.mark.parametrize("options", [[], ["--local"]], ids=["fleet", "local"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param([], id="fleet"),
+        pytest.param(["--local"], id="local", marks=pytest.mark.long),
+    ],
+)
 def test_what_the_demo_says_is_right(options: list[str]) -> None:
     demo = run_command([TREE / "dev", "demo", *options], check=False, timeout_s=_TIMEOUT_S)
     assert demo.returncode == 0, f"{demo.stdout}\n{demo.stderr}"
