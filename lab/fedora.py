@@ -98,7 +98,7 @@ def _describe(tree: Path) -> None:
 
 
 def _provides(tree: Path) -> list[str]:
-    """What a tree has: programs, packages by Fedora's names, and projects of Python."""
+    """The provides of a tree: programs, packages by Fedora's names, and projects of Python."""
     python: list[str | Path] = ["chroot", tree, "python3", "-c"]
     version = "import sysconfig; print(sysconfig.get_python_version())"
     abi = run_command([*python, version]).stdout.strip()

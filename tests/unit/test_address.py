@@ -55,7 +55,7 @@ def test_another_id_is_not_ours(device_id: str) -> None:
 
 
 def query_pci(*slots: int) -> Any:
-    """What QEMU says of a ``pc`` machine with devices in these slots, and some behind a bridge."""
+    """QEMU's answer for a ``pc`` machine with devices in these slots, and some behind a bridge."""
     devices = [{"bus": 0, "slot": slot, "function": 0, "qdev_id": ""} for slot in slots]
     behind = [{"bus": 1, "slot": slot, "function": 0, "qdev_id": ""} for slot in (12, 13)]
     return [{"bus": 0, "devices": devices}, {"bus": 1, "devices": behind}]

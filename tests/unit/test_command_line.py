@@ -330,7 +330,7 @@ def test_ide_disks_and_cdroms_share_their_buses() -> None:
 
 
 def nic_seen(**keys: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What moves the frames, and the device."""
+    """The arguments of a NIC: the backend, and the device."""
     it = line(nics=[{**NIC, **keys}])
     (netdev,) = it.objects("-netdev")
     (device,) = [one for one in it.objects("-device") if "netdev" in one]

@@ -207,7 +207,7 @@ def test_a_client_without_peers_or_keys_is_refused() -> None:
 def result(
     *replies: ConfdReply, silent: int = 0, why: Silence = Silence.SILENT, kind: int = 1
 ) -> Result:
-    """What came of asking 192.0.2.1, .2, ...; the last ones did not reply."""
+    """The result of asking 192.0.2.1, .2, ...; the last ones did not reply."""
     peers = [Peer(f"192.0.2.{n}") for n in range(1, len(replies) + silent + 1)]
     came = [PeerReply(*pair, 0.001) for pair in zip(peers, replies, strict=False)]
     return Result(kind, "node1", tuple(came), dict.fromkeys(peers[len(replies) :], why), Counter())

@@ -41,7 +41,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Asked:
-    """What was asked, instead of asking it: the replies are given."""
+    """A stand-in for a client: it notes the questions, and has the replies."""
 
     def __init__(self, *replies: ConfdReply, silent: int = 0) -> None:
         self.replies = replies

@@ -70,14 +70,14 @@ def genuine(**size: int) -> Configuration:
 
 
 def mistakes(current: Configuration | None, data: Json) -> list[str]:
-    """What is found wrong with an input."""
+    """The faults of an input."""
     with pytest.raises(InputError) as caught:
         apply(current, data)
     return [str(mistake) for mistake in caught.value.mistakes]
 
 
 def applied(current: Configuration, data: Json) -> Configuration:
-    """What comes of an input, twice."""
+    """The configuration after an input was applied twice."""
     new = apply(current, copy.deepcopy(data)).new
     assert apply(new, copy.deepcopy(data)).new == new
     return new

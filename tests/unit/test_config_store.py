@@ -40,7 +40,7 @@ def aged(store: ConfigStore) -> ConfigStore:
 
 
 def written(path: Path) -> tuple[int, int]:
-    """What is another one when a file was written: not when it was read last."""
+    """A value that changes when a file is written, and not when it is read."""
     status = path.stat()
     return status.st_ino, status.st_mtime_ns
 

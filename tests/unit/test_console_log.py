@@ -56,7 +56,7 @@ def reader() -> Iterator[None]:
 
 @contextlib.contextmanager
 def started(name: str, *, is_read: bool = True) -> Iterator[int]:
-    """What a QEMU has that has just been started."""
+    """The descriptor that a QEMU has which has just been started."""
     writer = open_pipe(name)
     os.set_blocking(writer, True)  # as QEMU does it
     if is_read:

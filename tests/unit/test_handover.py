@@ -19,7 +19,7 @@ WEB1 = "web1@1-2-3"
 
 
 def keeper(folder: Path) -> Keeper:
-    """That of a daemon which begins, with the records of the one before."""
+    """The keeper of a daemon that begins with the records of the one before."""
     found = Keeper(ServiceManager({"RUNTIME_DIRECTORY": str(folder)}))
     assert found.restore() == []
     return found

@@ -33,7 +33,7 @@ ENDED: dict[str, Any] = {"active": Active.INACTIVE, "begun_us": 5, "since_us": 6
 
 @pytest.fixture
 def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the journal was asked for; it knows of web1, and whom else it is asked about."""
+    """The queries to a journal that has a failed start of web1, and verdicts on three instances."""
     found: list[object] = []
 
     def failures(invocations: Iterable[str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from brine.common.inotify import DirectoryWatch
 
 
 class Seen:
-    """What a watch has told."""
+    """The events that a watch has told."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -639,7 +639,7 @@ def test_an_editor_that_fails_leaves_nothing(
 
 
 def in_own_process(call: Callable[[], tuple[int, str, str]], folder: Path) -> tuple[int, str, str]:
-    """What a call returns in a process without other threads, as the command is one: a signal could
+    """The result of a call in a process without other threads, as the command is: a signal could
     be another thread's. It is not ignored there, either, as it is in a background job."""
     result = folder / "result"
     process = os.fork()

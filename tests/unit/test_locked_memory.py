@@ -34,7 +34,7 @@ def code():
 
 
 def run(text: str) -> str:
-    """What Python says to that, in a process whose memory nobody else locks."""
+    """The output of a program in a process of its own, whose memory nothing else locks."""
     program = LOOKS + textwrap.dedent(text)
     tree = Path(__file__).parents[2] / "pkgs/common"
     environment = {**os.environ, "PYTHONPATH": str(tree)}

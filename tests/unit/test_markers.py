@@ -64,7 +64,7 @@ PLANTED: dict[str, Callable[[Path], object]] = {
 
 
 def shown(folder: Path) -> list[str]:
-    """What is in the folder, but for what was moved aside."""
+    """The names in the folder, without those that were moved aside."""
     return sorted(name for name in os.listdir(folder) if ".aside-" not in name)
 
 

@@ -68,7 +68,7 @@ UNIT = unit_of("web1")
 
 @pytest.fixture(autouse=True)
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    """That of a node of its own."""
+    """The systemctl of a node of its own."""
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
     monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1.0)
     monkeypatch.setattr(guest, "_QMP_TIMEOUT_S", 1.0)
@@ -77,7 +77,7 @@ def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystem
 
 @pytest.fixture
 def events(caplog: pytest.LogCaptureFixture) -> Callable[[], list[tuple[str, str]]]:
-    """What was told of whom since it was asked last."""
+    """The events since the last call, and their instances."""
     caplog.set_level("INFO")
 
     def found() -> list[tuple[str, str]]:

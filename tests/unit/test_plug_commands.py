@@ -66,7 +66,7 @@ def test_an_instance_is_meant_by_its_socket_or_its_runtime_file(own_node: Path) 
 
 
 def parsed(*words: str) -> Namespace:
-    """What `brine nic WORDS...` would run with."""
+    """The arguments of `brine nic WORDS...`, parsed."""
     parser = ArgumentParser()
     NIC.configure(parser)
     return parser.parse_args(words)

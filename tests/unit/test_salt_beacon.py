@@ -52,7 +52,7 @@ class Node:
         os.utime(folder, ns=(moment_ns, moment_ns))
 
     def sent(self) -> list[dict[str, Any]]:
-        """What the beacon has for the master now."""
+        """The events that the beacon has for the master now."""
         found: list[dict[str, Any]] = self.beacon.beacon([{"_beacon_name": "brine"}])
         return found
 

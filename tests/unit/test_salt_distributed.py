@@ -252,14 +252,14 @@ def spec(name: str, admin_state: str = "up", **other: Any) -> dict[str, Any]:
 
 
 def row(name: str, admin_state: str = "up", *, before: Any = "same", **other: Any) -> Any:
-    """What ``brine instance define --from-config`` says of an instance."""
+    """A row of ``brine instance define --from-config``."""
     now = spec(name, admin_state)
     before = now if before == "same" else before
     return {"name": name, "changed": before != now, "before": before, "spec": now, **other}
 
 
 def seen(name: str, status: str, oper_state: str, admin_state: str = "up", **other: Any) -> Any:
-    """What ``brine instance list`` says of an instance."""
+    """A row of ``brine instance list``."""
     found: dict[str, Any] = {
         "name": name,
         "status": status,
@@ -283,7 +283,7 @@ class Brine:
     given: list[str] = field(default_factory=list)
 
     def run_all(self, command: list[str], stdin: str = "", **_: Any) -> dict[str, Any]:
-        """What Salt's cmd.run_all returns."""
+        """Answer as Salt's cmd.run_all does."""
         verb, rest = command[2], command[3:-1]
         self.asked.append(verb)
         if verb in ("list", "info"):
@@ -319,7 +319,7 @@ def from_config(
     ran: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> dict[str, Any]:
-    """What the state says.
+    """The result of the state.
 
     :param ran: the results of the states before it.
     """

@@ -32,7 +32,7 @@ class Brine:
     folders: set[str] = field(default_factory=set)
 
     def run_all(self, command: list[str], stdin: str = "", **_: Any) -> dict[str, Any]:
-        """What Salt's cmd.run_all returns."""
+        """Answer as Salt's cmd.run_all does."""
         if command[0] == "systemctl":
             return _output(self.units)
         assert command[:2] == ["brine", "instance"]
@@ -75,7 +75,7 @@ class Brine:
         return {**result, **self.live}
 
     def file_exists(self, path: str) -> bool:
-        """What Salt's file.file_exists returns."""
+        """Answer as Salt's file.file_exists does."""
         if path.startswith("/usr/lib/systemd/"):
             return self.installed
         return path == "/var/lib/brine/instances/web1.json" and self.seen is not None
@@ -88,7 +88,7 @@ def _output(text: str) -> dict[str, Any]:
 def seen(
     status: str, oper_state: str, *, why: str = "", held_back: str | None = None, **spec: Any
 ) -> dict[str, Any]:
-    """What ``brine instance list`` and ``info`` say of an instance."""
+    """The facts about an instance, as ``brine instance list`` and ``info`` print them."""
     whole = {**SPEC, **spec}
     said = {key: whole[key] for key in ("name", "admin_state", "admin_state_source")}
     said |= {"status": status, "oper_state": oper_state, "why": why, "held_back": held_back}

@@ -20,7 +20,7 @@ def brine(
     installed: Collection[str] = (),
     files: Collection[str] = (),
 ) -> Any:
-    """What the states use as ``brine``.
+    """The mapping that the states use as ``brine``.
 
     :param in_pillar: pillar ``brine:``.
     :param installed: the units that are on the node.

@@ -52,7 +52,7 @@ def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Say:
 
 
 def exported(*files: Path, node: str = NODE) -> str:
-    """What ``brine config export-node`` prints."""
+    """The output of ``brine config export-node``."""
     return json.dumps(
         {
             "serial": 7,

@@ -26,7 +26,7 @@ def state() -> ModuleType:
 
 
 def faults(state: ModuleType, pillar: dict[str, Any], **options: Any) -> list[str]:
-    """What the state finds wrong."""
+    """The faults that the state finds."""
 
     def cache_file(path: str, saltenv: str) -> str:
         assert (path, saltenv) == ("salt://brine/schema.json", "dev")
@@ -41,7 +41,7 @@ def faults(state: ModuleType, pillar: dict[str, Any], **options: Any) -> list[st
 
 
 def of_brine(state: ModuleType, brine: Any) -> list[str]:
-    """What it finds wrong with pillar `brine:`."""
+    """The faults that it finds in pillar `brine:`."""
     return faults(state, {"brine": brine})
 
 

@@ -78,7 +78,7 @@ class Minions:
 
     @property
     def recorded(self) -> list[tuple[str, list[str]]]:
-        """What the configuration was told, in order."""
+        """The changes that the configuration was told, in order."""
         file = self.place / "recorded"
         lines = file.read_text().splitlines() if file.exists() else []
         return [(node, ids) for node, ids in map(json.loads, lines)]

@@ -111,7 +111,7 @@ class Minions:
 def result(
     state: str, is_ok: bool = True, *, name: str | None = None, changes: Any = None
 ) -> dict[str, Any]:
-    """What Salt tells of a state."""
+    """Salt's report about a state."""
     told = {"__id__": state, "name": name or state, "result": is_ok, "comment": "comment"}
     return {**told, "changes": changes or {}, "__run_num__": 0}
 

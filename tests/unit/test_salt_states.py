@@ -20,7 +20,7 @@ def state() -> ModuleType:
 def applied(
     state: ModuleType, *changes: dict[str, Any], test: bool, fire: Any = None
 ) -> dict[str, Any]:
-    """What the state returns when the command says *changes*.
+    """The result of the state when the command prints *changes*.
 
     :param fire: Salt's event.fire_master; None is a minion without a master.
     """
@@ -98,7 +98,7 @@ def test_what_the_formula_does_not_know_is_for_the_command(state: ModuleType, te
 
 
 def no_command(*_: Any, **given: Any) -> dict[str, Any]:
-    """What Salt's cmd.run_all raises where the command is missing."""
+    """Raise what Salt's cmd.run_all raises where the command is missing."""
     reason = "[Errno 2] No such file or directory: 'brine'"
     context = {"stdin": given.get("stdin"), "env": {"TOKEN": "secret"}}
     text = f"Unable to run command '['brine']' with the context '{context}'"
@@ -106,7 +106,7 @@ def no_command(*_: Any, **given: Any) -> dict[str, Any]:
 
 
 def no_json(*_: Any, **given: Any) -> dict[str, Any]:
-    """What a command that prints no JSON returns."""
+    """Answer as cmd.run_all does for a command that prints no JSON."""
     return {"retcode": 0, "stdout": f"secret {given.get('stdin')}", "stderr": ""}
 
 

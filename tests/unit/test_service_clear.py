@@ -41,7 +41,7 @@ TIMEOUT_S = 60
 
 @pytest.fixture
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    """That of a node of its own, where web1 is defined."""
+    """The systemctl of a node of its own, where web1 is defined."""
     store.save(define({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
     monkeypatch.setenv("INVOCATION_ID", RUN)
     monkeypatch.setattr(paths, "TAPS_DIR", own_node / "taps")

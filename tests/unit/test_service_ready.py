@@ -156,7 +156,7 @@ def test_the_reason_is_that_of_who_failed_first(
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
-    """What is told of starts."""
+    """The events of starts."""
     found: list[tuple[object, ...]] = []
     monkeypatch.setattr(sys, "argv", ["ready", "web1"])
     monkeypatch.setattr(store, "load", lambda _: SPEC)

@@ -196,7 +196,7 @@ def test_what_was_plugged_in_is_in_the_spec_from_now_on_and_told(
 def test_a_definition_at_the_same_time_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who defines it has it alone, and what reads, changes and writes it here waits."""
+    """The command that defines it has its lock, and code that changes it here waits."""
     defined()
     alone = store.alone
     monkeypatch.setattr(store, "alone", lambda name: alone(name, timeout_s=0.05))

@@ -77,7 +77,7 @@ _ORDERS = ("cont", "system_powerdown", "system_wakeup")
 
 
 def orders(monitor: FakeQemu) -> list[str]:
-    """What QEMU was told to do, and not only asked."""
+    """The commands to QEMU that change something."""
     return [one for one in monitor.received if one in _ORDERS]
 
 
@@ -145,7 +145,7 @@ def shutdowns(obeys: Callable[[], object] = lambda: None) -> AbstractContextMana
 
 
 def told(heard: list[dict[str, Any]]) -> list[str]:
-    """What an agent was told, after the question whether it lives."""
+    """The commands to an agent, after the question whether it lives."""
     return [one["execute"] for one in heard][1:]
 
 

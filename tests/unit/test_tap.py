@@ -48,7 +48,7 @@ WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0")
 
 @pytest.fixture(autouse=True)
 def _keep_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command gives up, other tests need."""
+    """Keep the privileges that a command would give up: other tests need them."""
     monkeypatch.setattr(tap_commands, "keep_only", lambda *_: None)
 
 

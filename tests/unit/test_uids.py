@@ -419,12 +419,12 @@ def test_unlocking_leaves_the_file_and_releasing_removes_it() -> None:
     assert descriptors() == before
 
 
-# The race: somebody has opened the file that another is about to remove.
+# The race: one process has opened the file that another is about to remove.
 
 
 @pytest.fixture
 def between_open_and_lock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
-    """What is put into this list is called once, after the next lock file has been opened."""
+    """Functions to call once, after the next lock file has been opened."""
     calls: list[object] = []
     flock = fcntl.flock
 

@@ -21,7 +21,7 @@ RUN = "0d" * 16
 
 @pytest.fixture(autouse=True)
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    """That of a node of its own, where web1 is defined."""
+    """The systemctl of a node of its own, where web1 is defined."""
     store.save(define({"name": "web1", "admin_state": "up"}))
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 

@@ -157,7 +157,7 @@ def test_where_nobody_hears_what_is_done_it_is_done_all_the_same(
 
 
 def test_a_pass_corrects_what_the_cluster_is_about_to_hear(watcher: Run) -> None:
-    """Somebody was killed between the event and the spec."""
+    """A command was killed between the event and the spec."""
     spec = define({"name": "web4", "admin_state": "up"})
     store.save(spec)
     data = {"admin_state": "down", "source": "user"}

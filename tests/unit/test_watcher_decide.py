@@ -193,7 +193,7 @@ def row(
     is_odd: bool = False,
     is_quiet: bool = False,
 ) -> Row:
-    """What is observed, how often it was tried, and the decision; *is_quiet* has no reason."""
+    """The observed state, the number of tries, and the decision; *is_quiet* has no reason."""
     return what, tries, actions, is_odd, is_quiet
 
 

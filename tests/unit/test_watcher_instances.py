@@ -1,5 +1,4 @@
-"""What a pass makes of instances and of domains that are none, where systemd, kvmd and Xen are
-stand-ins."""
+"""Passes over instances, and over domains that are none. systemd, kvmd and Xen are stand-ins."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ THEIRS = "6c1f0000-0000-0000-0000-000000000001"
 
 @pytest.fixture(autouse=True)
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
-    """That of a node of its own, where no unit is loaded."""
+    """The systemctl of a node of its own, where no unit is loaded."""
     monkeypatch.setattr(passes, "_VERDICT_S", 0.0)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
@@ -119,7 +118,7 @@ def outcomes(**options: Any) -> list[PassOutcome]:
 
 
 def done() -> dict[str, tuple[str, ...]]:
-    """What a pass does."""
+    """The actions of a pass, by instance."""
     return {one.name: tuple(one.actions) for one in outcomes()}
 
 
@@ -138,7 +137,7 @@ def note(name: str, *tries: Any, **others: Any) -> None:
 
 
 def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
-    """What a pass does that comes just before systemd is told to start web1."""
+    """The actions of a pass that comes just before systemd is told to start web1."""
     in_between: list[dict[str, tuple[str, ...]]] = []
 
     def begin_start(_: str) -> Callable[[], None]:

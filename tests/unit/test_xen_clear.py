@@ -147,7 +147,7 @@ def test_one_that_is_saved_has_not_failed_where_that_can_not_be_noted(scripted: 
 def test_a_start_that_was_refused_touches_nothing(
     scripted: ScriptedXl, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """What was written is of the run before, and so is its domain, whatever the marks say."""
+    """The files are of the run before, and so is its domain, whatever the marks say."""
     mark(STOP)
     scripted.domain("web1", 3, state, UUID, Why.POWEROFF if "s" in state else None)
     monkeypatch.setenv("INVOCATION_ID", "another")

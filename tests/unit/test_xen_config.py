@@ -22,7 +22,7 @@ def spec(*, hypervisor: str, **keys: Any) -> Spec:
 
 
 def settings(**keys: Any) -> dict[str, Any]:
-    """What the file says; its values happen to be JSON, but for the escapes."""
+    """The settings in the file; its values happen to be JSON, but for the escapes."""
     text = configuration(spec(hypervisor="xen-pvh", **keys)).replace("\\x", "\\u00")
     pairs = (line.split(" = ", 1) for line in text.splitlines())
     return {key: json.loads(value) for key, value in pairs}

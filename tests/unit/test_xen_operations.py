@@ -39,7 +39,7 @@ from lab.scripted_xl import ScriptedXl
 
 @pytest.fixture
 def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
-    """That of a node of its own, where systemd has no unit."""
+    """The xl of a node of its own, where systemd has no unit."""
     monkeypatch.setattr(operations, "_GONE_S", 1.0)
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     return ScriptedXl(own_node / "xl", monkeypatch)

@@ -53,7 +53,7 @@ def leave_nothing(node: XenNode) -> None:
 
 
 def spec_of(name: str, **keys: Any) -> dict[str, Any]:
-    """What to define: an instance that boots in seconds, and obeys orders on its console."""
+    """The spec of an instance that boots in seconds, and obeys orders on its console."""
     return {"name": name, **_SMALLEST, **keys}
 
 
@@ -80,7 +80,7 @@ def forget_log(node: XenNode, name: str) -> None:
 
 
 def states(node: XenNode) -> dict[str, dict[str, Any]]:
-    """What `brine instance list` says, by name, as soon as it knows."""
+    """The rows of `brine instance list` by name, as soon as it has an answer."""
     listed = wait_for("a list of instances", lambda: _listed(node), timeout_s=LONG_S, interval_s=1)
     return {one["name"]: one for one in json.loads(listed)}
 
@@ -107,7 +107,7 @@ def wait_status(node: XenNode, names: Iterable[str], status: str) -> dict[str, d
 
 
 def watch(node: XenNode, verb: str = "run") -> dict[str, dict[str, Any]]:
-    """What a pass of the watcher has done, by name."""
+    """Make a pass of the watcher; returns its report by name."""
     done = node.run(["brine", "watcher", verb, "--json"], check=False, timeout_s=LONG_S)
     assert done.returncode in (0, 3), done
     return {one["name"]: one for one in json.loads(done.stdout)}

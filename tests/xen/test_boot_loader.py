@@ -55,7 +55,7 @@ def disk(node: XenNode, tmp_path: Path) -> str:
 
 
 def loop_devices(node: XenNode) -> str:
-    """What loop devices there are."""
+    """The loop devices of a node."""
     return node.run(["losetup", "--list"]).stdout
 
 

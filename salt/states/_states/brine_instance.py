@@ -476,7 +476,7 @@ def _define(wanted: str, *options: str) -> Result:
 
 
 def _info(name: str, suffices: Callable[[Result], bool]) -> tuple[Result, str]:
-    """What is said of an instance, and what was said against it; one of them is empty.
+    """The facts about an instance, and the error; one of them is empty.
 
     :param suffices: whether what the look at all has found will do. Where something is to be done
         it does not: the instance may have changed since.

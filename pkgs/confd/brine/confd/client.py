@@ -64,7 +64,7 @@ class ConfdError(BrineError):
 
 
 class NoAnswerError(ConfdError):
-    """Nobody answered in time."""
+    """No peer answered in time."""
 
 
 class AnswerError(ConfdError):

@@ -329,7 +329,7 @@ class Instances:
         return _completed(now, verdicts, unit.is_node_starting)
 
     def alone(self, seen: Observed | Domain) -> AbstractContextManager[None]:
-        """Nobody else changes its spec, or starts it."""
+        """Keep other processes from changing its spec and from starting it."""
         if isinstance(seen, Domain):
             return nullcontext()
         return store.alone(seen.name, timeout_s=_LOCK_S)
