@@ -214,7 +214,7 @@ def notes(rounds: Sequence[Round], sizes: Sequence[int]) -> Iterator[str]:
                 yield f"left out at {instances:,}, too large for a datagram: {kind.name}"
 
 
-# ---- what is asked, and of whom
+# ---- the queries, and the peers
 
 PORT = 1814
 KEY = b"the benchmark's key\n"

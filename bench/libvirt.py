@@ -8,7 +8,7 @@ from bench.harness import timed
 PACKAGES = ("libvirt-daemon-system", "libvirt-daemon-driver-qemu", "libvirt-clients")
 VERSIONS_OF = ("libvirt-daemon-system", "qemu-system-x86")
 USER = "libvirt-qemu"
-"""Whom libvirt has run QEMU."""
+"""The user that QEMU runs as under libvirt."""
 BRIDGE = "br0"
 IMAGES = Path("/var/lib/bench")
 """A folder for images of disks."""

@@ -106,7 +106,7 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     while True:
         with path.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it may have removed the file: others then lock a new one.
+            # The process that held it may have removed the file: others then lock a new one.
             if path.exists() and path.samefile(f"/proc/self/fd/{lock.fileno()}"):
                 yield
                 return

@@ -306,7 +306,7 @@ def _on_host(
         become = []
         if user:
             shutil.chown(folder, user)
-            # Before the wish to end with us: whoever becomes another user loses it.
+            # Before the wish to end with us: a process that becomes another user loses it.
             become = ["setpriv", f"--reuid={user}", f"--regid={_group_of(user)}", "--clear-groups"]
         args = _qemu_args(name, image.folder, folder, control, options)
         output = folder / "qemu.log"

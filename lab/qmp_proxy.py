@@ -1,7 +1,7 @@
 """A QMP socket that passes everything on to a QEMU, and can strike between two commands.
 
 A client can't tell it from QEMU: one client at a time, descriptors go along with what they were
-sent with. Whoever is to be killed at a certain step is killed by the proxy, which knows the step.
+sent with. The proxy knows the step of a client, and kills it at a certain one if it is told to.
 """
 
 from __future__ import annotations

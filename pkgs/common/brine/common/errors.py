@@ -18,7 +18,7 @@ class BrineError(Exception):
         +-- SettingsError      a settings file that can't be used
         +-- SchemaError        data that is not what its schema says
         |   +-- ConfigError        a configuration, and SpecError, a spec, that can't be used
-        +-- LockError          a lock that can't be had, and LockedError, which somebody else holds
+        +-- LockError          a lock that can't be had, and LockedError, which others hold
         +-- OutboxError, UidPoolError, MemoryLockError, PrivilegeError, SsconfError
         +-- KeyFileError, PortError, WorkerError, ConfdError                 (brine.confd)
         +-- HotplugError, NoSlotError, RuntimeFileError                      (brine.hotplug)

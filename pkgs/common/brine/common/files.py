@@ -86,8 +86,8 @@ def write_whole(
         choice.
     :param prefix: what the temporary file's name begins with. A process that is killed leaves it,
         and a writer that is alone can know by it what to clean up.
-    :param alone: nobody else writes *path* meanwhile: the temporary file is :func:`unfinished`, in
-        the place of which comes the next one.
+    :param alone: no other process writes *path* meanwhile: the temporary file is
+        :func:`unfinished`, in the place of which comes the next one.
     :param durable: False leaves out both syncs, for files that need not survive a power cut.
     :param folder_later: the caller syncs the folder, once for all that it writes there.
     """

@@ -188,7 +188,7 @@ def held_marker(kind: MarkerKind, name: str, *, run: str, **facts: Any) -> Itera
 
 
 def is_held(kind: MarkerKind, name: str) -> bool:
-    """Whether somebody holds a marker, as far as this process can see it. It takes no lock itself,
+    """Whether a process holds a marker, as far as this process can see it. It takes no lock itself,
     and so never holds up a process that holds or removes the marker."""
     return _is_locked(file_of(kind, name))
 

@@ -4,7 +4,7 @@ Each instance has at most one event, its newest, in a small file. A new event su
 one. Salt carries the events to the master, and acknowledges each once the master has it: a master
 that is away hears of it later. An event that is carried twice has the same id.
 
-If nobody carries events, the outbox keeps the newest thousand, and a hundred damaged files.
+If no program takes events, the outbox keeps the newest thousand, and a hundred damaged files.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _SHORT = 60
 def _ask(
     arguments: argparse.Namespace, request_type: int, query: Any, coverage: int | None
 ) -> Result:
-    """Ask those whom the command line names, with the key that it names; settings say the rest."""
+    """Ask the peers that the command line names, with its key; settings say the rest."""
 
     @cache
     def settings() -> ConfdSettings:

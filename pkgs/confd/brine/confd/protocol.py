@@ -192,7 +192,7 @@ _Parts = tuple[bytes | memoryview, bytes, bytes]
 def open_signed(datagram: bytes, keys: tuple[HmacKey, ...]) -> Signed:
     """Take a datagram apart. Its message is JSON, which is not parsed before its sender is known.
 
-    :raises RefusedError: if it is not of this protocol, or nobody who has one of the keys made it.
+    :raises RefusedError: if it is not of this protocol, or it was made without any of the keys.
     """
     return _opened(datagram, keys, _parts)
 

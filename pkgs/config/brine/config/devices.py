@@ -66,7 +66,7 @@ def _merge_nics(draft: Draft, cluster: Json, where: str, instance: Json, declare
 
 def _inherit(draft: Draft, instance: Json, nic: Json, values: Json) -> None:
     """A NIC that comes into a network gets the parameters that its node's group has for that, as
-    Ganeti does it: nobody looks them up there afterwards.
+    Ganeti does it: no query looks them up there afterwards.
 
     :param nic: as it was; its nicparams are replaced.
     :param values: what is declared of it; a reset of nicparams is taken out.

@@ -27,7 +27,7 @@ _SIZE = {"noun": "a size in MiB, a positive whole number", "limits": {"minimum":
 def _table(values: Mapping[str, Any], empty: str = "", **special: KeySchema) -> Component:
     """A component whose parameters' types are those of their defaults, but for *special*.
 
-    :param empty: names of parameters that are strings, and empty where nobody says anything.
+    :param empty: names of parameters that are strings, and empty where no level sets them.
     """
     every = sorted({**values, **dict.fromkeys(empty.split(), "")}.items())
     return {name: key_schema(name, type(value), value) for name, value in every} | special

@@ -287,7 +287,7 @@ class Writer:
         nothing changed, nothing is written.
 
         The serial numbers of the configuration and of the cluster exceed all former ones, even if
-        somebody has removed the file or put an older one in its place. An older file is kept aside
+        the file was removed, or an older one was put in its place. An older file is kept aside
         as ``config.data.older-TIME``, and replaced even if only its serial numbers change.
 
         :raises ConfigError: if it can't be written, which changes nothing, or is not safely on the

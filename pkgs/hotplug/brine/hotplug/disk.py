@@ -194,8 +194,8 @@ def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
     QEMU takes a descriptor of a set only if it has the mode that QEMU would have opened it with;
     since 9.1 this includes O_DIRECT.
 
-    :param is_format_said: whether somebody named the disk's format. If not, a disk that looks like
-        another format's image is refused.
+    :param is_format_said: whether the command or the spec names the disk's format. If not, a
+        disk that looks like another format's image is refused.
     :raises HotplugError: if it can't be opened, or does not have the named format.
     """
     _, direct, _ = CACHE_MODES[disk.cache]

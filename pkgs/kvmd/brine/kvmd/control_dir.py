@@ -84,7 +84,7 @@ class ControlDir:
     def connect(self, name: str) -> socket.socket:
         """A non-blocking connection to the event socket.
 
-        :raises OSError: ConnectionRefusedError while nobody listens, BlockingIOError while too many
+        :raises OSError: ConnectionRefusedError if no QEMU listens, BlockingIOError while too many
             others wait; EMFILE already when only a few descriptors are left.
         """
         connection = socket.socket(

@@ -118,7 +118,7 @@ def judge(
 
     :param stop_cause: why an administrator stops it, as a marker says; empty if none does.
     :param is_brines: whether Brine runs it, all of whose ways to stop one make that marker: then a
-        signal without it is nobody's will, such as earlyoom's or a stray kill's.
+        signal without it is no admin's will, such as earlyoom's or a stray kill's.
     :param powerdown_stale_s: a powerdown request older than this, in seconds, explains nothing.
     """
     end = seen.shutdown

@@ -2,8 +2,8 @@
 back.
 
 The handler notes both its clocks each second. When that note does not change for a limit of time,
-nobody looks after owners any more. Source: "Virtual Machine Lifecycle Management Guarantees" in the
-design of the coupling of VM lifecycles.
+the handler no longer looks after owners. Source: "Virtual Machine Lifecycle Management Guarantees"
+in the design of the coupling of VM lifecycles.
 """
 
 from __future__ import annotations

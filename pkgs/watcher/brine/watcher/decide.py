@@ -193,7 +193,7 @@ def _end_of_unit(seen: Observed) -> EndCause:
     if not seen.has_run:
         return EndCause.NEVER
     if seen.spec.is_xen():
-        return EndCause.ADMIN  # nobody else destroys domains
+        return EndCause.ADMIN  # only admins destroy domains
     return _ENDS.get(seen.verdict, EndCause.UNTOLD)
 
 

@@ -152,7 +152,7 @@ class Pass:
             for index, (seen, decision) in enumerate(decided):
                 yield works[index].result() if index in works else PassOutcome(decision, seen)
         except BaseException:
-            # Somebody has had enough: nothing more is begun, and nothing is waited for.
+            # The admin ends the pass: it begins nothing more, and waits for nothing.
             for work in works.values():
                 work.cancel()
             raise
@@ -256,7 +256,7 @@ class Pass:
 
 
 def _wait_while_any_ends(works: Iterable[Future[PassOutcome]]) -> None:
-    """Wait for these. What is stuck keeps nobody waiting for long."""
+    """Wait for these, but not long for one that is stuck."""
     left = set(works)
     while left:
         ended, left = wait(left, timeout=_STUCK_S, return_when=FIRST_COMPLETED)
@@ -381,7 +381,7 @@ class Instances:
 
 
 def take_ended() -> frozenset[str]:
-    """The instances that have ended by themselves since somebody took them last."""
+    """The instances that have ended by themselves since the last call."""
     try:
         names = frozenset(os.listdir(paths.ENDED_DIR))
         for name in names:
@@ -407,7 +407,7 @@ def _is_cleared(found: Unit | None) -> bool:
 
 
 def _is_stopped(name: str) -> bool:
-    """Whether somebody has decided otherwise meanwhile, so that it is no fault that it is down."""
+    """Whether its desired state has changed meanwhile, so that it is no fault that it is down."""
     if not store.spec_file_of(name).exists():
         return True
     seen = look(name)

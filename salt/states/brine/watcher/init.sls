@@ -68,7 +68,7 @@ brine-watcher-timer:
     - require:
       - cmd: brine-watcher-restarted
 
-{#- A minion without a master has nobody to tell. #}
+{#- A minion without a master sends no events. #}
 {%- if opts["file_client"] != "local" %}
 
 brine-beacon:

@@ -86,7 +86,7 @@ class QmpClient:
         :param check_peer: is given the id of the process that listens, before that is told
             anything; an exception of it ends the connection.
         :param through: is given the connection, and returns the one to be used in its place.
-        :raises QmpError: if nobody listens, no greeting came in time, or it is no QMP server.
+        :raises QmpError: if no process listens, no greeting came in time, or it is no QMP server.
         """
         client = cls(path, socket.socket(socket.AF_UNIX), timeout_s, limit_s)
         deadline = time.monotonic() + timeout_s

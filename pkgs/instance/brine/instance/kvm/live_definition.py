@@ -2,7 +2,7 @@
 
 The spec in the runtime file has the declared devices that the instance has by now. A device that
 could not be changed is not as the spec has it there, so it waits for a restart, and the next such
-command tries again. A device that is in no spec is somebody's who has plugged it in by hand.
+command tries again. A device that is in no spec was plugged in by hand, and stays.
 """
 
 from __future__ import annotations
