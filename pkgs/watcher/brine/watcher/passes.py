@@ -152,7 +152,7 @@ class Pass:
             for index, (seen, decision) in enumerate(decided):
                 yield works[index].result() if index in works else PassOutcome(decision, seen)
         except BaseException:
-            # The admin ends the pass: it begins nothing more, and waits for nothing.
+            # The pass was interrupted: it begins nothing more, and waits for nothing.
             for work in works.values():
                 work.cancel()
             raise
@@ -407,7 +407,7 @@ def _is_cleared(found: Unit | None) -> bool:
 
 
 def _is_stopped(name: str) -> bool:
-    """Whether its desired state has changed meanwhile, so that it is no fault that it is down."""
+    """Whether it was stopped or undefined meanwhile, so that it is no fault that it is down."""
     if not store.spec_file_of(name).exists():
         return True
     seen = look(name)
