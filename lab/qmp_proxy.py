@@ -1,7 +1,8 @@
 """A QMP socket that passes everything on to a QEMU, and can strike between two commands.
 
 A client can't tell it from QEMU: one client at a time, descriptors go along with what they were
-sent with. The proxy knows the step of a client, and kills it at a certain one if it is told to.
+sent with. The proxy counts the commands that change something, and a test can set a trap at one of
+them: the proxy then kills the client, for instance.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ def wait_for(
     The pauses take `interval_s`, or longer if the probe itself takes long. Raises LabError, naming
     `what`, after `timeout_s`.
     """
-    begun = time.monotonic()
+    deadline = time.monotonic() + timeout_s
     while True:
         asked = time.monotonic()
         if result := probe():
             return result
         now = time.monotonic()
-        if now >= begun + timeout_s:
+        if now >= deadline:
             raise LabError(f"waited {timeout_s:g} s for {what}, in vain")
         time.sleep(max(interval_s, min(_PAUSE_SHARE * (now - asked), _LONGEST_PAUSE_S)))

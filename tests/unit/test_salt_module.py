@@ -16,7 +16,7 @@ SPEC = {"name": "web1", "memory_mib": 512}
 
 
 class Runs:
-    """The commands that Salt's cmd.run_all is told to run, and its answers."""
+    """A stand-in for Salt's cmd.run_all. It keeps its last command, and gives a set answer."""
 
     def __init__(self, out: str = "{}", error: str = "", status: int = 0) -> None:
         self.result = {"stdout": out, "stderr": error, "retcode": status}

@@ -137,7 +137,7 @@ def note(name: str, *tries: Any, **others: Any) -> None:
 
 
 def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, ...]]:
-    """The actions of a pass that comes just before systemd is told to start web1."""
+    """Start web1, with a pass just before systemd hears of it; returns the actions of that pass."""
     in_between: list[dict[str, tuple[str, ...]]] = []
 
     def begin_start(_: str) -> Callable[[], None]:

@@ -256,7 +256,7 @@ class Pass:
 
 
 def _wait_while_any_ends(works: Iterable[Future[PassOutcome]]) -> None:
-    """Wait for these, but not long for one that is stuck."""
+    """Wait for these works to end; give up when none of them ends for a while."""
     left = set(works)
     while left:
         ended, left = wait(left, timeout=_STUCK_S, return_when=FIRST_COMPLETED)
@@ -407,7 +407,7 @@ def _is_cleared(found: Unit | None) -> bool:
 
 
 def _is_stopped(name: str) -> bool:
-    """Whether it was stopped or undefined meanwhile, so that it is no fault that it is down."""
+    """Whether the instance was stopped, undefined or set down since. Then its start may fail."""
     if not store.spec_file_of(name).exists():
         return True
     seen = look(name)
