@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import json
 import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from brine.common import paths, process
+from brine.common.cli import EntryPoint, Parser
+from brine.common.instances import instance_name
 from brine.common.process import unit_of
 from brine.instance import console, operations, store
 from brine.instance.spec import Spec, to_json
@@ -139,6 +142,46 @@ def test_all_that_is_wrong_with_a_name_is_told_in_one_line(web1: Run) -> None:
 
 
 # list, info
+
+
+def test_an_instance_is_known_by_its_uuid_too(web1: Run) -> None:
+    uuid = spec()["uuid"]
+    _, out, _ = web1("info", uuid.upper(), "--json")
+    assert json.loads(out)["name"] == "web1"
+    assert web1("stop", uuid)[1] == "unchanged: web1 does not run\n"
+    # A name comes first: an instance may have another one's UUID as its name.
+    assert web1("define", "-", stdin={"name": uuid})[0] == 0
+    assert json.loads(web1("info", uuid, "--json")[1])["name"] == uuid
+    assert web1("undefine", uuid)[0] == 0
+    assert web1("rename", uuid, "web2")[1] == "renamed: web1 to web2\n"
+    assert web1("undefine", uuid)[1] == "undefined: web2\n"
+    status, _, err = web1("info", uuid)
+    assert (status, err.startswith(f"brine: error: {uuid}: there is no such instance")) == (1, True)
+
+
+@pytest.mark.parametrize("part", ["hotplug", "instance", "kvmd", "lifecycle", "watcher"])
+def test_each_verb_takes_a_uuid_where_it_takes_a_name(web1: Run, part: str) -> None:
+    text = (Path(__file__).parents[2] / f"pkgs/{part}/pyproject.toml").read_text()
+    taking = 0
+    for line in text.partition("commands")[2].partition("\n\n")[0].splitlines():
+        if " = " not in line:
+            continue
+        noun, module = line.replace('"', "").split(" = ")
+        command = EntryPoint(noun, module).load()
+        parser = Parser(prog=noun)
+        command.configure(parser)
+        for verb in _verbs_of(parser):
+            for argument in verb._actions:
+                if argument.metavar == "INSTANCE":
+                    assert argument.type is instance_name, (verb.prog, argument.dest)
+                    taking += 1
+    assert taking
+
+
+def _verbs_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
 
 
 def test_an_empty_node(brine: Run) -> None:

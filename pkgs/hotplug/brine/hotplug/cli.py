@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
+from brine.common.instances import instance_name
 from brine.hotplug.choices import (
     AIO_MODES,
     CACHE_MODES,
@@ -77,7 +78,13 @@ def _add_looking(
     :param device: the name of the argument that says which device, and what that can be.
     """
     parser = add_verb(verbs, name, f"brine.hotplug.{function}", text)
-    parser.add_argument("vm", metavar="INSTANCE", nargs="?", help="an instance; or give --qmp")
+    parser.add_argument(
+        "vm",
+        metavar="INSTANCE",
+        nargs="?",
+        type=instance_name,
+        help="an instance; or give --qmp",
+    )
     if device:
         noun, known_by = device
         parser.add_argument("device", metavar=noun, help=known_by)

@@ -7,6 +7,7 @@ from argparse import ArgumentTypeError
 from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
+from brine.common.instances import instance_name
 
 _DEFINITION = "brine.instance.definition"
 _OPERATIONS = "brine.instance.operations"
@@ -26,7 +27,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     def verb(name: str, run: str, text: str, *, of_one: bool = True) -> argparse.ArgumentParser:
         added = add_verb(verbs, name, run, text)
         if of_one:
-            added.add_argument("name", metavar="INSTANCE")
+            added.add_argument("name", metavar="INSTANCE", type=instance_name)
         return added
 
     text = "list the instances with their states"
@@ -76,13 +77,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "use OTHER in the place of ADDRESS"
     clone.add_argument("--address", metavar="ADDRESS=OTHER", help=text, **pairs)
     start = verb("start", "brine.instance.start:start", "start instances", of_one=False)
-    start.add_argument("name", metavar="INSTANCE", nargs="*")
+    start.add_argument("name", metavar="INSTANCE", type=instance_name, nargs="*")
     text = "start all instances that should be up and are down"
     start.add_argument("--all", action="store_true", help=text)
     text = "do not forget the watcher's tries, for programs that start it again and again"
     start.add_argument("--keep-tries", action="store_true", help=text)
     stop = verb("stop", f"{_OPERATIONS}:stop", "shut instances' guests down", of_one=False)
-    stop.add_argument("name", metavar="INSTANCE", nargs="+")
+    stop.add_argument("name", metavar="INSTANCE", type=instance_name, nargs="+")
     text = "shut an instance's guest down, and start it with its present spec"
     reboot = verb("reboot", f"{_OPERATIONS}:reboot", text)
     for ending in (stop, reboot):

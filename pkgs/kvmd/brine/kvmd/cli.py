@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from brine.common.cli import Command, add_verb
+from brine.common.instances import instance_name
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         description="Lists who ended which VM of this node, oldest first, from the journal. "
         "What that has lost of each VM's last end is in a file of its own, and listed too.",
     )
-    verdicts.add_argument("instance", nargs="*", metavar="INSTANCE", help="only of these instances")
+    verdicts.add_argument(
+        "instance",
+        nargs="*",
+        metavar="INSTANCE",
+        type=instance_name,
+        help="only of these instances",
+    )
     verdicts.add_argument(
         "--since",
         metavar="WHEN",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from brine.common.cli import Command, add_verb, seconds
+from brine.common.instances import instance_name
 
 _COMMANDS = "brine.lifecycle.commands"
 
@@ -22,7 +23,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "instance as long as the command runs, and ends it then. SIGTERM asks for the instance's "
         "end, and waits for it.",
     )
-    own.add_argument("name", metavar="INSTANCE")
+    own.add_argument("name", metavar="INSTANCE", type=instance_name)
     own.add_argument(
         "--interval",
         type=seconds,
@@ -38,14 +39,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         f"{_COMMANDS}:prestop",
         "ask for the end of an instance, and wait for it",
     )
-    prestop.add_argument("name", metavar="INSTANCE")
+    prestop.add_argument("name", metavar="INSTANCE", type=instance_name)
     prestop.add_argument(
         "--timeout", type=seconds, metavar="S", help="fail after so many seconds; by default never"
     )
     prepare = add_verb(
         verbs, "prepare", f"{_COMMANDS}:prepare", "make the folders that owners share"
     )
-    prepare.add_argument("names", metavar="INSTANCE", nargs="*")
+    prepare.add_argument("names", metavar="INSTANCE", type=instance_name, nargs="*")
     prepare.add_argument("--all", action="store_true", help="of all instances with an owner")
 
 

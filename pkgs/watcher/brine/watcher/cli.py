@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from brine.common.cli import Command, add_verb
+from brine.common.instances import instance_name
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     resume = verb("resume", "resume_passes", "end a pause")
     status = verb("status", "print_status", "show the pause, and the tries of each instance")
     forget = verb("forget", "forget_instance", "forget the tries of an instance")
-    forget.add_argument("name", metavar="INSTANCE")
+    forget.add_argument("name", metavar="INSTANCE", type=instance_name)
     for each in (pause, resume, status, forget):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")
 
