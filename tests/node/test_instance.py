@@ -1340,7 +1340,7 @@ def test_renamed_and_undefined(node: Node) -> None:
 BIOS = "/usr/share/seabios/bios.bin"
 
 _PARAMETERS: dict[str, tuple[Any, Callable[[list[str]], bool]]] = {
-    "machine": ("q35", lambda args: option(args, "-machine")[0].startswith("q35,")),
+    "machine": ("q35", lambda args: option(args, "-machine")[0].startswith("pc-q35-")),
     "cpu": ("qemu64", lambda args: option(args, "-cpu") == ["qemu64"]),
     "vcpus": (2, lambda args: option(args, "-smp")[0].split(",")[0] == "2"),
     "memory_mib": (160, lambda args: option(args, "-m") == ["160M"]),
@@ -1371,6 +1371,19 @@ def test_each_parameter_changes_what_qemu_runs(node: Node) -> None:
     plain, other = command_line(node, "plain"), command_line(node, "other")
     found = {key: (changed(plain), changed(other)) for key, (_, changed) in _PARAMETERS.items()}
     assert found == dict.fromkeys(_PARAMETERS, (False, True))
+
+
+@pytest.mark.both_releases
+def test_an_upgrade_of_qemu_would_not_change_the_guests_hardware(node: Node) -> None:
+    define(node, "web1", machine="pc")
+    start(node, "web1")
+    machine = info(node, "web1")["spec"]["machine"]
+    assert re.fullmatch(r"pc-i440fx-[\d.]+", machine)
+    assert qmp(node, "web1", "qom-get", path="/machine", property="type") == f"{machine}-machine"
+    assert info(node, "web1")["restart_pending"] == []
+    define(node, "web1", machine="pc")
+    assert info(node, "web1")["spec"]["machine"] == machine
+    assert "restart pending" not in node.run(["brine", "instance", "list"]).stdout
 
 
 def test_a_firmware_takes_the_place_of_a_kernel(node: Node) -> None:

@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from brine.instance.kvm import resources
-from brine.instance.kvm.resources import check_node, read_password, set_limits
+from brine.instance.kvm.resources import (
+    check_node,
+    read_password,
+    set_limits,
+    with_machine_version,
+)
 from brine.instance.spec import Spec, parse
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
@@ -22,6 +27,35 @@ UNIT = "brine-instance@web1.service"
 
 def web1(**keys: Any) -> Spec:
     return define({"name": "web1", "accel": "tcg", "qemu": "/bin/true", **keys})
+
+
+@pytest.mark.parametrize(
+    ("machine", "then"),
+    [
+        ("pc", "pc-i440fx-7.2"),
+        ("q35", "pc-q35-7.2"),
+        ("pc-i440fx-6.0", "pc-i440fx-6.0"),
+        ("isapc", "isapc"),
+    ],
+)
+def test_a_start_records_the_version_of_the_machine_type(
+    tmp_path: Path, machine: str, then: str
+) -> None:
+    qemu = tmp_path / "qemu"
+    qemu.write_text(
+        "#!/bin/sh\n[ \"$*\" = '-machine help' ] && cat <<END\nSupported machines are:\n"
+        "pc                   Standard PC (i440FX + PIIX, 1996) (alias of pc-i440fx-7.2)\n"
+        "pc-i440fx-7.2        Standard PC (i440FX + PIIX, 1996) (default)\n"
+        "q35                  Standard PC (Q35 + ICH9, 2009) (alias of pc-q35-7.2)\n"
+        "isapc                ISA-only PC\nEND\n"
+    )
+    qemu.chmod(0o755)
+    assert with_machine_version(web1(qemu=str(qemu), machine=machine)).machine == then
+
+
+@pytest.mark.parametrize("qemu", ["/bin/true", "/bin/false", "/none/here", "/etc/passwd"])
+def test_a_qemu_that_lists_no_machine_types_changes_no_spec(qemu: str) -> None:
+    assert with_machine_version(web1(qemu=qemu)).machine == "pc"
 
 
 @pytest.mark.parametrize("key", ["firmware", "kernel"])

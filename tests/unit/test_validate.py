@@ -43,6 +43,18 @@ def test_each_has_a_uuid_and_each_nic_a_mac() -> None:
     assert other.nics[0].mac not in macs
 
 
+def test_the_version_of_a_machine_type_stays() -> None:
+    started = replace(web1(), machine="pc-i440fx-7.2")
+    for given in ({}, {"machine": "pc"}, {"machine": "pc-i440fx-7.2"}):
+        assert web1(before=started, **given) == started
+    for other in ("q35", "pc-i440fx-10.0", "pc-q35-7.2"):
+        assert web1(before=started, machine=other).machine == other
+    pcie = replace(web1(machine="q35"), machine="pc-q35-7.2")
+    assert web1(before=pcie, machine="q35") == pcie
+    domain = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}
+    assert define(domain, before=started).machine == "pc"
+
+
 def test_a_nic_without_a_link_has_the_clusters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,9 @@ VERSION = 1
 raises it; an older Brine runs what it knows of a newer spec, and does not define it."""
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
+MACHINE_VERSIONS = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
+"""The machine types that mean the newest version of QEMU's, and how all of their versions begin."""
+
 UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 

@@ -18,6 +18,7 @@ from brine.hotplug.nic import usual_wiring
 from brine.instance.devices import nic_of
 from brine.instance.kvm.layout import MOST_PORTS, layout_of, on_pci
 from brine.instance.spec import (
+    MACHINE_VERSIONS,
     NOT_CONFINED,
     VERSION,
     AdminState,
@@ -99,6 +100,9 @@ def _kept(spec: Spec, given: dict[str, Any], before: Spec | None) -> dict[str, A
         model = () if "security_model" in given else ("security_model", "security_user")
         kept = {key: getattr(before, key) for key in ("chroot", *model)}
     kept = {key: value for key, value in kept.items() if key not in given}
+    versions = MACHINE_VERSIONS.get(spec.machine)
+    if before and versions and not spec.is_xen() and before.machine.startswith(versions):
+        kept["machine"] = before.machine  # that its first start has recorded
     if before:
         kept["uuid"] = spec.uuid or before.uuid
         if "admin_state" not in given:

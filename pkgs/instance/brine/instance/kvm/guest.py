@@ -52,10 +52,12 @@ class Kvm(Hypervisor):
     """QEMU."""
 
     def prepared(self, spec: Spec) -> Spec:
-        """The spec with the devices that were plugged during the last run."""
-        from brine.instance.kvm.live_changes import with_last_run  # only a start needs it
+        """The spec with the devices that were plugged during the last run, and with the version of
+        its machine type."""
+        from brine.instance.kvm.live_changes import with_last_run  # only a start needs these
+        from brine.instance.kvm.resources import with_machine_version
 
-        return with_last_run(spec)
+        return with_machine_version(with_last_run(spec))
 
     def exec(self, spec: Spec) -> NoReturn:
         from brine.instance.kvm.resources import become_qemu  # only a start needs it

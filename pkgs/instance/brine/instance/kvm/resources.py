@@ -20,6 +20,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,7 +36,7 @@ from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of
-from brine.instance.spec import UEFI, FormatSource, SecurityModel, Spec, to_json
+from brine.instance.spec import MACHINE_VERSIONS, UEFI, FormatSource, SecurityModel, Spec, to_json
 from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.instance.unit import UnitError, set_properties
 
@@ -49,7 +50,8 @@ _KVM = Path("/dev/kvm")
 _MOUNTS = Path("/proc/self/mounts")
 _QEMU_ITSELF_MIB = 256  # beside the guest's memory; it grows with the devices
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
-_VERSION_TIMEOUT_S = 20
+_ALIAS = re.compile(r"^(\S+) .*\(alias of ([A-Za-z0-9.-]+)\)", re.MULTILINE)
+_ANSWER_TIMEOUT_S = 20
 _MODE = 0o600
 
 
@@ -283,15 +285,38 @@ def _inherited(descriptors: Iterable[int]) -> tuple[int, ...]:
     return numbers
 
 
-def _version(spec: Spec) -> tuple[int, int]:
-    command = [spec.qemu, "--version"]
+def with_machine_version(spec: Spec) -> Spec:
+    """The spec with the version of its machine type: ``pc`` becomes ``pc-i440fx-7.2``. So an
+    upgrade of QEMU changes no guest's hardware.
+
+    If QEMU can't be asked, the spec stays as it is: the steps of the start that follow say why.
+    """
+    if spec.machine not in MACHINE_VERSIONS:
+        return spec
     try:
-        done = run_bounded(command, timeout_s=_VERSION_TIMEOUT_S, environment=os.environ)
+        listed = _answer_of(spec, "-machine", "help")
+    except OSError:
+        return spec
+    aliases = dict(_ALIAS.findall(listed))
+    version = aliases.get(spec.machine, "")
+    is_version = version.startswith(MACHINE_VERSIONS[spec.machine])
+    return replace(spec, machine=version) if is_version else spec
+
+
+def _version(spec: Spec) -> tuple[int, int]:
+    try:
+        said = _answer_of(spec, "--version")
     except OSError as error:
         raise InstanceError(spec.name, f"{spec.qemu}: {error}") from error
-    if match := _VERSION.search(done.stdout):
+    if match := _VERSION.search(said):
         return int(match[1]), int(match[2])
     raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
+
+
+def _answer_of(spec: Spec, *question: str) -> str:
+    """What QEMU prints of itself. Raises OSError."""
+    command = [spec.qemu, *question]
+    return run_bounded(command, timeout_s=_ANSWER_TIMEOUT_S, environment=os.environ).stdout
 
 
 # The confinement: a user, capabilities, and the limits of the control group.
@@ -420,8 +445,6 @@ later."""
 
 # Features that need another machine than a spec describes, or that need enrolled keys.
 _UNWANTED = {"requires-smm", "enrolled-keys", "amd-sev-es-only", "intel-tdx", "amd-sev-snp"}
-# An alias means the newest version of the machine.
-_NEWEST = {"pc": "pc-i440fx-0", "q35": "pc-q35-0"}
 
 
 def find_uefi(spec: Spec) -> tuple[Path, Path]:
@@ -469,7 +492,8 @@ def _is_for(spec: Spec, target: dict[str, Any]) -> bool:
     # A QEMU of another name, such as kvm, emulates the node's own kind of processor.
     if architecture == program:
         architecture = os.uname().machine
-    machine = _NEWEST.get(spec.machine, spec.machine)
+    versions = MACHINE_VERSIONS.get(spec.machine)
+    machine = f"{versions}0" if versions else spec.machine  # descriptors name all versions
     is_machine = any(fnmatch.fnmatchcase(machine, pattern) for pattern in target["machines"])
     return bool(target["architecture"] == architecture and is_machine)
 
