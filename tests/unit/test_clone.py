@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -150,6 +151,9 @@ def test_nothing_that_is_there_is_overwritten(brine: Run, images: Path) -> None:
     assert "web2" not in store.names()
 
 
+NO_SPACE = '{ echo "cp: error writing: No space left" >&2; exit 1; }'
+
+
 @pytest.fixture
 def cp_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Puts a script in the place of cp."""
@@ -166,10 +170,7 @@ def test_what_fails_half_way_leaves_nothing(
     brine: Run, images: Path, cp_is: Callable[[str], None]
 ) -> None:
     define(brine, images / "a", image(images / "b"))
-    script = (
-        'case "$*" in *.web2-b.clone) echo "cp: error writing: No space left" >&2; exit 1;; esac'
-    )
-    cp_is(f'{script}\nexec /bin/cp "$@"')
+    cp_is(f"echo >>{images.parent}/n; [ $(wc -l <{images.parent}/n) = 1 ] || {NO_SPACE}")
     status, _, said = brine("clone", "web1", "web2")
     assert status == 1
     assert f"{images}/b: can't be copied to {images}/web2-b: No space left" in said
@@ -177,31 +178,40 @@ def test_what_fails_half_way_leaves_nothing(
     assert "web2" not in store.names()
 
 
-def test_a_clone_that_was_killed_is_made_anew(brine: Run, images: Path) -> None:
+def test_a_clone_that_is_killed_leaves_nothing(
+    brine: Run, images: Path, cp_is: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     define(brine, images / "a")
-    image(images / ".web2-a.clone", b"half", 7 << 20)
-    assert brine("clone", "web1", "web2")[0] == 0
+    with monkeypatch.context():
+        cp_is("kill -KILL $PPID; sleep 60")
+        if (process := os.fork()) == 0:
+            brine("clone", "web1", "web2")
+            os._exit(1)
+        assert os.waitpid(process, 0)[1] == signal.SIGKILL
+        assert left(images) == ["a"]
+        cp_is('exec /bin/cp "$@"')
+        assert brine("clone", "web1", "web2")[0] == 0
     assert (images / "web2-a").read_bytes() == (images / "a").read_bytes()
     assert left(images) == ["a", "web2-a"]
 
 
-def test_a_copy_that_outlives_its_clone_is_let_alone(
-    brine: Run,
-    images: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cp_is: Callable[[str], None],
+def test_a_file_system_without_unnamed_files_has_clones_too(
+    brine: Run, images: Path, cp_is: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real = os.open
+
+    def without(path: str, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not there")
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", without)
     define(brine, images / "a")
-    # This cp fails for its clone, and leaves a child that goes on.
-    cp_is(f"sleep 60 2>/dev/null & echo $! >{tmp_path}/pid\nexit 1")
-    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)  # as of a clone that was killed
-    assert brine("clone", "web1", "web2")[0] == 1
-    try:
-        status, _, said = brine("clone", "web1", "web2")
-        assert (status, "can't be copied" in said, "unavailable" in said) == (1, True, True)
-    finally:
-        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert brine("clone", "web1", "web2")[0] == 0
+    assert left(images) == ["a", "web2-a"]
+    cp_is(NO_SPACE)
+    assert brine("clone", "web1", "web3")[0] == 1
+    assert left(images) == ["a", "web2-a"]
 
 
 def test_what_was_plugged_and_what_the_firmware_has_stored_go_along(

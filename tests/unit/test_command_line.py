@@ -81,7 +81,8 @@ class Line:
 
 
 def given_to(spec: Spec, **others: Any) -> Resources:
-    """Descriptors for all that an instance has: 10 on for disks, 50 for CD-ROMs, 70 for NICs."""
+    """Descriptors for all that an instance has: 7 to 9 for what it boots from, 10 on for disks, 50
+    for CD-ROMs, 70 for NICs."""
     disks, nics = {}, {}
     for number, disk in enumerate(spec.disks):
         first = 10 + 2 * number
@@ -96,7 +97,8 @@ def given_to(spec: Spec, **others: Any) -> Resources:
     for number, nic in enumerate(spec.nics):
         queues = tuple(range(70 + 10 * number, 70 + 10 * number + nic.queues))
         nics[nic.uuid] = NicFiles(queues, tuple(90 + one for one in queues) if nic.vhost else ())
-    return Resources(disks, nics, cdroms, **others)
+    boot = {"firmware": 7, "kernel": 8, "initrd": 9}
+    return Resources(disks, nics, cdroms, boot, **others)
 
 
 def line(**keys: Any) -> Line:
@@ -129,9 +131,9 @@ EVERY: list[tuple[str, Any, dict[str, Any], str, str]] = [
     ("cores", 1, {}, "-smp 1,cores=1", "-smp 1"),
     ("threads", 1, {}, "-smp 1,threads=1", "-smp 1"),
     ("memory_mib", 512, {}, "-m 512M", "-m 1024M"),
-    ("firmware", "/o,v.fd", {}, "-bios /o,v.fd", ""),
-    ("kernel", "/k", {}, "-kernel /k", "-boot strict=on"),
-    ("initrd", "/i", KERNEL, "-initrd /i", ""),
+    ("firmware", "/o,v.fd", {}, "-bios /proc/self/fd/7", ""),
+    ("kernel", "/k", {}, "-kernel /proc/self/fd/8", "-boot strict=on"),
+    ("initrd", "/i", KERNEL, "-initrd /proc/self/fd/9", ""),
     ("append", "a,b c=d", KERNEL, "-append a,b c=d", ""),
     ("hotplug_ports", 1, Q35, "", "-device pcie-root-port,id=port7,chassis=8,addr=0xd"),
     ("vnc_bind", "127.0.0.1", {}, "-vnc 127.0.0.1:0,to=99", ""),
@@ -468,11 +470,9 @@ def test_no_path_becomes_an_option(path: str) -> None:
         {"user": (1, 1), "root": Path(path), "version": (10, 0)},
         disks=[{"path": path, "uuid": A}],
         vnc_bind=path,
-        firmware=path,
     )
     assert it.lists("-run-with")[0] == {"user": "1:1", "chroot": str(Path(path))}
     told = it.lists("-add-fd")[0]["opaque"].split(" ", 2)[2]
     assert json.loads(told)["path"] == str(Path(path))
-    assert it.value("-bios") == path
     assert it.lists("-vnc") == [{"vnc": f"unix:{path}"}]
     assert [one["id"] for one in it.lists("-chardev")] == ["serial", "agent"]

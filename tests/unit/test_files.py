@@ -30,7 +30,7 @@ def test_a_fault_leaves_the_old_file_alone(
     file = tmp_path / "x"
     write_whole(file, b"old")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, step, fail)

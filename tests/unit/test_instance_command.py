@@ -658,10 +658,23 @@ def test_a_mistake_of_the_editors_changes_nothing_and_loses_nothing(
     ended, out, errors = web1("edit", "web1")
     assert (ended, out) == (status, "")
     warning, error, *_ = errors.splitlines()
-    (kept,) = tmp_path.glob("brine-web1-*")
+    (kept,) = tmp_path.glob("brine-web1-*/web1.json")
     assert warning == f"brine: warning: what you wrote is kept as {kept}"
     assert said in error
     assert spec() == before
+
+
+def test_another_user_has_no_part_in_an_edit(
+    web1: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    an_editor(tmp_path, monkeypatch, f"""stat --format=%a "${{2%/*}}" >{tmp_path}/mode""")
+    assert web1("edit", "web1")[0] == 0
+    assert (tmp_path / "mode").read_text() == "700\n"
+    tmp_path.chmod(0o777)
+    status, _, errors = web1("edit", "web1")
+    assert (status, "other users can replace files there" in errors) == (1, True)
+    tmp_path.chmod(0o1777)
+    assert web1("edit", "web1")[0] == 0
 
 
 @pytest.mark.parametrize(

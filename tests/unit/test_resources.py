@@ -58,12 +58,13 @@ def test_a_qemu_that_lists_no_machine_types_changes_no_spec(qemu: str) -> None:
     assert with_machine_version(web1(qemu=qemu)).machine == "pc"
 
 
-@pytest.mark.parametrize("key", ["firmware", "kernel"])
+@pytest.mark.parametrize("key", ["firmware", "kernel", "initrd"])
 def test_what_is_no_file_is_not_booted(tmp_path: Path, key: str) -> None:
     """QEMU would wait for somebody to write into a FIFO."""
     os.mkfifo(tmp_path / "image")
+    keys = {"kernel": "/bin/true"} if key == "initrd" else {}
     with pytest.raises(InstanceError, match="image: is no file"):
-        check_node(web1(**{key: str(tmp_path / "image")}))
+        check_node(web1(**keys, **{key: str(tmp_path / "image")}))
 
 
 def test_the_nodes_own_uefi_is_no_path() -> None:

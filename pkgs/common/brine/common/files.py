@@ -1,4 +1,5 @@
-"""Files: atomic replacement, reading of regular files only, and keeping damaged ones aside."""
+"""Files: atomic replacement, reading of regular files only, keeping damaged ones aside, and folders
+that other users may write."""
 
 from __future__ import annotations
 
@@ -7,10 +8,156 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _MOST_ASIDE = 100
+_MOST_LINKS = 40  # as the kernel's own limit
+_AT_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# File systems without unnamed files, and kernels whose overlayfs has none.
+_NO_UNNAMED = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a path leads, after all symbolic links.
+
+    :param folder: a descriptor of its folder.
+    :param name: the name there; empty for the root folder.
+    :param file: a descriptor of the file (O_PATH); None if there is none.
+    """
+
+    folder: int
+    name: str
+    file: int | None
+
+    def opened(self, flags: int) -> int:
+        """Open the file. Another file that has its name by now is not opened.
+
+        :raises OSError: if it can't be opened.
+        """
+        if self.file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return os.open(f"/proc/self/fd/{self.file}", flags | os.O_CLOEXEC)
+
+
+@contextlib.contextmanager
+def place_of(path: str | Path) -> Iterator[Place]:
+    """Find a file in a folder that other users may write, where no user can lead us astray.
+
+    A symbolic link counts if it belongs to root, to this process's user, or to the owner of the
+    file that the whole path leads to: a link of another user could lead to a file that this user
+    may not touch. (The kernel's ``protected_symlinks`` does so in sticky folders only.)
+
+    :param path: absolute, or from the current folder.
+    :raises OSError: ELOOP for a link that does not count; and if a folder is missing.
+    """
+    whole = os.fspath(path) if os.path.isabs(path) else f"{os.getcwd()}/{path}"
+    names = whole.split("/")[::-1]
+    with contextlib.ExitStack() as stack:
+
+        def held(descriptor: int) -> int:
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        folder = file = held(os.open("/", _AT_FOLDER))
+        last, makers, links = "", set[int](), 0
+        while names:
+            if (name := names.pop()) in ("", "."):
+                continue
+            folder, last = file, name
+            try:
+                file = held(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder))
+            except FileNotFoundError:
+                if any(one not in ("", ".") for one in names):
+                    raise
+                _refuse_strangers(path, makers, os.fstat(folder).st_uid)
+                yield Place(folder, last, None)
+                return
+            status = os.fstat(file)
+            if stat.S_ISLNK(status.st_mode):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+                makers.add(status.st_uid)
+                leads_to = os.readlink("", dir_fd=file)
+                names += reversed(leads_to.split("/"))
+                file = held(os.open("/", _AT_FOLDER)) if leads_to.startswith("/") else folder
+        _refuse_strangers(path, makers, os.fstat(file).st_uid)
+        yield Place(folder, last, file)
+
+
+def _refuse_strangers(path: str | Path, makers: set[int], owner: int) -> None:
+    """Refuse a path with links of users who are neither root nor this process's, nor *owner*."""
+    if strangers := makers - {0, os.geteuid(), owner}:
+        text = f"A symbolic link of the user {min(strangers)} leads to a file of the user {owner}"
+        raise OSError(errno.ELOOP, text, str(path))
+
+
+def open_safely(path: str | Path, flags: int) -> int:
+    """Open a file that is there; see :func:`place_of`.
+
+    :raises OSError: if it can't be opened.
+    """
+    with place_of(path) as place:
+        return place.opened(flags)
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[int]:
+    """Make a file in a folder that other users may write. It has no name while the block writes its
+    content, and gets *path* at the end of the block; so a fault or a kill leaves nothing.
+
+    Yields a descriptor for writing; the file's mode is 0600. (Where a file system has no unnamed
+    files, the file has a random name meanwhile, which a kill leaves behind.)
+
+    :raises FileExistsError: if there is something at *path* by then.
+    """
+    with place_of(path.parent) as place:
+        folder = place.opened(os.O_RDONLY | os.O_DIRECTORY)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, folder)
+        descriptor = _unnamed(folder, stack)
+        yield descriptor
+        os.fsync(descriptor)
+        # The file itself, even if another file has its random name by now.
+        os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
+        os.fsync(folder)
+
+
+def _unnamed(folder: int, stack: contextlib.ExitStack) -> int:
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        descriptor = os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=folder)
+    except OSError as error:
+        if error.errno not in _NO_UNNAMED:
+            raise
+        name = f".{os.urandom(8).hex()}.new"
+        descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+        stack.callback(_remove, name, folder)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _remove(name: str | Path, folder: int | None) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+def remove_same(path: Path, status: os.stat_result) -> None:
+    """Remove a file that this process has made, if it is still there.
+
+    :param status: that of the file. Another file that has the name by now stays.
+    """
+    with contextlib.suppress(FileNotFoundError), place_of(path.parent) as place:
+        folder = place.opened(os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if os.path.samestat(os.stat(path.name, dir_fd=folder, follow_symlinks=False), status):
+                os.unlink(path.name, dir_fd=folder)
+        finally:
+            os.close(folder)
 
 
 def second_name(file: Path, aside: Path) -> Path:
@@ -37,13 +184,15 @@ def put_aside(file: Path, aside: Path) -> Path:
     return name
 
 
-def read_regular(file: Path) -> bytes:
+def read_regular(file: Path, *, safely: bool = False) -> bytes:
     """The content of a regular file. Symbolic links are followed. Nothing can make this wait.
 
+    :param safely: other users may write the folder; see :func:`place_of`.
     :raises OSError: if it can't be read, or is something else: a FIFO, which would have us wait for
         a writer, a device, which may never end, or a socket.
     """
-    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+    descriptor = open_safely(file, flags) if safely else os.open(file, flags | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode
         if stat.S_ISDIR(mode):
@@ -75,6 +224,7 @@ def write_whole(
     alone: bool = False,
     durable: bool = True,
     folder_later: bool = False,
+    folder: int | None = None,
 ) -> None:
     """Put *data* at *path* so that a reader sees the old content or the new, never a part.
 
@@ -90,12 +240,14 @@ def write_whole(
         :func:`unfinished`, in the place of which comes the next one.
     :param durable: False leaves out both syncs, for files that need not survive a power cut.
     :param folder_later: the caller syncs the folder, once for all that it writes there.
+    :param folder: a descriptor of the folder, such as :attr:`Place.folder`, if other users may
+        write it; *path* is the name there.
     """
     temporary = unfinished(path) if alone else path.with_name(prefix + os.urandom(8).hex())
     # Never written through: an attacker could have put a link there.
-    temporary.unlink(missing_ok=True)
+    _remove(temporary, folder)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, 0o600)
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         with os.fdopen(descriptor, "wb") as file:
             os.fchmod(descriptor, mode)
@@ -109,13 +261,13 @@ def write_whole(
             if durable:
                 file.flush()
                 os.fsync(descriptor)
-        temporary.rename(path)
+        os.rename(temporary, path, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
         with contextlib.suppress(OSError):  # the fault that brought us here is the one to tell
-            temporary.unlink()
+            os.unlink(temporary, dir_fd=folder)
         raise
     if durable and not folder_later:
-        sync_folder(path.parent)
+        sync_folder(path.parent, within=folder)
 
 
 def unfinished(path: Path) -> Path:
@@ -123,9 +275,13 @@ def unfinished(path: Path) -> Path:
     return path.with_name(f".{path.name}.new")
 
 
-def sync_folder(folder: Path) -> None:
-    """Make what was created, renamed or removed in *folder* survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_folder(folder: Path, *, within: int | None = None) -> None:
+    """Make what was created, renamed or removed in *folder* survive a power cut.
+
+    :param within: a descriptor of the folder that a relative path begins at.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    descriptor = os.open(folder, flags, dir_fd=within)
     try:
         os.fsync(descriptor)
     finally:

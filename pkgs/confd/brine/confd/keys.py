@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from brine.common.errors import BrineError
-from brine.common.files import read_regular, sync_folder, write_whole
+from brine.common.files import new_file, read_regular, sync_folder, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +153,8 @@ def _create(path: Path, secret: bytes) -> None:
     """Write the file whole, and fail if there is one by then: a link replaces nothing."""
     if path.exists():
         raise FileExistsError
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write_whole(temporary, secret, mode=0o600)
-    try:
-        os.link(temporary, path)
-    finally:
-        temporary.unlink()
-    sync_folder(path.parent)
+    with new_file(path) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(secret)
 
 
 def forget_old(path: Path, previous: Path) -> bool:

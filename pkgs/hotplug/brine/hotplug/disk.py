@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.files import read_json
+from brine.common.files import open_safely, read_json
 from brine.common.instances import specs_but
 from brine.common.process import is_listening
 from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, default_serial
@@ -307,11 +307,11 @@ def _size_mib(descriptor: int) -> int:
 
 
 @contextmanager
-def _open(disk: Disk, path: str | None = None, flags: int = os.O_RDONLY) -> Iterator[int]:
-    """Open a disk, by its own path or another one."""
+def _open(disk: Disk, again: str | None = None, flags: int = os.O_RDONLY) -> Iterator[int]:
+    """Open a disk by its path, or *again*, by that of its open descriptor."""
+    flags |= os.O_CLOEXEC | os.O_NONBLOCK  # or opening a FIFO would wait
     try:
-        # Without O_NONBLOCK, opening a FIFO would wait.
-        descriptor = os.open(path or disk.path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(again, flags) if again else open_safely(disk.path, flags)
     except OSError as error:
         text, hint = f"can't be opened: {error.strerror}", None
         if error.errno == errno.EINVAL and flags & os.O_DIRECT:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.files import read_regular, write_whole
+from brine.common.files import place_of, read_regular, write_whole
 from brine.common.locks import LockError, node_lock
 from brine.hotplug.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
 
@@ -61,7 +61,7 @@ class Runtime:
         :raises RuntimeFileError: if it can't be read, or has none of the forms.
         """
         try:
-            data = json.loads(read_regular(file))
+            data = json.loads(read_regular(file, safely=True))
         except OSError as error:
             raise RuntimeFileError(file, f"can't be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
@@ -139,14 +139,17 @@ class Runtime:
         else:
             rows = [[disk, *self.links.get(disk["uuid"], (None, None))] for disk in disks]
             data = [self.rest[0], nics, self.rest[2], rows]
-        target = Path(os.path.realpath(file))
+        text = json.dumps(data).encode() + b"\n"
         mode, owner, group = _MODE, None, None
         try:
-            if target.exists():
-                status = target.stat()
-                mode, owner, group = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
-            text = json.dumps(data).encode() + b"\n"
-            write_whole(target, text, mode=mode, owner=owner, group=group, alone=True)
+            with place_of(file) as place:
+                if place.file is not None:
+                    status = os.fstat(place.file)
+                    mode, owner, group = stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid
+                name, folder = Path(place.name), place.folder
+                write_whole(
+                    name, text, mode=mode, owner=owner, group=group, alone=True, folder=folder
+                )
         except OSError as error:
             raise RuntimeFileError(file, f"can't be written: {error.strerror}") from error
 

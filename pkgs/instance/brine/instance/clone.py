@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 import subprocess
@@ -22,7 +21,7 @@ from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable, warn
-from brine.common.files import sync_folder
+from brine.common.files import new_file, open_safely, remove_same
 from brine.instance import messages, store
 from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
@@ -181,8 +180,8 @@ def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCop
 
 def _size_of(source: str, path: str) -> tuple[int, bool]:
     """The size of a disk in bytes, and whether it is a block device."""
-    flags = os.O_RDONLY | os.O_NONBLOCK
-    with store.telling(source, f"{path}: can't be opened"), _opened(path, flags) as descriptor:
+    telling = store.telling(source, f"{path}: can't be opened")
+    with telling, _opened(path, os.O_RDONLY) as descriptor:
         mode = os.fstat(descriptor).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise InstanceError(source, f"{path}: is neither a block device nor a file")
@@ -206,51 +205,47 @@ def _check_target(name: str, target: str, size: int) -> None:
 
 def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
     """Copy a disk. A file gets its name when it is complete; *stack* removes it."""
-    with store.telling(name, f"{one.source}: can't be copied to {one.target}"):
-        if os.path.exists(one.target):
-            with _opened(one.target, os.O_WRONLY | os.O_EXCL) as descriptor:
-                if not stat.S_ISBLK(os.fstat(descriptor).st_mode):
+    telling = store.telling(name, f"{one.source}: can't be copied to {one.target}")
+    with telling, _opened(one.source, os.O_RDONLY) as source:
+        if os.path.lexists(one.target):
+            with _opened(one.target, os.O_WRONLY | os.O_EXCL) as target:
+                if not stat.S_ISBLK(os.fstat(target).st_mode):
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-                _run_cp(one.source, one.target, descriptor, sparse="never")  # it is not empty
+                _run_cp(source, target, sparse="never")  # it is not empty
+                os.fsync(target)
             return
-        target = Path(one.target)
-        unfinished = target.with_name(f".{target.name}.clone")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
-        with _opened(unfinished, flags) as descriptor, ExitStack() as undo:
-            # The unfinished copy of a killed command is not locked.
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            undo.callback(unfinished.unlink, missing_ok=True)
-            _run_cp(one.source, str(unfinished), descriptor, sparse="always")
-            status = os.stat(one.source)
+        with new_file(Path(one.target)) as target:
+            _run_cp(source, target, sparse="always")
+            status = os.fstat(source)
             if stat.S_ISREG(status.st_mode):
-                os.fchown(descriptor, status.st_uid, status.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-                os.fsync(descriptor)
-            os.link(unfinished, target)  # fails where there is something by now
-            stack.callback(target.unlink, missing_ok=True)
-        sync_folder(target.parent)
+                os.fchown(target, status.st_uid, status.st_gid)
+                os.fchmod(target, status.st_mode & 0o777)
+            copied = os.fstat(target)
+        stack.callback(remove_same, Path(one.target), copied)
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+def _opened(path: str, flags: int) -> Iterator[int]:
+    descriptor = open_safely(path, flags | os.O_NONBLOCK)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _run_cp(source: str, target: str, held: int, *, sparse: str) -> None:
+def _run_cp(source: int, target: int, *, sparse: str) -> None:
     """Copy a file or device into an existing one; the blocks are shared if the file system can.
 
-    :param held: the target's locked descriptor. cp inherits it, so the target stays locked if this
+    :param source: an open descriptor, as *target* is, which cp opens anew: another user may give
+        their names to other files meanwhile. cp inherits both, so a device stays taken if this
         process is killed.
     :param sparse: whether zeros become holes: ``always``, or ``never``.
     """
+    files = [f"/proc/self/fd/{one}" for one in (source, target)]
     done = subprocess.run(
-        ["cp", "--reflink=auto", f"--sparse={sparse}", "--", source, target],
+        ["cp", "--reflink=auto", f"--sparse={sparse}", "--", *files],
         env={**os.environ, "LC_ALL": "C"},
-        pass_fds=(held,),
+        pass_fds=(source, target),
         stderr=subprocess.PIPE,
         text=True,
         check=False,
@@ -258,4 +253,3 @@ def _run_cp(source: str, target: str, held: int, *, sparse: str) -> None:
     if done.returncode:
         reason = done.stderr.strip().rpartition(": ")[2]
         raise OSError(errno.EIO, reason or f"cp has ended with status {done.returncode}")
-    os.fsync(held)

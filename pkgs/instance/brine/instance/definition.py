@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shlex
+import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -361,15 +363,14 @@ def edit(arguments: argparse.Namespace) -> int:
     log_to_journal("brine")
     name = arguments.name
     before = store.load(name)
-    text = json.dumps(to_json(before), indent=2) + "\n"
-    with tempfile.NamedTemporaryFile(
-        "w", prefix=f"brine-{name}-", suffix=".json", delete=False
-    ) as f:
-        f.write(text)
-    kept = Path(f.name)
+    text = json.dumps(to_json(before), indent=2).encode() + b"\n"
+    # An editor makes files of names that it chooses: in a folder of root's alone.
+    folder = Path(tempfile.mkdtemp(prefix=f"brine-{name}-", dir=_folder_for_edits()))
+    kept = folder / f"{name}.json"
+    kept.write_bytes(text)
     try:
         _run_editor(kept)
-        if kept.read_text() == text:
+        if kept.read_bytes() == text:
             defined = Defined(before, changed=False)
         else:
             data = _input(str(kept))
@@ -378,14 +379,26 @@ def edit(arguments: argparse.Namespace) -> int:
                 raise UsageError(f"the name is {name}, and can't be edited", hint=hint)
             defined = define_instance(data, over=before)
     except BrineError:
-        if kept.read_text() == text:
-            kept.unlink()
+        if kept.read_bytes() == text:
+            shutil.rmtree(folder)
         else:
             warn(f"what you wrote is kept as {kept}")
         raise
-    kept.unlink()
+    shutil.rmtree(folder)
     tell_lines([DefinitionResult(SpecInput(name, name), defined)])
     return 0
+
+
+def _folder_for_edits() -> str:
+    """The folder of temporary files. Another user must not be able to give the name of a folder
+    there to one of their own."""
+    folder = tempfile.gettempdir()
+    status = os.stat(folder)
+    others_write = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+    if others_write or status.st_uid not in (0, os.geteuid()):
+        text = f"{folder}: other users can replace files there"
+        raise BrineError(text, hint="TMPDIR=/tmp names another folder for temporary files")
+    return folder
 
 
 def _run_editor(file: Path) -> None:

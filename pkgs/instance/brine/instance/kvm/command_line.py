@@ -55,6 +55,7 @@ class Resources:
 
     :param disks: by UUID; so are *nics*.
     :param cdroms: in the spec's order; None is an empty drive.
+    :param boot: the descriptors of the firmware, the kernel and the initrd that the spec names.
     :param console_log: gets a copy of the serial line's output; None is nowhere.
     :param uefi: the firmware's program, and the instance's variables; None leaves the firmware to
         QEMU, or to the image that the spec names.
@@ -66,6 +67,7 @@ class Resources:
     disks: Mapping[str, DiskFiles] = field(default_factory=dict)
     nics: Mapping[str, NicFiles] = field(default_factory=dict)
     cdroms: Sequence[DiskFiles | None] = ()
+    boot: Mapping[str, int] = field(default_factory=dict)
     console_log: DiskFiles | None = None
     uefi: tuple[DiskFiles, DiskFiles] | None = None
     user: tuple[int, int] | None = None
@@ -81,7 +83,7 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
         *("-name", _joined(f"guest={_escaped(spec.name)}", "debug-threads=on")),
         *("-uuid", spec.uuid),
         *("-nodefaults", "-no-user-config", "-display", "none"),
-        *_machine(spec, given.uefi),
+        *_machine(spec, given.uefi, given.boot),
         *_channels(spec, given),
         *_controllers(spec, layout),
         *_disks(spec, layout, given, boot),
@@ -106,7 +108,9 @@ def medium_node(node_name: str, fdset: int, *, is_device: bool) -> dict[str, Any
     }
 
 
-def _machine(spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None) -> Iterator[str]:
+def _machine(
+    spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None, boot: Mapping[str, int]
+) -> Iterator[str]:
     machine = [spec.machine, f"accel={spec.accel}"]
     machine += [f"pflash{number}={node}" for number, node in enumerate(_FLASH)] if uefi else []
     yield from ("-machine", _joined(*machine, *([] if spec.acpi else ["acpi=off"])))
@@ -130,10 +134,10 @@ def _machine(spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None) -> Iterator[s
             yield from _fdset(files, name)
             yield from _blockdevs([{**node, "read-only": name == _FLASH[0]}])
     elif spec.firmware:
-        yield from ("-bios", spec.firmware)
+        yield from ("-bios", f"/proc/self/fd/{boot['firmware']}")
     if spec.kernel:
-        yield from ("-kernel", spec.kernel)
-        yield from ("-initrd", spec.initrd) if spec.initrd else ()
+        yield from ("-kernel", f"/proc/self/fd/{boot['kernel']}")
+        yield from ("-initrd", f"/proc/self/fd/{boot['initrd']}") if spec.initrd else ()
         yield from ("-append", spec.append) if spec.append else ()
     else:
         # Only from devices with a place in the order.

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from brine.common import paths
 from brine.common.errors import install_hint, warn
-from brine.common.files import read_regular, write_whole
+from brine.common.files import open_safely, read_regular, write_whole
 from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
 from brine.common.process import run_bounded, unit_of
@@ -108,13 +108,8 @@ def check_node(spec: Spec) -> None:
             'so does "kvm_flag": "disabled" in hvparams of the cluster\'s configuration'
         )
         raise InstanceError(name, f"this node has no {_KVM}", hint=hint)
-    for file in (spec.firmware, spec.kernel, spec.initrd):
-        if file in ("", UEFI):
-            continue
-        if not os.access(file, os.R_OK):
-            raise InstanceError(name, f"{file}: can't be read, or is not there")
-        if not os.path.isfile(file):  # QEMU would wait for a FIFO's writer
-            raise InstanceError(name, f"{file}: is no file")
+    with ExitStack() as stack:
+        _open_boot_files(spec, stack)
     if folder := spec.huge_pages:
         rows = [line.split() for line in _MOUNTS.read_text(errors="surrogateescape").splitlines()]
         types = [row[2] for row in rows if row[1] == folder.rstrip("/")]
@@ -153,7 +148,9 @@ def read_password(spec: Spec) -> str:
     file = Path(spec.vnc_password_file)
     try:
         with telling(spec.name, f"{file}: can't be read"):
-            password = read_regular(file).decode().replace("\r\n", "\n").partition("\n")[0]
+            password = (
+                read_regular(file, safely=True).decode().replace("\r\n", "\n").partition("\n")[0]
+            )
     except UnicodeDecodeError:
         raise InstanceError(spec.name, f"{file}: is no text") from None
     if not 0 < len(password.encode()) <= LONGEST_PASSWORD:
@@ -216,6 +213,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
         disks=disks,
         nics=nics,
         cdroms=cdroms,
+        boot=_open_boot_files(spec, stack),
         console_log=console_log,
         uefi=uefi,
         user=user,
@@ -227,6 +225,22 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
 def medium(path: str | Path) -> Disk:
     """A file that QEMU only reads."""
     return Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
+
+
+def _open_boot_files(spec: Spec, stack: ExitStack) -> dict[str, int]:
+    """Open what the guest boots from, beside disks: descriptors by the spec's keys."""
+    found = {}
+    for key in ("firmware", "kernel", "initrd"):
+        if (file := getattr(spec, key)) in ("", UEFI):
+            continue
+        with telling(spec.name, f"{file}: can't be read"):
+            # QEMU would wait for a FIFO's writer.
+            descriptor = open_safely(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        stack.callback(os.close, descriptor)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InstanceError(spec.name, f"{file}: is no file")
+        (found[key],) = _inherited([descriptor])
+    return found
 
 
 def _open_console_log(spec: Spec, files: _FileSets, stack: ExitStack) -> DiskFiles | None:

@@ -1,0 +1,217 @@
+"""What root does in a folder that another user may write, while that user replaces names there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.files import new_file, open_safely, read_regular
+from brine.hotplug.disk import Disk, UnopenedError, format_of, opened
+from brine.hotplug.runtime_file import Runtime, RuntimeFileError
+from brine.instance import restart_counter, store
+from brine.instance.clone import clone_instance
+from brine.instance.kvm.resources import check_node
+from brine.instance.operations import define_instance
+from brine.instance.validate import define
+from lab.scripted_systemctl import ScriptedSystemctl
+
+_USER = 64711
+_OTHER = 64712
+_SECRET = b"only root may read this\n"
+
+# Replaces names in a folder with links to a file of root's: new ones, or in turn that of the image.
+_ATTACKER = """
+import os, sys
+folder, victim, image = sys.argv[1:]
+os.chdir(folder)
+print("attacking", flush=True)
+def replace(name, make, what):
+    make(what, "kept-swap")
+    os.rename("kept-swap", name)
+while True:
+    try:
+        if image:
+            replace(image, os.symlink, victim)
+            replace(image, os.link, f"kept-{image}")
+        for name in () if image else os.listdir("."):
+            if not name.startswith(("kept-", "web1.img")) and not os.path.islink(name):
+                replace(name, os.symlink, victim)
+    except OSError:
+        pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR")
+    for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
+    monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
+    monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
+    ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that users may enter: pytest's own is root's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="brine-shared-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def theirs(place: Path) -> Path:
+    """The user's folder, with an image."""
+    folder = place / "theirs"
+    folder.mkdir()
+    image = folder / "web1.img"
+    image.write_bytes(b"data" + bytes(4 << 20))
+    os.link(image, folder / "kept-web1.img")
+    for one in (folder, image):
+        os.chown(one, _USER, _USER)
+    return folder
+
+
+@pytest.fixture
+def secret(place: Path) -> Path:
+    """A file of root's."""
+    file = place / "secret"
+    file.write_bytes(_SECRET)
+    file.chmod(0o600)
+    return file
+
+
+@contextmanager
+def attacked(folder: Path, victim: Path, image: str = "") -> Iterator[None]:
+    """An unprivileged process replaces names in a folder while the block runs."""
+    program = subprocess.Popen(
+        [sys.executable, "-I", "-c", _ATTACKER, str(folder), str(victim), image],
+        user=_USER,
+        group=_USER,
+        extra_groups=(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert program.stdout
+        assert program.stdout.readline() == "attacking\n"
+        yield
+        assert program.poll() is None
+    finally:
+        program.send_signal(signal.SIGKILL)
+        program.communicate()
+
+
+def linked(link: Path, target: Path, owner: int = _USER) -> Path:
+    """Make a link that belongs to a user."""
+    link.symlink_to(target)
+    os.chown(link, owner, owner, follow_symlinks=False)
+    return link
+
+
+def test_a_clone_does_not_write_through_a_link(theirs: Path, secret: Path) -> None:
+    image = str(theirs / "web1.img")
+    define_instance({"name": "web1", "disks": [{"path": image, "format": "raw"}]})
+    with attacked(theirs, secret):
+        for number in range(15):
+            with suppress(BrineError):  # of a name that is taken by now
+                clone_instance("web1", f"c{number}", disks={image: str(theirs / f"c{number}")})
+    assert secret.read_bytes() == _SECRET
+    assert (secret.stat().st_uid, secret.stat().st_mode & 0o777) == (0, 0o600)
+
+
+def test_a_clone_does_not_read_through_a_link(place: Path, theirs: Path, secret: Path) -> None:
+    image = str(theirs / "web1.img")
+    define_instance({"name": "web1", "disks": [{"path": image, "format": "raw"}]})
+    copies = place / "copies"
+    copies.mkdir()
+    with attacked(theirs, secret, "web1.img"):
+        for number in range(50):
+            with suppress(BrineError):  # of the link
+                clone_instance("web1", f"c{number}", disks={image: str(copies / f"c{number}")})
+    found = {(one.read_bytes()[:4], one.stat().st_uid) for one in copies.iterdir()}
+    assert found == {(b"data", _USER)}
+
+
+@pytest.mark.parametrize("is_folder", [False, True], ids=["file", "folder"])
+def test_a_users_link_leads_root_nowhere(theirs: Path, secret: Path, is_folder: bool) -> None:
+    path = linked(theirs / "link", secret.parent if is_folder else secret)
+    path = path / "secret" if is_folder else path
+    for use in (
+        lambda: open_safely(path, os.O_RDONLY),
+        lambda: read_regular(path, safely=True),
+        lambda: opened(Disk("", path, "raw")).__enter__(),
+        lambda: format_of(path),
+    ):
+        with pytest.raises((OSError, UnopenedError), match=f"symbolic link of the user {_USER}"):
+            use()
+    define_instance({"name": "web1", "disks": [{"path": str(theirs / "web1.img")}]})
+    source = {str(theirs / "web1.img"): str(path.with_name("new"))}
+    if is_folder:
+        with pytest.raises(store.InstanceError, match=f"symbolic link of the user {_USER}"):
+            clone_instance("web1", "web2", disks=source)
+        assert sorted(one.name for one in secret.parent.iterdir()) == ["secret", "theirs"]
+
+
+@pytest.mark.parametrize("key", ["firmware", "kernel", "initrd", "vnc_password_file"])
+def test_a_start_reads_nothing_through_a_users_link(theirs: Path, secret: Path, key: str) -> None:
+    link = str(linked(theirs / "link", secret))
+    beside = {"initrd": {"kernel": "/bin/true"}, "vnc_password_file": {"vnc_bind": "::1"}}
+    keys = {"accel": "tcg", "qemu": "/bin/true", **beside.get(key, {}), key: link}
+    spec = define({"name": "web1", **keys})
+    with pytest.raises(store.InstanceError, match=f"symbolic link of the user {_USER}"):
+        check_node(spec)
+
+
+def test_links_of_root_and_of_the_files_own_owner_count(theirs: Path, secret: Path) -> None:
+    for number, (link, target) in enumerate([(0, secret), (_USER, theirs / "web1.img")]):
+        path = linked(theirs / f"link{number}", target, link)
+        descriptor = open_safely(path, os.O_RDONLY)
+        assert os.path.samestat(os.fstat(descriptor), target.stat())
+        os.close(descriptor)
+    with pytest.raises(OSError, match="symbolic link of the user"):
+        open_safely(linked(theirs / "other", theirs / "web1.img", _OTHER), os.O_RDONLY)
+
+
+def test_a_runtime_file_is_not_written_through_a_users_link(theirs: Path, secret: Path) -> None:
+    file = theirs / "runtime.json"
+    file.write_text('{"nics": [], "disks": [], "ours": 1}')
+    os.chown(file, _USER, _USER)
+    runtime = Runtime.load(linked(theirs / "link", file))
+    runtime.save(runtime.file)
+    assert (file.stat().st_uid, "ours" in file.read_text()) == (_USER, True)
+    assert runtime.file.is_symlink()
+    (theirs / "link").unlink()
+    linked(theirs / "link", secret)
+    for use in (lambda: runtime.save(runtime.file), lambda: Runtime.load(runtime.file)):
+        with pytest.raises(RuntimeFileError, match="symbolic link of the user"):
+            use()
+    assert secret.read_bytes() == _SECRET
+
+
+def test_a_new_file_replaces_nothing(theirs: Path, secret: Path) -> None:
+    target = theirs / "new"
+    with pytest.raises(FileExistsError), new_file(target) as descriptor:
+        os.write(descriptor, b"data")
+        linked(target, secret)
+    assert secret.read_bytes() == _SECRET
+    target.unlink()
+    with new_file(target) as descriptor:
+        os.write(descriptor, b"data")
+        assert not target.exists()
+    assert target.read_bytes() == b"data"
+    assert sorted(os.listdir(theirs)) == ["kept-web1.img", "new", "web1.img"]
