@@ -743,3 +743,23 @@ def test_a_pool_with_a_fault_can_only_be_replaced(brine: Run, tmp_path: Path) ->
         )
     assert brine("uidpool", "set", "1-99")[0] == 0
     assert brine("uidpool", "show")[1] == "1-99\n"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso-8859-1", "utf-8"])
+def test_all_output_has_a_place_in_every_locale(
+    filled: Run, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """Standard output has the encoding of the locale: of LC_ALL=C, ASCII."""
+    tags = ["K\u00fcche", "\u53f0\u6240"]
+    outputs = {}
+    for verb in (["apply", "-"], ["show", "/cluster/tags"], ["diff"]):
+        written = io.BytesIO()
+        output = io.TextIOWrapper(written, encoding=encoding, write_through=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", output)
+            assert filled("config", *verb, stdin={"cluster": {"tags": tags}})[0] == 0
+        outputs[verb[0]] = written.getvalue().decode(encoding)
+    assert json.loads(outputs["show"]) == tags
+    assert (tags[0] in outputs["show"]) == (encoding == "utf-8")
+    assert (tags[0] in outputs["diff"]) == (encoding != "ascii")
+    assert outputs["apply"].startswith("~ /cluster/tags: ")

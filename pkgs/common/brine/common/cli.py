@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import re
@@ -188,6 +189,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if sys.stdin is None:  # closed before we started: else the first file that is opened is it
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A locale may lack characters of names, and names of files may have any bytes.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _run(arguments)
         if sys.stdout:  # None where it was closed before we started
@@ -329,6 +333,12 @@ def print_done(text: str, *, as_json: bool = False, **facts: Any) -> None:
     """Print what a command did, such as ``started: web1``; or, for programs, an object of *facts*
     and the **result**, which is the text's first word."""
     print(json.dumps({**facts, "result": text.partition(":")[0]}) if as_json else text)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON for people and programs, with all characters that standard output can have."""
+    encoding = str(getattr(sys.stdout, "encoding", None)).lower()
+    print(json.dumps(value, indent=2, ensure_ascii=not encoding.startswith("utf")))
 
 
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths, uids
+from brine.common.cli import print_json
 from brine.common.errors import BrineError, UsageError, warn
 from brine.config import nodes, ssconf
 from brine.config.apply import apply
@@ -73,7 +74,7 @@ def _read_input(name: str, hint: str = _INPUT_HINT, *, most: int = -1) -> Any:
 def show(arguments: argparse.Namespace) -> int:
     """``brine config show``"""
     configuration = _store(arguments).read()
-    print(json.dumps(resolve(configuration, arguments.pointer), indent=2, ensure_ascii=False))
+    print_json(resolve(configuration, arguments.pointer))
     return 0
 
 
