@@ -13,7 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.hotplug.choices import LONGEST_SERIAL, RESERVED_SLOTS
+from brine.common.vm_rules import LAST_SLOT, RESERVED_SLOTS
+from brine.hotplug.choices import LONGEST_SERIAL
 
 
 class HotplugError(BrineError):
@@ -119,8 +120,6 @@ def is_like_ours(kind: DeviceKind, reference: str) -> bool:
 
 
 # Slots.
-
-LAST_SLOT = 31
 
 _LARGEST_LUN = 255
 

@@ -5,21 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 FORMATS = ("raw", "qcow2")
-CACHE_MODES = {
-    # write cache of the device, direct (past the page cache), no flush
-    "none": (True, True, False),
-    "writeback": (True, False, False),
-    "writethrough": (False, False, False),
-    "directsync": (False, True, False),
-    "unsafe": (True, False, True),
-}
-AIO_MODES = ("threads", "native", "io_uring")
-
 MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
 """QEMU's models of NICs, by the names that people know."""
-
-MOST_QUEUES = 256
-"""The most queues that the kernel allows for one tap."""
 
 SMALLEST_MTU = 68
 LARGEST_MTU = 65521
@@ -36,9 +23,6 @@ class Mode(StrEnum):
 
 LONGEST_SERIAL = 20
 """The characters of a disk's serial that virtio-blk shows (VIRTIO_BLK_ID_BYTES)."""
-
-RESERVED_SLOTS = 12
-"""Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""
 
 LOCK_TIMEOUT_S = 60.0
 QMP_TIMEOUT_S = 15.0

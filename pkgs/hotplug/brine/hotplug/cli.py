@@ -10,17 +10,15 @@ from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
 from brine.common.instances import instance_name
+from brine.common.vm_rules import RESERVED_SLOTS
+from brine.common.vm_values import AIO_MODES, CACHE_MODES, MOST_QUEUES
 from brine.hotplug.choices import (
-    AIO_MODES,
-    CACHE_MODES,
     FORMATS,
     LARGEST_MTU,
     LOCK_TIMEOUT_S,
     LONGEST_SERIAL,
     MODELS,
-    MOST_QUEUES,
     QMP_TIMEOUT_S,
-    RESERVED_SLOTS,
     SMALLEST_MTU,
     UNPLUG_TIMEOUT_S,
     Mode,

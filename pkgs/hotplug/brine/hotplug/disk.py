@@ -17,8 +17,9 @@ from brine.common import paths
 from brine.common.files import open_safely, read_json
 from brine.common.instances import specs_but
 from brine.common.process import is_listening
+from brine.common.vm_values import CACHE_MODES
 from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, default_serial
-from brine.hotplug.choices import CACHE_MODES, FORMATS
+from brine.hotplug.choices import FORMATS
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """The device that a guest sees, by bus."""

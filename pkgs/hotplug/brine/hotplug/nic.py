@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,60 +11,19 @@ from urllib.parse import quote, unquote_to_bytes
 
 from brine.common import paths
 from brine.common.errors import UsageError
+from brine.common.vm_connection import Address, check_connection, parse_address
 from brine.hotplug.address import DeviceKind, Slot
 from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
-from brine.hotplug.net.tap import is_interface_name, tap_name
+from brine.hotplug.net.tap import tap_name
 
 if TYPE_CHECKING:
     import argparse
-
-_HIGHEST_VLAN = 4094
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _ALIAS = re.compile(r"brine instance=(\S+) nic=(\S+)")
 _LONGEST_ALIAS_BYTES = 255
 # The characters of host names and UUIDs: most names need no escape.
 _PLAIN = "-._~:@+,/"
 _SAME_IN_JSON = ("instance", "uuid", "mac", "mtu", "index", "model", "queues", "vhost")
-
-
-@dataclass(frozen=True)
-class Vlans:
-    """The VLANs of a port.
-
-    :param untagged: the VLAN of frames without a tag; None if there is none.
-    :param tagged: the VLANs whose tagged frames pass.
-    """
-
-    untagged: int | None
-    tagged: frozenset[int]
-
-
-def parse_vlans(text: str) -> Vlans | None:
-    """The VLANs of a text in Ganeti's notation; None if it is empty: the link's default.
-
-    ``100`` and ``.100`` are one VLAN, whose frames have no tag for the guest. ``:100:200`` are
-    tagged VLANs. ``.100:200:300`` is both.
-
-    :raises UsageError: if the text has none of these forms.
-    """
-    text = text.strip()
-    if not text:
-        return None
-    first, *tagged = text.split(":")
-    numbers = [first.removeprefix("."), *tagged] if first else tagged
-    if not numbers or not all(map(_is_vlan, numbers)):
-        hint = f"100 (untagged), :100:200 (tagged) or .100:200 (both), each 1 to {_HIGHEST_VLAN}"
-        raise UsageError(f"not VLANs: {text!r}", hint=hint)
-    ids = list(map(int, numbers))
-    if len(set(ids)) < len(ids):
-        raise UsageError(f"VLANs {text!r}: one is there twice")
-    return Vlans(ids[0], frozenset(ids[1:])) if first else Vlans(None, frozenset(ids))
-
-
-def _is_vlan(text: str) -> bool:
-    return bool(re.fullmatch("[0-9]{1,4}", text)) and 0 < int(text) <= _HIGHEST_VLAN
 
 
 def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
@@ -101,7 +59,7 @@ class Nic:
     :param uuid: of the NIC, or its index if it has none.
     :param link: the bridge; for a routed NIC the routing table, by number or name, or nothing for
         the main one.
-    :param vlan: see :func:`parse_vlans`.
+    :param vlan: see :func:`brine.common.vm_connection.parse_vlans`.
     :param ips: the guest's addresses; a routed NIC has one or more.
     :param mtu: in bytes; None takes the link's.
     :param index: the NIC's place among the instance's, from 0.
@@ -156,16 +114,7 @@ class Nic:
         if self.model != "virtio" and (self.queues > 1 or self.vhost):
             what = "vhost" if self.vhost else "several queues"
             raise UsageError(f"{self.model} has no {what}", hint="--model virtio has")
-        vlans, addresses = parse_vlans(self.vlan), self.addresses()
-        if self.mode == Mode.ROUTED:
-            _check_routed(addresses)
-            if vlans:
-                raise UsageError("a routed NIC has no VLAN", hint="choose a table with its link")
-        elif not self.link:
-            text = f"a NIC that is {self.mode} needs its bridge"
-            raise UsageError(text, hint="give --link BRIDGE")
-        elif not is_interface_name(self.link):
-            raise UsageError(f"{self.link!a} can't be the name of a bridge")
+        check_connection(self.mode, self.link, self.vlan, self.ips)
 
     def is_wired_as(self, other: Nic) -> bool:
         """Whether both have the same connection, whatever the guest sees."""
@@ -201,19 +150,6 @@ class Nic:
         )
 
 
-def _check_routed(addresses: tuple[Address, ...]) -> None:
-    if not addresses:
-        raise UsageError("a routed NIC needs its address", hint="give --ip ADDRESS")
-    if len(set(addresses)) < len(addresses):
-        raise UsageError(f"an address is there twice: {', '.join(map(str, addresses))}")
-    for address in addresses:
-        if address.is_unspecified or address.is_loopback or address.is_multicast:
-            raise UsageError(f"{address} can't be a guest's address")
-        if address.is_link_local:
-            text = f"{address} is of one link only, and can't be routed"
-            raise UsageError(text, hint="give an address that others reach")
-
-
 def owner_of(alias: str) -> tuple[str, str] | None:
     """The instance and NIC that an interface's alias names; None if the alias is not Brine's."""
     match = _ALIAS.fullmatch(alias)
@@ -221,21 +157,6 @@ def owner_of(alias: str) -> tuple[str, str] | None:
         return None
     instance, nic = (os.fsdecode(unquote_to_bytes(name)) for name in match.groups())
     return instance, nic
-
-
-def parse_address(text: str) -> Address:
-    """An IPv4 or IPv6 address, without a prefix length.
-
-    :raises UsageError: if it is not an address.
-    """
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        hint = "an address alone, such as 192.0.2.10 or 2001:db8::10, without /LENGTH"
-        raise UsageError(f"not an address: {text!r}", hint=hint) from None
-    if address.version == 6 and address.scope_id:
-        raise UsageError(f"not an address of a guest: {text!r}", hint="leave out %INTERFACE")
-    return address
 
 
 # A NIC for QEMU and for a runtime file.

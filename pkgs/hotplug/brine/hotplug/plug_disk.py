@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
+from brine.common.vm_rules import RESERVED_SLOTS
 from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, uuid_of_path
-from brine.hotplug.choices import RESERVED_SLOTS
 from brine.hotplug.disk import (
     MOST_BACKING,
     Disk,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpClosedError, QmpError
+from brine.common.vm_connection import parse_vlans
+from brine.common.vm_rules import RESERVED_SLOTS
 from brine.hotplug.address import (
     DeviceKind,
     HotplugError,
@@ -20,10 +22,10 @@ from brine.hotplug.address import (
     new_mac,
     uuid_of_mac,
 )
-from brine.hotplug.choices import MODELS, RESERVED_SLOTS, UNPLUG_TIMEOUT_S
+from brine.hotplug.choices import MODELS, UNPLUG_TIMEOUT_S
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import check_wiring, unwire, wire
-from brine.hotplug.nic import Nic, nic_device, nic_netdev, parse_vlans, recorded_nic
+from brine.hotplug.nic import Nic, nic_device, nic_netdev, recorded_nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 

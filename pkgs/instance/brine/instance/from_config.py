@@ -13,6 +13,7 @@ from typing import Any
 
 from brine.common import outbox
 from brine.common.errors import BrineError, UsageError, warn
+from brine.common.vm_values import BOOT_DEVICES
 from brine.config import params
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
 from brine.config.nodes import find_node
@@ -22,7 +23,7 @@ from brine.instance.definition import SpecInput, define_as_asked, tell_results
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import without_state
-from brine.instance.spec import BOOT_DEVICES, SecurityModel
+from brine.instance.spec import SecurityModel
 from brine.instance.store import InstanceError
 
 _SAME = {

@@ -16,7 +16,8 @@ from typing import Any
 from xml.etree.ElementTree import Element
 
 from brine.common.errors import BrineError, UsageError, printable, warn
-from brine.hotplug.choices import AIO_MODES, CACHE_MODES, FORMATS, MODELS
+from brine.common.vm_values import AIO_MODES, CACHE_MODES
+from brine.hotplug.choices import FORMATS, MODELS
 from brine.hotplug.disk import format_of
 from brine.instance.definition import content_of, naming, print_spec
 from brine.instance.messages import log_to_journal

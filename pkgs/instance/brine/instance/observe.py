@@ -18,9 +18,10 @@ from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.markers import BELIEVED_S, Marker, MarkerKind
 from brine.common.process import begun
+from brine.common.vm_values import vm_name_fault
 from brine.instance import store, unit
 from brine.instance.owner import why_owner_absent
-from brine.instance.spec import AdminState, Source, Spec, name_fault
+from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
 
@@ -194,7 +195,7 @@ def look_at_all(
             yield _running_without(spec.name, f"its spec can't be used: {fault}")
     for name, found in sorted(loaded.items()):
         # An instance that was defined just now has a spec after all.
-        if name_fault(name) or oper_of(found) is Oper.DOWN:
+        if vm_name_fault(name) or oper_of(found) is Oper.DOWN:
             continue
         if not store.spec_file_of(name).exists():
             yield _running_without(name, "has no spec")

@@ -17,16 +17,23 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from brine.common import schema
-from brine.common.schema import SchemaError, shape_of, shown
-from brine.hotplug.choices import (
+from brine.common.schema import SchemaError, shape_of
+from brine.common.vm_rules import is_q35
+from brine.common.vm_values import (
     AIO_MODES,
+    BOOT_DEVICES,
     CACHE_MODES,
-    FORMATS,
-    LARGEST_MTU,
-    MODELS,
-    MOST_QUEUES,
-    Mode,
+    WHOLE,
+    address_fault,
+    like,
+    line,
+    listener_fault,
+    machine_fault,
+    tidy_path,
+    vm_mac_fault,
+    vm_name_fault,
 )
+from brine.hotplug.choices import FORMATS, LARGEST_MTU, MODELS, Mode
 
 SpecError = SchemaError
 """A spec that can't be used."""
@@ -36,7 +43,6 @@ VERSION = 1
 """Of the format of specs. Who changes it so that an older Brine can't read a spec as it is meant
 raises it; an older Brine runs what it knows of a newer spec, and does not define it."""
 
-BOOT_DEVICES = ("disk", "cdrom", "network")
 MACHINE_VERSIONS = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 """The machine types that mean the newest version of QEMU's, and how all of their versions begin."""
 
@@ -46,19 +52,11 @@ UEFI = "uefi"
 _LONGEST_WATCHDOG_S = 24 * 3600
 _LARGEST_ID = (1 << 32) - 2  # of users and groups: the next one is none (chown(2))
 _LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
-_LONGEST_NAME = 63
-_MOST_VCPUS = 1024
-_MOST_MEMORY_MIB = 1 << 32  # all that an x86-64 processor can address: 52 bits
-_LARGEST_WEIGHT = 10_000
 _START_S_PER_GIB = 2  # to have huge pages cleared, or memory locked, by a slow machine
 _NETWORK_S = 120
 
-# It becomes part of the names of a unit, of sockets and of files: no character of it needs an
-# escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
-_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _NODE = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?"
 _UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-_MAC = r"(?i)[0-9a-f]{2}(:[0-9a-f]{2}){5}"
 
 
 class AdminState(StrEnum):
@@ -113,57 +111,10 @@ NOT_CONFINED = {"security_model": SecurityModel.NONE.value, "chroot": False}
 # What strings of a spec may be.
 
 
-def name_fault(text: str) -> str | None:
-    """Why *text* cannot be the name of an instance; None if it can."""
-    if len(text) > _LONGEST_NAME:
-        return f"a name has at most {_LONGEST_NAME} characters"
-    if not re.fullmatch(_NAME, text):
-        return "a name begins with a letter or digit, and has letters, digits, '.', '_' and '-'"
-    return None
-
-
-def tidy_path(text: str) -> str:
-    """An absolute path without what means nothing in it, ``//`` and ``/./``; all else as it is.
-    ``..`` stays: links may lead it elsewhere."""
-    if not text.startswith("/"):
-        return text
-    return "/" + "/".join(part for part in text.split("/") if part not in ("", "."))
-
-
-def _mac_fault(text: str) -> str | None:
-    if not re.fullmatch(_MAC, text):
-        return "is no MAC address, such as 52:54:00:12:34:56"
-    if int(text[:2], 16) & 1:
-        return "is the MAC address of a group, which no NIC can have"
-    return None if text.strip("0:") else "is what QEMU takes for none"
-
-
-def _address_fault(text: str) -> str | None:
-    import ipaddress  # most specs have none
-
-    address, slash, _ = text.partition("/")
-    try:
-        ipaddress.ip_address(address)
-    except ValueError:
-        return "is no IP address"
-    return f"is an address with a length, and is to be without: {address}" if slash else None
-
-
 def _group_fault(text: str) -> str | None:
     if text.isdecimal() and not (re.fullmatch("[0-9]{1,10}", text) and int(text) <= _LARGEST_ID):
         return f"is no number of a group, which is at most {_LARGEST_ID}"
     return None
-
-
-def _listener_fault(text: str) -> str | None:
-    if text.startswith("/") or not _address_fault(text):
-        return None
-    return "is neither an IP address nor an absolute path"
-
-
-def _like(pattern: str, fault: str) -> Callable[[str], str | None]:
-    """A check of a string by a pattern of all of it."""
-    return lambda text: None if re.fullmatch(pattern, text) else fault
 
 
 def key(
@@ -174,12 +125,7 @@ def key(
 ) -> Any:
     """A key, as :func:`brine.common.schema.key` has it, whose strings can be printed."""
 
-    def fault(text: str) -> str | None:
-        if not text.isprintable():
-            return f"has characters that can't be printed: {shown(text)}"
-        return check(text) if check else None
-
-    return schema.key(default, check=fault, **limits)
+    return schema.key(default, check=line(check), **limits)
 
 
 def _path(
@@ -187,11 +133,11 @@ def _path(
     pattern: str = "/.*",
     fault: str = "must be an absolute path",
 ) -> Any:
-    return key(default, check=_like(pattern, fault), tidy=tidy_path)
+    return key(default, check=like(pattern, fault), tidy=tidy_path)
 
 
 def _uuid() -> Any:
-    return key("", check=_like(_UUID, "is no UUID"), tidy=str.lower)
+    return key("", check=like(_UUID, "is no UUID"), tidy=str.lower)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +177,7 @@ class DiskSpec:
     aio: str = key("threads", choices=AIO_MODES)
     discard: bool = key(True)
     read_only: bool = key(False)
-    serial: str = key("", check=_like("[ -~]{1,20}", "a serial has at most 20 characters of ASCII"))
+    serial: str = key("", check=like("[ -~]{1,20}", "a serial has at most 20 characters of ASCII"))
     slot: int = key(-1, minimum=-1, maximum=255)
 
 
@@ -263,13 +209,13 @@ class NicSpec:
     }
 
     uuid: str = _uuid()
-    mac: str = key("", check=_mac_fault, tidy=str.lower)
+    mac: str = key("", check=vm_mac_fault, tidy=str.lower)
     model: str = key("virtio", choices=tuple(MODELS))
     mode: str = key("bridged", choices=tuple(Mode))
     link: str = key("")
     vlan: str = key("")
-    ips: tuple[str, ...] = key((), check=_address_fault)
-    queues: int = key(1, minimum=1, maximum=MOST_QUEUES)
+    ips: tuple[str, ...] = key((), check=address_fault)
+    queues: int = key(1, **WHOLE["queues"])
     vhost: bool = key(False)
     mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
     slot: int = key(-1, minimum=-1, maximum=255)
@@ -307,27 +253,22 @@ class Spec:
     }
 
     version: int = key(VERSION, minimum=1)
-    name: str = key(check=name_fault)
+    name: str = key(check=vm_name_fault)
     uuid: str = _uuid()
     hypervisor: str = key("kvm", choices=("kvm", "xen-pvm", "xen-pvh"))
-    node: str = key("", check=_like(_NODE, "is no name of a node, such as node1.example.com"))
+    node: str = key("", check=like(_NODE, "is no name of a node, such as node1.example.com"))
     admin_state: str = key("down", choices=tuple(AdminState))
     admin_state_source: str = key("admin", choices=tuple(Source))
     tags: tuple[str, ...] = key(())
     qemu: str = _path("/usr/bin/qemu-system-x86_64")
-    machine: str = key(
-        "pc",
-        check=_like(
-            _NAME, "is no machine type, such as pc or q35; its options go into extra_arguments"
-        ),
-    )
+    machine: str = key("pc", check=machine_fault)
     accel: str = key("kvm", choices=("kvm", "tcg"))
     cpu: str = key("")
-    vcpus: int = key(1, minimum=1, maximum=_MOST_VCPUS)
-    sockets: int = key(0, minimum=0, maximum=_MOST_VCPUS)
-    cores: int = key(0, minimum=0, maximum=_MOST_VCPUS)
-    threads: int = key(0, minimum=0, maximum=_MOST_VCPUS)
-    memory_mib: int = key(1024, minimum=1, maximum=_MOST_MEMORY_MIB)
+    vcpus: int = key(1, **WHOLE["vcpus"])
+    sockets: int = key(0, **WHOLE["topology"])
+    cores: int = key(0, **WHOLE["topology"])
+    threads: int = key(0, **WHOLE["topology"])
+    memory_mib: int = key(1024, **WHOLE["memory_mib"])
     firmware: str = _path("", f"{UEFI}|/.*", f"is neither {UEFI} nor an absolute path")
     kernel: str = _path("")
     initrd: str = _path("")
@@ -337,8 +278,8 @@ class Spec:
     nics: tuple[NicSpec, ...] = key(())
     cdroms: tuple[str, ...] = _path((), "(/.*)?")
     hotplug_ports: int = key(8, minimum=0, maximum=24)
-    vnc_bind: str = key("", check=_listener_fault, tidy=tidy_path)
-    vnc_port: int = key(0, minimum=0, maximum=65535)
+    vnc_bind: str = key("", check=listener_fault, tidy=tidy_path)
+    vnc_port: int = key(0, **WHOLE["port"])
     vnc_password_file: str = _path("")
     serial_console: bool = key(True)
     usb_tablet: bool = key(False)
@@ -356,10 +297,10 @@ class Spec:
     start_timeout: int = key(0, minimum=0, maximum=_LONGEST_S)
     wait_for_network: bool = key(False)
     memory_lock: bool = key(False)
-    memory_max_mib: int = key(0, minimum=0, maximum=_MOST_MEMORY_MIB)
-    cpu_limit_percent: int = key(0, minimum=0, maximum=8192 * 100)  # Linux has 8192 processors
-    cpu_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
-    io_weight: int = key(0, minimum=0, maximum=_LARGEST_WEIGHT)
+    memory_max_mib: int = key(0, **{**WHOLE["memory_mib"], "minimum": 0})
+    cpu_limit_percent: int = key(0, **WHOLE["cpu_limit_percent"])
+    cpu_weight: int = key(0, **WHOLE["weight"])
+    io_weight: int = key(0, **WHOLE["weight"])
     start_order: int = key(100, minimum=0, maximum=999)
     owner: OwnerSpec | None = None
 
@@ -381,7 +322,7 @@ class Spec:
 
     def is_q35(self) -> bool:
         """Whether it is a machine of PCI Express, where devices plug into ports."""
-        return "q35" in self.machine
+        return is_q35(self.machine)
 
 
 def to_json(value: Any) -> dict[str, Any]:

@@ -39,16 +39,8 @@ from brine.common.markers import (
     write_marker,
 )
 from brine.common.paths import InstanceFiles
-from brine.instance.spec import (
-    VERSION,
-    Spec,
-    SpecError,
-    known_part,
-    name_fault,
-    parse,
-    to_json,
-    with_unknown,
-)
+from brine.common.vm_values import vm_name_fault
+from brine.instance.spec import VERSION, Spec, SpecError, known_part, parse, to_json, with_unknown
 
 LOCK_TIMEOUT_S = 10.0
 
@@ -98,7 +90,7 @@ def system_error(name: str, error: OSError) -> InstanceError:
 
 def spec_file_of(name: str) -> Path:
     """The file of an instance's spec."""
-    if fault := name_fault(name):
+    if fault := vm_name_fault(name):
         raise InstanceError(name or "''", fault)
     return InstanceFiles(name).spec
 
@@ -131,7 +123,7 @@ def load_sound(name: str) -> Spec | None:
 
 def names() -> list[str]:
     """The names of this node's instances."""
-    return [name for name in instance_names() if not name_fault(name)]
+    return [name for name in instance_names() if not vm_name_fault(name)]
 
 
 def load_all() -> Iterator[Spec | InstanceError]:

@@ -7,16 +7,24 @@ import uuid
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import count
-from math import prod
 from typing import Any
 
 from brine.common.errors import UsageError
+from brine.common.vm_rules import (
+    MOST_PORTS,
+    MOST_XEN_DISKS,
+    disk_faults,
+    security_faults,
+    short_uuid,
+    topology_fault,
+    vnc_port_fault,
+)
 from brine.hotplug.address import NoSlotError, default_serial, uuid_of_mac, uuid_of_path
-from brine.hotplug.choices import CACHE_MODES, Mode
+from brine.hotplug.choices import Mode
 from brine.hotplug.disk import MOST_BACKING
 from brine.hotplug.nic import usual_wiring
 from brine.instance.devices import nic_of
-from brine.instance.kvm.layout import MOST_PORTS, layout_of, on_pci
+from brine.instance.kvm.layout import layout_of, on_pci
 from brine.instance.spec import (
     MACHINE_VERSIONS,
     NOT_CONFINED,
@@ -24,16 +32,14 @@ from brine.instance.spec import (
     AdminState,
     DiskSpec,
     FormatSource,
-    Interface,
     NicSpec,
-    SecurityModel,
     Source,
     Spec,
     SpecError,
     backing_chain,
     parse,
 )
-from brine.instance.xen.config import DISK_KEYS, KEYS, MOST_DISKS, NIC_KEYS
+from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
 
 Fault = tuple[str, str, str | None]
 """The JSON pointer of a mistake, its description, and a hint."""
@@ -196,13 +202,8 @@ def check(spec: Spec) -> None:
 
 def _boot(spec: Spec) -> Iterator[Fault]:
     """Mistakes in processors and in boot keys."""
-    given = [number for number in (spec.sockets, spec.cores, spec.threads) if number]
-    product = prod(given)
-    if len(given) == 3 and product != spec.vcpus:
-        text = f"sockets, cores and threads make {product} processors, not {spec.vcpus}"
-        yield "/vcpus", text, None
-    if spec.vcpus % product:
-        yield "/vcpus", f"can't be divided among {product}", None
+    if fault := topology_fault(spec.vcpus, spec.sockets, spec.cores, spec.threads):
+        yield "/vcpus", fault, None
     yield from _twice(spec.boot_order, "/boot_order", str, "is there twice")
     for name in ("initrd", "append"):
         if getattr(spec, name) and not spec.kernel:
@@ -214,13 +215,14 @@ def _boot(spec: Spec) -> Iterator[Fault]:
 def _disks(spec: Spec) -> Iterator[Fault]:
     for index, disk in enumerate(spec.disks):
         where = f"/disks/{index}"
-        _, direct, _ = CACHE_MODES[disk.cache]
-        if disk.aio == "native" and not direct:
-            text = f"native needs a cache mode that is direct, not {disk.cache}"
-            yield f"{where}/aio", text, "choose cache none or directsync, or aio threads"
-        if disk.read_only and disk.interface == Interface.IDE:
-            hint = "give it the interface virtio or scsi"
-            yield f"{where}/read_only", "a disk of the interface ide can't be", hint
+        faults = disk_faults(
+            interface=disk.interface,
+            cache=disk.cache,
+            aio=disk.aio,
+            is_read_only=disk.read_only,
+        )
+        for key, text, hint in faults:
+            yield f"{where}/{key}", text, hint
         if disk.backing and disk.format == "raw":
             hint = "an overlay is of the format qcow2"
             yield f"{where}/backing", "a disk of the format raw can't have any", hint
@@ -265,21 +267,14 @@ def _display_and_user(spec: Spec) -> Iterator[Fault]:
             yield f"/{name}", "needs vnc_bind", hint
     if spec.vnc_bind.startswith("/") and spec.vnc_port:
         yield "/vnc_port", "a VNC socket has no port", None
-    if 0 < spec.vnc_port < 5900:
-        yield "/vnc_port", f"must be 5900 or more, but is {spec.vnc_port}", None
-    model, where = spec.security_model, "/security_user"
-    if model == SecurityModel.USER and not spec.security_user:
-        yield where, "the security model user needs it", None
-    if spec.security_user == "root":
-        hint = 'name another user; or leave it out with "security_model": "none", which is root'
-        yield where, "must not be root", hint
-    if model != SecurityModel.USER and spec.security_user:
-        yield where, f"is not used by the security model {model}", None
+    if fault := vnc_port_fault(spec.vnc_port):
+        yield "/vnc_port", fault, None
+    for key, text, advice in security_faults(spec.security_model, spec.security_user):
+        yield f"/{key}", text, advice
 
 
 def _short(device: DiskSpec | NicSpec) -> str:
-    """The part of a device's UUID in its QEMU id."""
-    return device.uuid.replace("-", "")[:8]
+    return short_uuid(device.uuid)
 
 
 def _twice(
@@ -305,8 +300,8 @@ def _check_domain(spec: Spec) -> None:
                     where=f"{where}/{one.name}",
                     hint="leave it out; brine-spec(5) says what Xen knows",
                 )
-    if len(spec.disks) > MOST_DISKS:
-        text = f"has {len(spec.disks)}, and a domain may have {MOST_DISKS}"
+    if len(spec.disks) > MOST_XEN_DISKS:
+        text = f"has {len(spec.disks)}, and a domain may have {MOST_XEN_DISKS}"
         raise SpecError(text, where="/disks")
     if not spec.kernel and not spec.disks:
         raise SpecError("must be there, where no disk has one", where="/kernel")

@@ -11,11 +11,12 @@ from typing import Any
 from brine.common import paths
 from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, tell_error, warn
+from brine.common.vm_values import vm_name_fault
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, look_at_all
 from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
-from brine.instance.spec import OwnerSpec, name_fault
+from brine.instance.spec import OwnerSpec
 from brine.instance.store import InstanceError, NoSpecError
 from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
 
@@ -148,7 +149,7 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _name(name: str) -> str:
-    if fault := name_fault(name):
+    if fault := vm_name_fault(name):
         raise UsageError(f"{name!r}: {fault}")
     return name
 

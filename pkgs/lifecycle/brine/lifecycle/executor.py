@@ -13,11 +13,12 @@ import sys
 import threading
 
 from brine.common.errors import BrineError, printable
+from brine.common.vm_values import vm_name_fault
 from brine.instance import messages, store, unit
 from brine.instance.observe import GOING, Oper, look, oper_of
 from brine.instance.operations import Stopped, stop_instance
 from brine.instance.owner import folder_of, remove_folder, why_owner_absent
-from brine.instance.spec import AdminState, Source, name_fault
+from brine.instance.spec import AdminState, Source
 from brine.instance.start import start_instance
 from brine.lifecycle.executor_client import LONGEST_PACKET, Outcome, Verb
 from brine.lifecycle.owner_watch import EndReason
@@ -93,7 +94,7 @@ def _answer(
 
 
 def _done(name: str, verb: str, cause: str) -> Outcome:
-    if fault := name_fault(name):
+    if fault := vm_name_fault(name):
         raise BrineError(f"{name!r}: {fault}")
     if verb == Verb.END:
         done = _end(name, EndReason(cause))

@@ -24,9 +24,10 @@ from brine.common.inotify import NAMES, TOUCHES, FolderWatches
 from brine.common.journal import tell
 from brine.common.message import Message
 from brine.common.systemd import ServiceManager
+from brine.common.vm_values import vm_name_fault
 from brine.instance import owner, store
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
-from brine.instance.spec import AdminState, name_fault
+from brine.instance.spec import AdminState
 from brine.lifecycle import messages
 from brine.lifecycle.executor_client import ExecutorClient, Outcome
 from brine.lifecycle.owner_watch import PAUSE_S, EndReason, OwnerWatch, is_older_run
@@ -272,7 +273,7 @@ class Handler:
             self._look_at_all()
 
     def _spec_changed(self, name: str) -> None:
-        if name_fault(name):
+        if vm_name_fault(name):
             return
         if owned := self._owned.get(name):
             self._read_spec(owned)
@@ -280,7 +281,7 @@ class Handler:
             self._add(name)
 
     def _folder_changed(self, name: str) -> None:
-        if name_fault(name):
+        if vm_name_fault(name):
             return
         if owned := self._owned.get(name):
             owned.forget_inodes()
@@ -531,7 +532,7 @@ def _folders() -> set[str]:
         return {
             entry.name
             for entry in entries
-            if entry.is_dir(follow_symlinks=False) and not name_fault(entry.name)
+            if entry.is_dir(follow_symlinks=False) and not vm_name_fault(entry.name)
         }
     return set()
 

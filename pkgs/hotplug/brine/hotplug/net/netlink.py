@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from brine.common.errors import BrineError
-from brine.hotplug.nic import Vlans, owner_of
+from brine.common.vm_connection import Vlans
+from brine.hotplug.nic import owner_of
 
 # Messages and their attributes.
 

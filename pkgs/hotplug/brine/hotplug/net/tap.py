@@ -22,10 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common.errors import BrineError, printable
-from brine.hotplug.choices import MOST_QUEUES
-
-NAME_BYTES = 15
-"""The longest name of an interface (IFNAMSIZ, less the final zero)."""
+from brine.common.vm_values import MOST_QUEUES, NAME_BYTES, is_interface_name
 
 PREFIX = "vm-"
 """The prefix of the names of Brine's taps, for patterns of a firewall and a network manager."""
@@ -113,12 +110,6 @@ def tap_name(instance: str, nic: str) -> str:
     digest = hashlib.sha256(f"{instance}\0{nic}".encode(errors="surrogateescape")).digest()
     hashed = base64.b32encode(digest).decode().lower()[:_HASH_CHARACTERS]
     return f"{PREFIX}{readable}-{hashed}" if readable else f"{PREFIX}{hashed}"
-
-
-def is_interface_name(name: str) -> bool:
-    """Whether an interface can have that name, and it is not a pattern for the kernel."""
-    is_plain = name.isprintable() and re.fullmatch(r"[^\s/:%]+", name) and name not in (".", "..")
-    return bool(is_plain) and len(os.fsencode(name)) <= NAME_BYTES
 
 
 def check_name(name: str) -> None:

@@ -19,6 +19,7 @@ from functools import partial
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
+from brine.common.vm_connection import Vlans, parse_vlans
 from brine.hotplug.choices import Mode
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, LinkError, Netlink, Proxy, Rule, set_interface
@@ -42,7 +43,7 @@ from brine.hotplug.net.tap import (
     open_tap,
     owner_for,
 )
-from brine.hotplug.nic import Nic, Vlans, owner_of, parse_vlans
+from brine.hotplug.nic import Nic, owner_of
 
 _DEFAULT_MTU = 1500
 

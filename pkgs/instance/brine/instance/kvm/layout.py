@@ -9,19 +9,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from brine.hotplug.address import LAST_SLOT, NoSlotError, Slot, lun_slot, pci_slot, port_slot
-from brine.hotplug.choices import RESERVED_SLOTS
+from brine.common.vm_rules import (
+    FIRST_PORT,
+    LAST_PORT,
+    LAST_SLOT,
+    LUNS,
+    MOST_PORTS,
+    RESERVED_SLOTS,
+    ide_units,
+    slots_fault,
+)
+from brine.hotplug.address import NoSlotError, Slot, lun_slot, pci_slot, port_slot
 from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
 SCSI_CONTROLLER = "scsi0"
-_LUNS = 256
-_MORE = "give disks the interface scsi"
-_FIRST_PORT = 6  # on pcie.0, after what the machine has itself, and our controllers
-_LAST_PORT = 29
-MOST_PORTS = _LAST_PORT - _FIRST_PORT + 1
-"""The number of devices that a q35 machine can have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +47,14 @@ def layout_of(spec: Spec) -> Layout:
 
     :raises NoSlotError: if there are more devices than slots.
     """
+    scsi = [disk for disk in spec.disks if disk.interface == Interface.SCSI]
+    ide = sum(disk.interface == Interface.IDE for disk in spec.disks) + len(spec.cdroms)
+    if fault := slots_fault(spec.machine, pci=len(on_pci(spec)), scsi=len(scsi), ide=ide):
+        raise NoSlotError(fault[0], hint=fault[1])
     layout = Layout(ports=_ports(spec))
     ports = {number: port for port, number in layout.ports.items()}
     pci = _Numbers("pci.0", ports or range(RESERVED_SLOTS, LAST_SLOT + 1), on_pci(spec))
-    scsi = [disk for disk in spec.disks if disk.interface == Interface.SCSI]
-    luns = _Numbers(f"{SCSI_CONTROLLER}.0", range(_LUNS), scsi)
+    luns = _Numbers(f"{SCSI_CONTROLLER}.0", range(LUNS), scsi)
     for number, disk in enumerate(spec.disks):
         if disk.interface == Interface.SCSI:
             layout.disks[disk.uuid] = lun_slot(luns.bus, luns.take(disk))
@@ -91,17 +97,11 @@ def _ports(spec: Spec) -> dict[str, int]:
     if not spec.is_q35():
         return {}
     devices = on_pci(spec)
-    if len(devices) > MOST_PORTS:
-        raise NoSlotError(
-            f"no slot left: {len(devices)} disks and NICs want ports, and a q35 machine has"
-            f" {MOST_PORTS}",
-            hint=_MORE,
-        )
     # Formerly plugged devices have ports of their own now, so fewer spare ports fit.
     wanted = min(len(devices) + spec.hotplug_ports, MOST_PORTS)
-    last = max((one.slot for one in devices if one.slot <= _LAST_PORT), default=0)
-    wanted = max(wanted, last - _FIRST_PORT + 1)
-    return {f"port{number}": _FIRST_PORT + number for number in range(wanted)}
+    last = max((one.slot for one in devices if one.slot <= LAST_PORT), default=0)
+    wanted = max(wanted, last - FIRST_PORT + 1)
+    return {f"port{number}": FIRST_PORT + number for number in range(wanted)}
 
 
 def _slot(number: int, ports: Mapping[int, str]) -> Slot:
@@ -109,13 +109,8 @@ def _slot(number: int, ports: Mapping[int, str]) -> Slot:
 
 
 def _place_ide(spec: Spec, layout: Layout, device_id: str) -> None:
-    buses, units = (6, 1) if spec.is_q35() else (2, 2)
+    _, units = ide_units(spec.machine)
     number = len(layout.ide)
-    if number >= buses * units:
-        raise NoSlotError(
-            f"no slot left: {buses * units} disks and CD-ROMs have the interface ide",
-            hint="give disks the interface virtio or scsi",
-        )
     layout.ide[device_id] = {"bus": f"ide.{number // units}", "unit": number % units}
 
 
@@ -133,14 +128,8 @@ class _Numbers:
         self._taken: set[int] = set()
 
     def take(self, device: DiskSpec | NicSpec) -> int:
-        number: int | None = device.slot
+        number = device.slot
         if number not in self._all or number in self._taken:
-            number = next(self._unused, None)
-        if number is None:
-            raise NoSlotError(
-                f"no slot left: {len(self._all)} disks and NICs have slots"
-                f" {self._all[0]} to {self._all[-1]} of {self.bus}",
-                hint=_MORE,
-            )
+            number = next(self._unused)  # there are enough, as slots_fault() has found
         self._taken.add(number)
         return number

@@ -21,8 +21,8 @@ from brine.common.errors import printable
 from brine.common.inotify import DirectoryWatch
 from brine.common.paths import InstanceFiles
 from brine.common.systemd import ServiceManager
+from brine.common.vm_values import vm_name_fault
 from brine.instance.serial_log import LOG_BYTES, append
-from brine.instance.spec import name_fault
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class ConsoleReader:
                 self._appeared(name)
 
     def _appeared(self, name: str) -> None:
-        if name_fault(name):
+        if vm_name_fault(name):
             return
         if line := self._lines.get(name):
             if line.is_there():

@@ -16,9 +16,9 @@ import threading
 
 from brine.common import paths
 from brine.common.errors import BrineError
+from brine.common.vm_values import vm_name_fault
 from brine.instance import messages
 from brine.instance.shutdown import stop_run
-from brine.instance.spec import name_fault
 
 FOLDER = paths.CONTROL_DIR.parent / "stopper"
 
@@ -63,7 +63,7 @@ def serve(fifo: int, *, idle_s: float) -> None:
 def _begin(line: str) -> None:
     """Begin what a line says, unless a thread is at it already."""
     name, run, pid = (*line.split(" "), "", "")[:3]
-    if name_fault(name) or not run or not pid.isdecimal():
+    if vm_name_fault(name) or not run or not pid.isdecimal():
         print(f"{_PROGRAM}: warning: no such request: {line!r}", file=sys.stderr)
         return
     with _changes:

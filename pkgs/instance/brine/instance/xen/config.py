@@ -43,7 +43,6 @@ KEYS = frozenset(
 DISK_KEYS = frozenset({"uuid", "path", "format", "format_source", "read_only", "discard"})
 NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu"})
 _ODD = frozenset("\"'\\\n\r\0")
-MOST_DISKS = len(ascii_lowercase)
 
 
 def configuration(spec: Spec) -> str:

@@ -1,0 +1,107 @@
+"""The rules between values of a VM, and the number of devices that it has room for.
+
+A spec is checked by these, and so is the cluster's configuration, of which specs are made.
+Those of NICs are in :mod:`brine.common.vm_connection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from brine.common.vm_values import CACHE_MODES, SMALLEST_VNC_PORT
+
+KeyFault = tuple[str, str, str | None]
+"""The key with a mistake, in a spec's words, a description, and a hint."""
+
+
+def topology_fault(vcpus: int, sockets: int, cores: int, threads: int) -> str | None:
+    """Why a machine can't have *vcpus* processors in that many of each; 0 is not given."""
+    given = [number for number in (sockets, cores, threads) if number]
+    product = prod(given)
+    if len(given) == 3 and product != vcpus:
+        return f"sockets, cores and threads make {product} processors, not {vcpus}"
+    return f"can't be divided among {product}" if vcpus % product else None
+
+
+def disk_faults(*, interface: str, cache: str, aio: str, is_read_only: bool) -> Iterator[KeyFault]:
+    """The mistakes of a disk, by its keys in a spec."""
+    _, direct, _ = CACHE_MODES[cache]
+    if aio == "native" and not direct:
+        text = f"native needs a cache mode that is direct, not {cache}"
+        yield "aio", text, "choose cache none or directsync, or aio threads"
+    if is_read_only and interface == "ide":
+        hint = "give it the interface virtio or scsi"
+        yield "read_only", "a disk of the interface ide can't be", hint
+
+
+def security_faults(model: str, user: str) -> Iterator[KeyFault]:
+    """The mistakes of a security model with the user of a VM, who may be empty."""
+    key = "security_user"
+    if model == "user" and not user:
+        yield key, "the security model user needs it", None
+    if user == "root":
+        hint = 'name another user; or leave it out with "security_model": "none", which is root'
+        yield key, "must not be root", hint
+    if model != "user" and user:
+        yield key, f"is not used by the security model {model}", None
+
+
+def vnc_port_fault(port: int) -> str | None:
+    """Why VNC can't have that port; 0 is none, and right."""
+    if 0 < port < SMALLEST_VNC_PORT:
+        return f"must be {SMALLEST_VNC_PORT} or more, but is {port}"
+    return None
+
+
+def short_uuid(uuid: str) -> str:
+    """The part of a device's UUID in its QEMU id: no two devices of a kind have the same."""
+    return uuid.replace("-", "")[:8].lower()
+
+
+# Slots: the numbers of devices that a machine at its start has room for.
+
+RESERVED_SLOTS = 12
+"""Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""
+LAST_SLOT = 31
+FIRST_PORT = 6  # on pcie.0, after what the machine has itself, and our controllers
+LAST_PORT = 29
+MOST_PORTS = LAST_PORT - FIRST_PORT + 1
+"""The number of devices that a q35 machine can have."""
+LUNS = 256
+MOST_XEN_DISKS = 26
+"""Disks of a domain: xvda to xvdz."""
+
+
+def is_q35(machine: str) -> bool:
+    """Whether it is a machine of PCI Express, where devices plug into ports."""
+    return "q35" in machine
+
+
+def ide_units(machine: str) -> tuple[int, int]:
+    """The IDE buses of a machine, and the units of each."""
+    return (6, 1) if is_q35(machine) else (2, 2)
+
+
+def slots_fault(machine: str, *, pci: int, scsi: int, ide: int) -> tuple[str, str] | None:
+    """Why a machine has no slots for its devices, and a hint; None if it has.
+
+    :param pci: the number of NICs and of disks of the interface virtio.
+    :param scsi: the number of disks of that interface.
+    :param ide: the number of disks of that interface, and of CD-ROM drives.
+    """
+    more, begin = "give disks the interface scsi", "no slot left: "
+    if is_q35(machine) and pci > MOST_PORTS:
+        text = f"{pci} disks and NICs want ports, and a q35 machine has {MOST_PORTS}"
+        return begin + text, more
+    most = MOST_PORTS if is_q35(machine) else LAST_SLOT + 1 - RESERVED_SLOTS
+    if pci > most:
+        text = f"{most} disks and NICs have slots {RESERVED_SLOTS} to {LAST_SLOT} of pci.0"
+        return begin + text, more
+    if scsi > LUNS:
+        return f"{begin}{LUNS} disks have the interface scsi", "give disks the interface virtio"
+    buses, units = ide_units(machine)
+    if ide > buses * units:
+        text = f"{buses * units} disks and CD-ROMs have the interface ide"
+        return begin + text, "give disks the interface virtio or scsi"
+    return None
