@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from bench import libvirt
-from bench.harness import PYTHON, Plan, Report, tell
+from bench.harness import PYTHON, Length, Plan, Report, tell
 from lab import ganeti, peer_packages, sandbox, xen_packages
 from lab.debian import host_release
 from lab.errors import LabError
@@ -37,8 +37,9 @@ class Subject:
 
     :param packages: of Brine's, which a throw-away node has, with those that they need. Without
         any, the daemon of the subject's name runs from the source tree, beside Ganeti's.
-    :param rounds: how many, and with ``--quick``.
-    :param sizes: the numbers of instances or VMs; each must be at least *smallest*.
+    :param rounds: how many, and with ``--quick``; a trial has one.
+    :param sizes: the numbers of instances or VMs; each must be at least *smallest*, and is that in
+        a trial.
     """
 
     packages: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ SUBJECTS = {
     "hotplug": Subject(("brine-hotplug",), with_libvirt=True),
     "instance": Subject(("brine-instance", "brine-kvmd"), with_libvirt=True),
     "kvmd": Subject(rounds=(3, 1), sizes=(200, 1000, 5000), smallest=103),
-    "lifecycle": Subject(("brine-lifecycle",), rounds=(1, 1), sizes=(10, 100, 1000)),
+    "lifecycle": Subject(("brine-lifecycle",), rounds=(1, 1), sizes=(10, 100, 1000), smallest=2),
     "salt": Subject(("brine-instance", "brine-kvmd", "brine-watcher")),
     "watcher": Subject(("brine-watcher",), runs_on_xen=True),
 }
@@ -69,9 +70,9 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser(name, subject).parse_args(rest)
     try:
         plan = Plan(
-            rounds=options.rounds or subject.rounds[options.quick],
-            is_quick=options.quick,
-            sizes=options.sizes,
+            rounds=options.rounds or (*subject.rounds, 1)[options.length],
+            length=options.length,
+            sizes=options.sizes or _sizes(subject, options.length),
             on_xen=options.xen,
             peer=None if subject.packages else ganeti.daemon(name),
         )
@@ -83,15 +84,32 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         found = {"plan": asdict(plan), **found}
         options.json.write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
-    return 0 if found["is_right"] else 1
+    for missing in found["missing"]:
+        print(f"bench: error: no number of Brine's: {missing}", file=sys.stderr)
+    return 0 if found["is_right"] and not found["missing"] else 1
+
+
+def _sizes(subject: Subject, length: Length) -> Sequence[int]:
+    return [subject.smallest] if subject.sizes and length is Length.TRIAL else subject.sizes
 
 
 def _parser(name: str, subject: Subject) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"bench {name}")
-    parser.set_defaults(sizes=(), xen=False)
+    parser.set_defaults(sizes=(), xen=False, length=Length.FULL)
     many, few = subject.rounds
     parser.add_argument("--rounds", type=number, help=f"how many ({many}; --quick: {few})")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter times")
+    shorter = parser.add_mutually_exclusive_group()
+    for length, help_ in (
+        (Length.QUICK, "fewer rounds, shorter times"),
+        (Length.TRIAL, "one round, as short and small as can be: is every number there?"),
+    ):
+        shorter.add_argument(
+            f"--{length.name.lower()}",
+            dest="length",
+            action="store_const",
+            const=length,
+            help=help_,
+        )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write every number")
     if subject.sizes:
 
@@ -102,9 +120,7 @@ def _parser(name: str, subject: Subject) -> argparse.ArgumentParser:
             return found
 
         help_ = f"how many instances or VMs ({','.join(map(str, subject.sizes))})"
-        parser.add_argument(
-            "--sizes", type=sizes, default=subject.sizes, metavar="N,...", help=help_
-        )
+        parser.add_argument("--sizes", type=sizes, metavar="N,...", help=help_)
     if subject.runs_on_xen:
         help_ = "instead: domains of an emulated Xen's"
         parser.add_argument("--xen", action="store_true", help=help_)
@@ -189,7 +205,8 @@ def _measure(name: str, plan: str) -> int:
         hint = "" if isinstance(error, LabError) else f"\n  hint: {error.hint}"
         print(f"bench: error: {error}{hint}", file=sys.stderr)
         return 1
-    json.dump({"text": report.text(), **asdict(report)}, sys.stdout, default=str)
+    found = {"text": report.text(), "missing": report.missing(), **asdict(report)}
+    json.dump(found, sys.stdout, default=str)
     return 0
 
 

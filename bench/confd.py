@@ -224,11 +224,9 @@ CLIENTS = 32
 WARM_UP_S = 0.3
 CLIENTS_OF_WORKERS = 128
 """More, since the kernel does not share few evenly: by their address, it is left to chance."""
-MANY_BAD = 2000
 START_PATIENCE_S = 60.0
 REPLACED_EVERY_S = 1.0
 MANY_REQUESTS = 20_000
-"""Signed before the first is sent, each with a salt of its own."""
 FRESH_REQUESTS = 100_000
 """Of those that get an answer but once: more than can be answered in the time."""
 PATIENCE_S = 10.0
@@ -261,7 +259,7 @@ def brine(*, workers: int = 1) -> MeasuredDaemon:
         f'config_file = "{CONFIG}"\nkey_file = "{ganeti.STATE}/hmac.key"\n'
         "reveal_secrets = true\n"  # as the peer does
     )
-    return ours("confd", settings, "common", "config", "confd")
+    return ours("confd", settings)
 
 
 def peer(confd: ganeti.Unpacked) -> MeasuredDaemon:
@@ -281,12 +279,14 @@ class Workload:
     """The load of a generator: its queries, its way to ask, and its duration.
 
     A client is a socket of its own with one request outstanding. With `once`, each query is asked
-    at most once, and without any warming up. With `fresh`, no datagram is sent twice. `renames` are
-    pairs of paths: the first is renamed to the second, one pair after each `REPLACED_EVERY_S`.
+    at most once, and without any warming up. Else `requests` are signed before the first is sent,
+    each with a salt of its own; with `fresh`, no datagram is sent twice. `renames` are pairs of
+    paths: the first is renamed to the second, one pair after each `REPLACED_EVERY_S`.
     """
 
     type: int
     queries: list[Any]
+    requests: int
     seconds: float
     warm_up_s: float
     clients: int = CLIENTS
@@ -309,7 +309,7 @@ class Replies:
 
     def numbers(self) -> dict[str, float]:
         """By what they are; those that too few answers came for are left out."""
-        found = {"rate": len(self.seconds) / self.elapsed_s if self.seconds else 0.0}
+        found = {"rate": len(self.seconds) / self.elapsed_s} if self.seconds else {}
         if percents := percentiles(self.seconds):
             found |= {"p50": percents[49], "p99": percents[98], "worst": max(self.seconds)}
         return found
@@ -331,7 +331,7 @@ class Clients:
         queries = load.queries
         self._requests = [
             confd_wire.request(KEY, load.type, queries[number % len(queries)], salt(number))
-            for number in range(_count(load))
+            for number in range(len(queries) if load.once else load.requests)
         ]
         self._next = 0
         self._sockets: dict[int, socket.socket] = {}
@@ -389,12 +389,6 @@ class Clients:
         return replies
 
 
-def _count(load: Workload) -> int:
-    if load.once:
-        return len(load.queries)
-    return FRESH_REQUESTS if load.fresh else MANY_REQUESTS
-
-
 def _generate(load: Workload) -> Replies:
     """Ask for as long as the load says."""
     gc.disable()
@@ -407,8 +401,8 @@ def _generate(load: Workload) -> Replies:
 class ClusterLoad:
     """The cluster at one size, which both daemons answer for."""
 
-    def __init__(self, size: Size, cores: tuple[int, int], *, is_quick: bool) -> None:
-        self._size, self._is_quick = size, is_quick
+    def __init__(self, size: Size, cores: tuple[int, int], plan: Plan) -> None:
+        self._size, self._plan = size, plan
         self._core, self._generators_core = cores
         config = ganeti_config.ganeti_config(
             nodes=size.nodes, instances=size.instances, serial=_SERIAL
@@ -447,9 +441,12 @@ class ClusterLoad:
             self._ask(result, kind)
         result.numbers[MEMORY_AFTER] = process.pss_kib()
         if result.contender == BRINE:
-            result.numbers |= {name: _cost(process, bad) for name, bad in BAD.items()}
+            result.numbers |= {
+                name: _cost(process, bad, self._plan.pick(2000, 2000, 100))
+                for name, bad in BAD.items()
+            }
         renames = []
-        for number in range(1, (3 if self._is_quick else 5) + 1):
+        for number in range(1, self._plan.pick(5, 3, 1) + 1):
             # As a replacement is: written beside it, and complete before it takes its place.
             file = CONFIG.with_name(f"config.{number}")
             text = self._text.replace(str(_SERIAL), str(_SERIAL + number))
@@ -473,11 +470,18 @@ class ClusterLoad:
 
         :param versions: of the configuration, any of which may have answered; 0: don't look.
         """
-        usual = {"seconds": 0.5 if self._is_quick else 1.0, **more}
-        warm_up_s = 0.0 if once else WARM_UP_S
+        usual = {"seconds": self._plan.pick(1.0, 0.5, 0.05), **more}
         fresh = kind.is_large and not once
-        queries = queries_of(kind, self._size)
-        load = Workload(kind.type, queries, warm_up_s=warm_up_s, once=once, fresh=fresh, **usual)
+        requests = FRESH_REQUESTS if fresh else MANY_REQUESTS
+        load = Workload(
+            kind.type,
+            queries_of(kind, self._size),
+            requests // self._plan.pick(1, 1, 10),
+            warm_up_s=0.0 if once else self._plan.pick(WARM_UP_S, WARM_UP_S, 0.05),
+            once=once,
+            fresh=fresh,
+            **usual,
+        )
         # In a process of its own, which is made here.
         context = multiprocessing.get_context("fork")
         with (
@@ -510,8 +514,8 @@ class ClusterLoad:
         return "" if is_right and heard.salt == salt(number) else f"{query}: {heard}"
 
 
-def _cost(process: MeasuredProcess, bad: bytes) -> float:
-    """The processor time that the daemon spends on such a datagram, and on receiving it.
+def _cost(process: MeasuredProcess, bad: bytes, count: int) -> float:
+    """The processor time that the daemon spends on each of such datagrams, and on receiving it.
 
     A ping after each says that it is done with; what that costs is taken off.
     """
@@ -522,12 +526,12 @@ def _cost(process: MeasuredProcess, bad: bytes) -> float:
         ping = confd_wire.request(KEY, Asks.PING, None, "ping")
         for datagrams in ((ping,), (bad, ping)):
             before_s = process.cpu_s()
-            for _ in range(MANY_BAD):
+            for _ in range(count):
                 for datagram in datagrams:
                     client.send(datagram)
                 client.recv(_LONGEST_DATAGRAM)
             times.append(process.cpu_s() - before_s)
-    return (times[1] - times[0]) / MANY_BAD
+    return (times[1] - times[0]) / count
 
 
 def _begins_to_answer(process: MeasuredProcess) -> bool:
@@ -562,7 +566,7 @@ def measure(plan: Plan) -> Report:
     sandbox.raise_loopback()
     cores = machine.share_cores()
     lines = heads(plan, "high", machine.placed({cores[0]}))
-    clusters = {size: ClusterLoad(Size(size), cores, is_quick=plan.is_quick) for size in plan.sizes}
+    clusters = {size: ClusterLoad(Size(size), cores, plan) for size in plan.sizes}
     cases = [(daemon, size) for size in plan.sizes for daemon in (echo(), brine(), peer(plan.peer))]
     for workers, name in ((1, ONE_WORKER), (2, TWO_WORKERS)):
         cases.append((replace(brine(workers=workers), name=name), plan.sizes[0]))

@@ -15,8 +15,8 @@ from pathlib import Path
 from bench import machine
 from bench.harness import Plan, Round, tell, turned
 from lab.errors import LabError
+from lab.from_source import from_source
 from lab.service_manager import ServiceManager
-from lab.tree import TREE
 from lab.waiting import wait_for
 
 JOURNAL_SOCKET = Path("/run/systemd/journal/socket")
@@ -43,20 +43,18 @@ class MeasuredDaemon:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def ours(name: str, settings: str, *packages: str, control_dir: Path = Path()) -> MeasuredDaemon:
-    """Our daemon from the source tree, as its unit runs it: journal, stored descriptors, watchdog.
-
-    :param packages: of the tree, that it needs.
-    """
+def ours(name: str, settings: str, *, control_dir: Path = Path()) -> MeasuredDaemon:
+    """Ours from the source tree, as its unit runs it: journal, stored descriptors, watchdog."""
     file = Path(f"/run/bench/{name}.toml")
+    command, environment = from_source([f"brine-{name}", "--config", str(file)])
     return MeasuredDaemon(
         name=f"brine-{name}",
-        command=[sys.executable, "-P", "-m", f"brine.{name}", "--config", str(file)],
+        command=command,
         log=Path(f"/var/log/bench/brine-{name}.log"),
         files={file: settings},
         runtime_dir=Path(f"/run/brine-{name}"),
         control_dir=control_dir,
-        env={"PYTHONPATH": ":".join(str(TREE / "pkgs" / package) for package in packages)},
+        env={"PYTHONPATH": environment["PYTHONPATH"]},
     )
 
 

@@ -1,11 +1,13 @@
 """The harness of all benchmarks: rounds in turns, timed commands, and tables of results."""
 
+import enum
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,14 @@ ENVIRONMENT = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/sbin:/usr/bin:/
 UNITS = Path("/run/systemd/system")
 
 
+class Length(enum.IntEnum):
+    """The length of a benchmark. A trial shows that every number is there, and no more."""
+
+    FULL = 0
+    QUICK = 1
+    TRIAL = 2
+
+
 @dataclass(frozen=True)
 class Plan:
     """The plan of a benchmark.
@@ -31,10 +41,14 @@ class Plan:
     """
 
     rounds: int
-    is_quick: bool
+    length: Length
     sizes: Sequence[int]
     on_xen: bool
     peer: Unpacked | None
+
+    def pick(self, full: T, quick: T, trial: T) -> T:
+        """What belongs to the plan's length."""
+        return (full, quick, trial)[self.length]
 
 
 def tell(text: str) -> None:
@@ -229,6 +243,15 @@ class Table:
 
         return "\n".join([self.title, *map(line, lines)])
 
+    def missing(self) -> Iterator[str]:
+        """The rows without a number of the first contender, which is Brine where Brine is one."""
+        if not self.rows:
+            yield self.title
+        for row in self.rows:
+            first = row.values[0] if row.values else None
+            if first is None or not math.isfinite(first):
+                yield f"{self.title}: {row.title.strip()}"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -274,3 +297,7 @@ class Report:
         heads, notes = "\n".join(self.heads), "\n".join(self.notes)
         parts = [heads, *(table.text() for table in self.tables), notes]
         return "\n\n".join(filter(None, parts))
+
+    def missing(self) -> list[str]:
+        """The numbers that Brine should have, and has not."""
+        return [one for table in self.tables for one in table.missing()]

@@ -44,7 +44,7 @@ LIST_LIMIT_MS = 500
 SETTLE_S = 0.3
 """The machine is left alone so long after something was stopped."""
 LISTED, RUNNING = 500, 20
-"""Instances for the lists, and how many of them run."""
+"""Instances for the lists, and how many of them run; a trial has a tenth of both."""
 
 
 class GuestSetup(StrEnum):
@@ -242,19 +242,19 @@ def xml_of(guest: GuestSetup) -> str:
     return _xml(guest.domain, devices, guest.qmp)
 
 
-def populate() -> None:
+def populate(listed: int, running: int) -> None:
     """Define instances and domains with a disk and a NIC each, and start some of them, with their
     processors stopped."""
     orders = []
-    for number in range(LISTED):
+    for number in range(listed):
         name = f"listed{number:04}"
-        state = {"extra_arguments": ["-S"], "admin_state": "up" if number < RUNNING else "down"}
+        state = {"extra_arguments": ["-S"], "admin_state": "up" if number < running else "down"}
         define_instance({**_spec(name), **_spec_devices(name), **state})
         file = libvirt.IMAGES / f"{name}.xml"
         xml = _xml(name, _devices(name, 3 + number // 256, number % 256))
         file.write_text(xml, encoding="utf-8")
         orders.append(f"define {file}")
-    orders += [f"start --paused listed{number:04}" for number in range(RUNNING)]
+    orders += [f"start --paused listed{number:04}" for number in range(running)]
     timed(["virsh", "--quiet", "; ".join(orders)])
     timed(["brine", "instance", "start", "--all"])
 
@@ -415,8 +415,10 @@ def measure(plan: Plan) -> Report:
         starting = {**of_guests(stack), **of_floors(stack)}
         # libvirt asks QEMU once what it can do, and kvmd is started by the first instance.
         starts = in_turns("starts", plan.rounds, starting, warm_up=True)
-    tell(f"defining {LISTED} instances, and starting {RUNNING}")
-    populate()
+    part = plan.pick(1, 1, 10)
+    listed, running = LISTED // part, RUNNING // part
+    tell(f"defining {listed} instances, and starting {running}")
+    populate(listed, running)
     # What lists, and those whom it asks. Of starts that can't be had: of a unit, or a domain, each
     # process is in a group of its own.
     machine.lead_own_group()
@@ -426,7 +428,7 @@ def measure(plan: Plan) -> Report:
     tables = [
         Table("what a start can't be less than", list(_floors(starts))),
         *(Table(f"starting a guest, {it}", list(_starts(starts, it))) for it in GuestSetup),
-        Table(f"listing {LISTED} instances, of which {RUNNING} run", list(_lists(lists))),
+        Table(f"listing {listed} instances, of which {running} run", list(_lists(lists))),
     ]
     heads = [*machine.description(*libvirt.VERSIONS_OF), f"emulated guests; rounds: {plan.rounds}"]
     return Report(heads, tables, {**starts, **lists})

@@ -85,7 +85,7 @@ _FILES: Mapping[Path, str] = {
 def brine() -> MeasuredDaemon:
     """brine-kvmd."""
     folder = Path("/run/brine/ctrl")
-    return ours("kvmd", f'control_dir = "{folder}"\n', "common", "kvmd", control_dir=folder)
+    return ours("kvmd", f'control_dir = "{folder}"\n', control_dir=folder)
 
 
 def peer(kvmd: ganeti.Unpacked) -> MeasuredDaemon:
@@ -347,7 +347,7 @@ def measure(plan: Plan) -> Report:
     sandbox.hide_state(_FILES)
     cores = machine.share_cores()
     lines = heads(plan, "real-time", machine.placed({cores[0]}, real_time=1))
-    measure_one = partial(_measure, cores=cores, is_quick=plan.is_quick)
+    measure_one = partial(_measure, cores=cores, plan=plan)
     cases = [(daemon, size) for size in plan.sizes for daemon in (brine(), peer(plan.peer))]
     rounds = list(rounds_of(plan, cases, measure_one))
     return Report.of_rounds(lines, tables(rounds, plan), rounds, of="VMs", peers=[GANETI])
@@ -365,7 +365,7 @@ def _allow_descriptors(sizes: Sequence[int]) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
 
 
-def _measure(daemon: MeasuredDaemon, size: int, *, cores: tuple[int, int], is_quick: bool) -> Round:
+def _measure(daemon: MeasuredDaemon, size: int, *, cores: tuple[int, int], plan: Plan) -> Round:
     """Run a daemon through all phases at one size."""
     result = Round(daemon.name, size)
     core, generators_core = cores
@@ -374,7 +374,7 @@ def _measure(daemon: MeasuredDaemon, size: int, *, cores: tuple[int, int], is_qu
         generating(daemon.control_dir, generators_core) as load,
         running(daemon, place(), generators_core) as process,
     ):
-        _measure_at_work(result, load, process, is_quick=is_quick)
+        _measure_at_work(result, load, process, plan)
         result.troubles += process.ending()
         is_well = not result.troubles
         result.troubles += load("troubles").result()
@@ -394,9 +394,7 @@ def _measure(daemon: MeasuredDaemon, size: int, *, cores: tuple[int, int], is_qu
     return result
 
 
-def _measure_at_work(
-    result: Round, load: Load, process: MeasuredProcess, *, is_quick: bool
-) -> None:
+def _measure_at_work(result: Round, load: Load, process: MeasuredProcess, plan: Plan) -> None:
     # The daemon may still be on its way up: its first VM waits for it, with more patience.
     load("appear", WARM_UP, 0).result()
     if load("serve", START_PATIENCE_S).result().connected < WARM_UP:
@@ -416,16 +414,16 @@ def _measure_at_work(
 
     time.sleep(BREATH_S)
     ticks = machine.cpu_ticks(process.pid)
-    time.sleep(5 if is_quick else 10)
+    time.sleep(plan.pick(10, 5, 1))
     result.numbers[IDLE] = machine.cpu_ticks(process.pid) - ticks
     grown_kib = machine.memory_kib(process.pid, "Anonymous") - base_kib
     result.numbers[MEMORY] = grown_kib / (seen.connected - WARM_UP)
 
-    seconds = load("end_each", 100 if is_quick else 500).result()
+    seconds = load("end_each", plan.pick(500, 100, 20)).result()
     if found := percentiles(seconds):
         result.numbers |= {P50: found[49], P99: found[98]}
     bursts: list[float] = []
-    for _ in range(3 if is_quick else 5):
+    for _ in range(plan.pick(5, 3, 1)):
         bursts += load("end", TOGETHER).result()
     if bursts:
         result.numbers[BURST] = statistics.median(bursts)

@@ -210,7 +210,7 @@ def measure(plan: Plan) -> Report:
                 tell(f"{size:,} VMs, round {number + 1} of {plan.rounds}: {way}")
                 result = Round(way, size)
                 try:
-                    _measure(result, way, names, 5.0 if plan.is_quick else 20.0)
+                    _measure(result, way, names, plan.pick(20.0, 5.0, 1.0))
                 except (LabError, OSError) as error:
                     result.troubles.append(str(error))
                 rounds.append(result)

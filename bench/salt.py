@@ -15,10 +15,10 @@ from lab.salt import STATES, apply_state, give_states
 
 LIMIT = 1.5
 BEACON_LIMIT_PERCENT = 0.1
-INSTANCES, STATES_OF_NOTHING = 50, 100
+INSTANCES = 50
+"""A trial has a tenth."""
+STATES_PER_INSTANCE = 2
 
-BRINE = f"state.apply brine, {INSTANCES} instances that run"
-NOTHING = f"{STATES_OF_NOTHING} states test.nop"
 BEACON = "the beacon brine, of one core"
 
 _RUN = ["/usr/local/bin/salt-call", "--local", "--out=json", "state.apply"]
@@ -31,8 +31,6 @@ _INSTANCE = {
 # A minion that has no master: it does what one that waits for its master's commands does.
 _MINION = {"master_type": "disable", "file_client": "local", "module_dirs": [STATES]}
 _BEACONS: Mapping[str, Any] = {"with it": {"brine": []}, "without": {}}
-# How long a look at the two minions takes, and with --quick. They start within seconds.
-_LOOK_S, _QUICK_LOOK_S = 60.0, 15.0
 _START_LIMIT_S = 120.0
 _CALM_PERCENT = 10.0
 
@@ -41,13 +39,16 @@ def measure(plan: Plan) -> Report:
     """A node whose packages, settings, units and instances are as pillar has them."""
     machine.lead_own_group()
     machine.favour("systemd")
-    _converge()
-    contenders = timing({BRINE: [*_RUN, "brine"], NOTHING: [*_RUN, "nothing"]})
+    instances = INSTANCES // plan.pick(1, 1, 10)
+    states = STATES_PER_INSTANCE * instances
+    _converge(instances, states)
+    ours, peer = f"state.apply brine, {instances} instances that run", f"{states} states test.nop"
+    contenders = timing({ours: [*_RUN, "brine"], peer: [*_RUN, "nothing"]})
     samples = in_turns("salt", plan.rounds, contenders, warm_up=True)
-    nothing = TableRow.of_times(NOTHING, samples[NOTHING])
-    brine = TableRow.of_times(BRINE, samples[BRINE]).beside(nothing, "").at_most(LIMIT)
+    nothing = TableRow.of_times(peer, samples[peer])
+    brine = TableRow.of_times(ours, samples[ours]).beside(nothing, "").at_most(LIMIT)
     heads = [*machine.description("systemd"), f"rounds: {plan.rounds}"]
-    idle = _idle_percents(_QUICK_LOOK_S if plan.is_quick else _LOOK_S)
+    idle = _idle_percents(plan.pick(60.0, 15.0, 2.0))
     beacon = TableRow(BEACON, "%", (idle["with it"] - idle["without"], *idle.values()))
     tables = [
         Table("a run that changes nothing", [brine, nothing]),
@@ -60,19 +61,17 @@ def measure(plan: Plan) -> Report:
     return Report(heads, tables, {**samples, "idle_percent": idle})
 
 
-def _converge() -> None:
+def _converge(count: int, states: int) -> None:
     """Have Salt make everything, and check that another run finds nothing to do."""
     timed(["ip", "link", "add", "br0", "type", "bridge"])
     # systemd knows as much of a process that sleeps as of a QEMU, and 50 of them fit anywhere.
     replace_programs("/bin/sleep infinity")
     host = Host()
-    instances = {f"bench{number:02}": _INSTANCE for number in range(INSTANCES)}
+    instances = {f"bench{number:02}": _INSTANCE for number in range(count)}
     give_states(host, {"brine": {"instance": {"instances": instances}}})
-    nops: dict[str, Any] = {
-        f"nothing{number}": {"test.nop": []} for number in range(STATES_OF_NOTHING)
-    }
+    nops: dict[str, Any] = {f"nothing{number}": {"test.nop": []} for number in range(states)}
     host.write(f"{STATES}/nothing.sls", json.dumps(nops))
-    tell(f"making {INSTANCES} instances")
+    tell(f"making {count} instances")
     apply_state(host)
     apply_state(host, "nothing")
     if changed := [one.name for one in apply_state(host) if one.changes]:

@@ -15,6 +15,7 @@ from brine.instance.xen.config import configuration
 LIMIT = 1.5
 """A pass, beside asking alone."""
 INSTANCES, SOME = 200, 20
+"""All, and those that run where some do; a trial has a tenth of both."""
 DOMAINS = 20
 
 PASS = "brine watcher run"
@@ -53,22 +54,21 @@ Samples = Mapping[str, Sequence[float]]
 
 def measure(plan: Plan) -> Report:
     """Instances of which none, some and all run, or domains; nothing is to be done about any."""
-    samples = dict(_of_domains(plan) if plan.on_xen else _of_instances(plan))
-    # Where few run, systemctl has hardly anything to ask for.
-    tables = [
-        Table(scene, list(_rows(found, 1 if scene in (_DOWN, _FEW) else 2)))
-        for scene, found in samples.items()
-    ]
+    samples: dict[str, Samples] = {}
+    tables = []
+    for scene, few_run, found in _of_domains(plan) if plan.on_xen else _of_instances(plan):
+        samples[scene] = found
+        # Where few run, systemctl has hardly anything to ask for.
+        tables.append(Table(scene, list(_rows(found, 1 if few_run else 2))))
     heads = [*machine.description("systemd"), f"rounds: {plan.rounds}"]
     return Report(heads, tables, samples)
 
 
-_DOWN, _FEW = f"{INSTANCES} instances, none runs", f"{INSTANCES} instances, {SOME} run"
-_ALL = f"{INSTANCES} instances, all run"
-
-
-def _of_instances(plan: Plan) -> Iterator[tuple[str, Samples]]:
-    names = [f"bench{number:03}" for number in range(INSTANCES)]
+def _of_instances(plan: Plan) -> Iterator[tuple[str, bool, Samples]]:
+    """The scenes: the title, whether few run, and what was measured."""
+    part = plan.pick(1, 1, 10)
+    names = [f"bench{number:03}" for number in range(INSTANCES // part)]
+    all_, some = len(names), SOME // part
     timed(
         ["systemctl", "disable", "--now", "brine-watcher.timer"],
         ["ip", "link", "add", "br0", "type", "bridge"],
@@ -80,15 +80,17 @@ def _of_instances(plan: Plan) -> Iterator[tuple[str, Samples]]:
     machine.favour("systemd")
     # systemd knows as much of a process that sleeps as of a QEMU, and 200 of them fit anywhere.
     replace_programs("/bin/sleep infinity")
-    for scene, running in ((_DOWN, 0), (_FEW, SOME), (_ALL, INSTANCES)):
+    for how_many, running in (("none runs", 0), (f"{some} run", some), ("all run", all_)):
+        scene = f"{all_} instances, {how_many}"
         tell(scene)
         define_copies(_SPEC, names, running)
         if running:
             timed(["systemctl", "start", *map(unit_of, names[:running])])
-        yield scene, in_turns(scene, plan.rounds, timing(COMMANDS), warm_up=True)
+        found = in_turns(scene, plan.rounds, timing(COMMANDS), warm_up=True)
+        yield scene, running < all_, found
 
 
-def _of_domains(plan: Plan) -> Iterator[tuple[str, Samples]]:
+def _of_domains(plan: Plan) -> Iterator[tuple[str, bool, Samples]]:
     """Domains that are paused from the start: they take no time of the one processor."""
     for number in range(DOMAINS):
         name = f"bench{number:03}"
@@ -99,7 +101,7 @@ def _of_domains(plan: Plan) -> Iterator[tuple[str, Samples]]:
         timed(["xl", "create", "-p", str(file)])
     scene = f"{DOMAINS} domains of an emulated Xen's"
     commands = timing({XL: XL.split(), **COMMANDS})
-    yield scene, in_turns(scene, plan.rounds, commands, warm_up=True)
+    yield scene, False, in_turns(scene, plan.rounds, commands, warm_up=True)
 
 
 def _rows(samples: Samples, targets: int) -> Iterator[TableRow]:
