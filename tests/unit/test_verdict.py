@@ -17,6 +17,7 @@ STOP = QmpEvent("STOP", {}, NOW + 1)
 RESUME = QmpEvent("RESUME", {}, NOW + 2)
 GUEST_RESET = QmpEvent("RESET", {"guest": True, "reason": "guest-reset"}, NOW + 3)
 HOST_RESET = QmpEvent("RESET", {"guest": False, "reason": "host-qmp-system-reset"}, NOW + 3)
+IO_ERROR = QmpEvent("BLOCK_IO_ERROR", {"action": "stop", "nospace": True}, NOW)
 PANICKED = QmpEvent("GUEST_PANICKED", {"action": "pause"}, NOW + 4)
 CRASHLOADED = QmpEvent("GUEST_CRASHLOADED", {"action": "run"}, NOW + 4)
 
@@ -57,6 +58,8 @@ def verdict(*events: QmpEvent, stop_cause: str = "", is_brines: bool = False) ->
         ),
         pytest.param([POWERDOWN, POWEROFF], ("admin", "powerdown"), id="system_powerdown"),
         pytest.param([STOP, RESUME, POWEROFF], ("user", "guest-shutdown"), id="stop, cont, off"),
+        pytest.param([IO_ERROR, STOP], ("crash", "eof"), id="a full disk, SIGKILL"),
+        pytest.param([IO_ERROR, STOP, RESUME, STOP], ("admin", "paused"), id="full, cont, stop"),
         pytest.param(
             [STOP, shutdown("host-signal", guest=False)],
             ("admin", "host-signal"),

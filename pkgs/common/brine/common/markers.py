@@ -79,6 +79,9 @@ class MarkerKind(StrEnum):
     ``until``: how long its guest may take (seconds since 1970)."""
     PAUSED = "paused"
     """An administrator has paused this run, and has not resumed it."""
+    HALTED = "halted"
+    """The QEMU of this run stands still, and no administrator has paused it: by brine-kvmd. Its
+    facts are those of :class:`brine.common.halt.Halt`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ _HALF_LINE_GRACE_S = 0.01
 _buffer = bytearray(_LINE_LIMIT)
 _view = memoryview(_buffer)
 _NEGOTIATE = wire.command("qmp_capabilities")
+_STATE = 1  # the number of this command, by which its answer is known
+_ASK_STATE = wire.command("query-status", number=_STATE)
 
 
 class ConnectionState(enum.Enum):
@@ -91,7 +93,7 @@ class Connection:
         """Begin to listen."""
         if self._restored:
             # The earlier daemon may have been killed before it sent this; twice does no harm.
-            self._send_negotiation()
+            self._send(_NEGOTIATE)
         else:
             self._timer = self._loop.call_later(greeting_timeout_s, self._tell_of_silence)
         self._listen()
@@ -114,6 +116,10 @@ class Connection:
             return peer_process(self._socket)
         except OSError:
             return 0
+
+    def ask_state(self) -> None:
+        """Ask QEMU for its RunState; :meth:`Daemon.state` gets the answer, if there is one."""
+        self._send(_ASK_STATE)
 
     def hold(self) -> None:
         """Within :meth:`Daemon.event`: leave this event unread, and all after it, for now."""
@@ -194,7 +200,7 @@ class Connection:
                 raise QmpProtocolError(f"no QMP greeting: {wire.excerpt(line)}")
             self.state = ConnectionState.NEGOTIATING
             self._owner.greeted(self)
-            self._send_negotiation()
+            self._send(_NEGOTIATE)
         elif self.state is ConnectionState.NEGOTIATING and isinstance(message, QmpReply | QmpEvent):
             # A refusal means that the negotiation was done before, and an event may overtake the
             # reply. Either way the peer sends events.
@@ -204,10 +210,14 @@ class Connection:
             self._owner.ready(self)
         if isinstance(message, QmpEvent):
             self._owner.event(self, message)
+        elif isinstance(message, QmpReply) and message.id == _STATE:
+            state = message.value.get("status") if isinstance(message.value, dict) else None
+            if isinstance(state, str):
+                self._owner.state(self, state)
 
-    def _send_negotiation(self) -> None:
+    def _send(self, command: bytes) -> None:
         with contextlib.suppress(OSError):  # a peer that has ended: reading will tell
-            self._socket.send(_NEGOTIATE)
+            self._socket.send(command)
 
     def _end(self, fault: str = "") -> None:
         self.close()

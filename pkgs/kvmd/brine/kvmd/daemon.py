@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 
 from brine.common.errors import printable
 from brine.common.journal import tell
@@ -14,6 +15,7 @@ from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.control_dir import SocketIdentity
 from brine.kvmd.discovery import Finder
+from brine.kvmd.halts import HaltRecorder
 from brine.kvmd.handover import Keeper
 from brine.kvmd.recorder import VerdictRecorder
 from brine.kvmd.settings import KvmdSettings
@@ -24,6 +26,8 @@ _STATUS_DELAY_S = 0.2
 # The most reads of a connection's pending input. Each takes a hundred lines, and all together more
 # than the socket of a peer that has stopped sending can hold.
 _LONGEST_DRAIN = 10
+# A VM whose socket is younger has just begun: what it does from now on its events tell.
+_NEW_NS = 10 * 10**9
 
 
 class Daemon:
@@ -36,6 +40,7 @@ class Daemon:
         self._watched: dict[str, Connection] = {}  # those that have their name
         self._keeper = Keeper(service)
         self._recorder = VerdictRecorder(settings, self._keeper, self._watched.get)
+        self._halts = HaltRecorder(settings)
         self._finder = Finder(settings.directory, settings.connect_retry_s, self)
         self._status_due = False
         self._rescan_timer: asyncio.TimerHandle | None = None
@@ -53,7 +58,7 @@ class Daemon:
 
     def reload(self, settings: KvmdSettings) -> None:
         """Apply other settings. Connections stay."""
-        self._settings = self._recorder.settings = settings
+        self._settings = self._recorder.settings = self._halts.settings = settings
         if settings.directory != self._finder.directory:
             self._finder.close()
             self._finder = Finder(settings.directory, settings.connect_retry_s, self)
@@ -119,6 +124,8 @@ class Daemon:
             connections.append(connection)
         for connection in connections:
             self._drain(connection)
+            if not connection.closed:
+                self._halts.restored(connection)
 
     def _drain(self, connection: Connection) -> None:
         """Act on pending events, before anything else happens."""
@@ -140,6 +147,8 @@ class Daemon:
         run = connection.record.run
         if run:
             self._recorder.keep(connection)
+        if time.time_ns() - connection.identity.modified_ns > _NEW_NS:
+            self._halts.was_there(connection)
         tell(log, messages.WATCHING, "watching", instance=connection.name)
         if self._recorder.stop_cause(connection):
             mark = f"{connection.name}.{'stop' if run else 'stopping'}"
@@ -150,7 +159,14 @@ class Daemon:
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Something happened to its VM. The event is consumed when this returns, unless the
         connection is told to hold it."""
+        before = connection.record.seen
         self._recorder.event(connection, event)
+        self._halts.event(connection, event.name, before)
+
+    def state(self, connection: Connection, state: str) -> None:
+        """Its VM is in a RunState: the answer to :meth:`Connection.ask_state`."""
+        if self._halts.state(connection, state):
+            self._recorder.keep(connection)
 
     def ended(self, connection: Connection, fault: str) -> None:
         """It is closed: its peer is gone, or does not speak QMP, which is its *fault*."""
@@ -175,6 +191,7 @@ class Daemon:
             self._finder.failed(name, identity)
 
     def _forget(self, connection: Connection) -> None:
+        self._halts.ended(connection)
         self._recorder.forget(connection)
         if self._watched.get(connection.name) is connection:
             del self._watched[connection.name]

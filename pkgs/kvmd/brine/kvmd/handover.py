@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 from urllib.parse import quote, unquote
 
 from brine.common.files import write_whole
@@ -58,6 +59,18 @@ def parse_key(key: str) -> tuple[str, SocketIdentity]:
     """The name and identity of a key, or a ValueError."""
     quoted, _, identity = key.partition("@")
     return unquote(quoted, errors="surrogateescape"), SocketIdentity.parse(identity)
+
+
+def _said(record: VmRecord) -> dict[str, Any]:
+    """A record as JSON. What was not seen is left out, as the daemon of an older version, which may
+    come next, does not know all of it."""
+    said = asdict(record)
+    said["seen"] = {
+        key: value
+        for key, value in said["seen"].items()
+        if value is not None and value is not False and value != ""
+    }
+    return said
 
 
 class Keeper:
@@ -112,7 +125,7 @@ class Keeper:
             self.drop(key)
         elif self._folder and key:
             # It is in RAM, and need not survive a power cut, as the VM does not.
-            data = json.dumps(asdict(record)).encode()
+            data = json.dumps(_said(record)).encode()
             write_whole(self._folder / f"{key}.json", data, mode=0o600, durable=False)
 
     def discard_connection(self, key: str | None) -> None:

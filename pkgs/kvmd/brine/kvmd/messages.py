@@ -12,6 +12,9 @@ VERDICTS = {
 }
 WATCHING = Message("cb23dbcbe10547679480c9e7c73d7d5c", "watching", logging.INFO)
 STOPPING = Message("4f5b7b9386564756aa1f56c280ba8d29", "stopping", NOTICE)
+HALTED = Message("8cd4ba1734cc4c1bb42820a3fa568d07", "halted", logging.WARNING)
+RESTS = Message("fc2551b77a7c4f39bc8cb064edd83579", "halted", NOTICE)
+GOES_ON = Message("e9274f923d404441b21cb87181706f07", "goes-on", NOTICE)
 RUNS_AGAIN = Message("12c229543984403bb49e8c4665c6fcc9", "runs-again", NOTICE)
 REPLACED = Message("42b82d1d9608482984bacf1f86d340f9", "replaced", logging.WARNING)
 NOBODY_LISTENS = Message("0e0f17f029364cb3870eab9633e0708d", "nobody-listens", logging.INFO)

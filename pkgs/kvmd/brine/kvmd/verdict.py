@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from brine.common.halt import PAUSED, SUSPENDED, excerpt
 from brine.common.qmp.wire import QmpEvent
 
 
@@ -35,6 +36,16 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class IoError:
+    """A BLOCK_IO_ERROR event for which QEMU stops the VM: at which block node, why, and whether its
+    storage was full."""
+
+    device: str = ""
+    reason: str = ""
+    no_space: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EventHistory:
     """The facts from a VM's events so far that bear on the verdict.
 
@@ -43,12 +54,21 @@ class EventHistory:
     :param paused: whether the VM was stopped and not resumed.
     :param panicked: whether the guest's kernel panicked and was not reset since.
     :param shutdown: the SHUTDOWN event, until the VM runs again (``-no-shutdown``).
+    :param io_error: the last one that stopped the VM, until it goes on.
+    :param halted: the RunState in which the VM stands still without an administrator's doing.
     """
 
     powerdown_usec: int | None = None
     paused: bool = False
     panicked: bool = False
     shutdown: Shutdown | None = None
+    io_error: IoError | None = None
+    halted: str = ""
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether QEMU has said that the VM stands still, whoever wanted that."""
+        return self.paused or bool(self.halted)
 
 
 NOTHING = EventHistory()
@@ -79,6 +99,8 @@ _BY_ADMIN = frozenset(
 )
 # Under -no-reboot a reset ends QEMU with SHUTDOWN. Its user wanted the VM back.
 _BY_CRASH = frozenset({"host-error", "guest-panic", "guest-reset", "subsystem-reset"})
+# States that somebody has wanted who reaches QEMU: a VM that ends in one has not crashed.
+_WANTED = frozenset({"", PAUSED, "prelaunch", "postmigrate", SUSPENDED})
 
 
 def fold(seen: EventHistory, event: QmpEvent) -> EventHistory:
@@ -90,9 +112,15 @@ def fold(seen: EventHistory, event: QmpEvent) -> EventHistory:
             return replace(seen, paused=True)
         case "RESUME" if seen.shutdown:
             # Under -no-shutdown: the request that ended the guest then explains no later end.
-            return replace(seen, paused=False, shutdown=None, powerdown_usec=None)
+            return EventHistory(panicked=seen.panicked)
         case "RESUME":
-            return replace(seen, paused=False)
+            return replace(seen, paused=False, io_error=None, halted="")
+        case "BLOCK_IO_ERROR" if event.data.get("action") == "stop":
+            return replace(seen, io_error=_io_error(event))
+        case "SUSPEND":
+            return replace(seen, halted=SUSPENDED)
+        case "WAKEUP":
+            return replace(seen, halted="")
         case "GUEST_PANICKED" | "GUEST_CRASHLOADED":
             return replace(seen, panicked=True)
         case "RESET":
@@ -106,9 +134,23 @@ def fold(seen: EventHistory, event: QmpEvent) -> EventHistory:
                 event.time_usec,
             )
             # Not replace(), which takes a good part of the time from an event to its verdict.
-            return EventHistory(seen.powerdown_usec, seen.paused, seen.panicked, shutdown)
+            return EventHistory(
+                seen.powerdown_usec,
+                seen.paused,
+                seen.panicked,
+                shutdown,
+                seen.io_error,
+                seen.halted,
+            )
         case _:
             return seen
+
+
+def _io_error(event: QmpEvent) -> IoError:
+    data = event.data
+    # The device is empty for a disk that was made by its block nodes.
+    device = excerpt(data.get("device")) or excerpt(data.get("node-name"))
+    return IoError(device, excerpt(data.get("reason")), data.get("nospace") is True)
 
 
 def judge(
@@ -143,7 +185,7 @@ def _judge(seen: EventHistory, end: Shutdown | None, powerdown_stale_s: float) -
         return (Who.ADMIN if end.guest is False else Who.CRASH), str(reason)
     if seen.panicked:
         return Who.CRASH, "guest-panic"
-    if seen.paused:
+    if seen.paused and not seen.io_error and seen.halted in _WANTED:
         return Who.ADMIN, "paused"
     if end is None:  # killed, or migrated away
         return Who.CRASH, "eof"
