@@ -237,7 +237,7 @@ def test_a_kernel_on_the_disk() -> None:
 
 def test_what_means_nothing_here_is_told() -> None:
     _, ignored = imported(configured(kernel_path="/k", vif_script="/etc/vif", xen_cmd="xm"))
-    assert ignored == ["vif_script"]
+    assert ignored == ["vif_script"]  # the other is no instance's to set
 
 
 def test_one_that_needs_a_machine_is_not_run_here() -> None:

@@ -80,6 +80,7 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "io_weight": (0, [1, 10_000], WEIGHT),
     "start_order": (100, [0, 999], [*NUMBER, -1, 1000]),
     "owner": (None, [{"watchdog_timeout": 9, "group": "ci", "restart_with_owner": True}], ["ci"]),
+    "ignored": ([], [["vga", "os"]], LIST),
 }
 
 OWNER: dict[str, tuple[Any, list[Any], list[Any]]] = {

@@ -12,6 +12,7 @@ from brine.common.errors import nearest
 from brine.common.schema import SchemaError, member, shown
 from brine.config import params, verify
 from brine.config.devices import merge_devices
+from brine.config.effect import without_effect
 from brine.config.merge import Draft, Json, fill
 from brine.config.model import KINDS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
@@ -49,10 +50,16 @@ class InputError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The result of an input."""
+    """The result of an input.
+
+    :param notes: for people, such as on a state that was kept.
+    :param without_effect: the places of the input, as JSON pointers, that set what Brine keeps and
+        does not go by.
+    """
 
     new: Configuration
-    notes: tuple[str, ...]  # for people, such as on a state that was kept
+    notes: tuple[str, ...]
+    without_effect: tuple[str, ...] = ()
 
 
 @shallow()
@@ -85,7 +92,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
         notes = ["imported as it is, with its serial numbers"]
         if faults := verify.find(new):
             notes.append(f"it has faults: {len(faults)}; brine config verify lists them")
-        return Applied(new, tuple(notes))
+        return Applied(new, tuple(notes), tuple(without_effect(declared, new)))
     draft = Draft(current, declared, foreign=foreign)
     _check_keys(draft)
     cluster = _merge_cluster(draft)
@@ -104,7 +111,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     _check_moves(draft, new)
     if draft.mistakes:
         raise InputError(draft.mistakes)
-    return Applied(new, tuple(draft.notes))
+    return Applied(new, tuple(draft.notes), tuple(without_effect(declared, new)))
 
 
 def _masked(value: Any, where: str) -> Iterator[str]:

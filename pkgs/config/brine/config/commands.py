@@ -18,6 +18,7 @@ from brine.common.errors import BrineError, UsageError, warn
 from brine.config import nodes, ssconf
 from brine.config.apply import apply
 from brine.config.diff import Change, changes
+from brine.config.effect import summary
 from brine.config.model import Configuration, resolve
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
@@ -49,7 +50,10 @@ def apply_file(arguments: argparse.Namespace) -> int:
             store.expect_none_lost()
         applied = apply(writer.current, declared, prune=arguments.prune)
         writer.write(applied.new)
-    return _tell_change(arguments, writer, applied.notes)
+    notes, ignored = list(applied.notes), list(applied.without_effect)
+    if ignored:
+        notes.append(f"kept, and without effect in Brine: {summary(ignored)}")
+    return _tell_change(arguments, writer, notes, without_effect=ignored)
 
 
 def _read_input(name: str, hint: str = _INPUT_HINT, *, most: int = -1) -> Any:

@@ -254,7 +254,8 @@ CLASSES: dict[str, type[ConfigObject]] = {"cluster": Cluster, "nic": ConfigNic, 
 """The kinds of objects: ``cluster``, ``nic``, or a section."""
 
 
-def _defaults(kind: str) -> Json:
+def new_object(kind: str) -> Json:
+    """The values that a new object of a kind has where the input says nothing."""
     left_out = {"uuid", *_ABSENT[kind].split()}
     found = {}
     for key, what in shape_of(CLASSES[kind]).by_key.items():
@@ -269,7 +270,7 @@ def fill(kind: str, data: Json, *, only: set[str] | None = None) -> None:
     :param kind: of :data:`CLASSES`.
     :param only: these keys; None means all.
     """
-    for key, value in _defaults(kind).items():
+    for key, value in new_object(kind).items():
         if key not in data and (only is None or key in only):
             data[key] = value
     if kind == "cluster":

@@ -281,8 +281,9 @@ def tell_lines(results: Sequence[DefinitionResult], *, dry_run: bool = False) ->
             name = one.defined.spec.name
             waits = name in changed and name in seen and _waits(seen[name])
             print(_line(one, dry_run=dry_run, waits=waits))
-        for parameter in one.given.ignored or ():
-            warn(f"{one.given.label}: its parameter {parameter} has no effect here")
+        if one.given.ignored:
+            names = ", ".join(one.given.ignored)
+            warn(f"{one.given.label}: the cluster's configuration sets, without effect: {names}")
     return status
 
 

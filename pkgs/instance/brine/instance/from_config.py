@@ -15,6 +15,7 @@ from brine.common import outbox
 from brine.common.errors import BrineError, UsageError, warn
 from brine.common.vm_values import BOOT_DEVICES
 from brine.config import params
+from brine.config.effect import ignored_wishes
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
 from brine.config.nodes import find_node
 from brine.config.store import ConfigStore, read_configuration
@@ -44,10 +45,8 @@ _SAME = {
 }
 """Parameters that mean the same under another name."""
 
-_WITHOUT_EFFECT = {"kvm_pci_reservations", "migration_caps", "migration_downtime", "vnet_hdr"}
-_WITHOUT_EFFECT |= {"migration_bandwidth", "migration_mode", "migration_port", "serial_speed"}
-# Brine uses xl, and disks are xvda, xvdb and so on.
-_WITHOUT_EFFECT |= {"blockdev_prefix", "xen_cmd"}
+_MAY_REPEAT = ("user_shutdown",)
+"""Parameters that may say the same as another key of the configuration."""
 _XEN = "xen-pvm"
 _PYGRUB = "pygrub"  # of whose guests GRUB itself finds the kernel, too
 _USUAL_WEIGHT = 256
@@ -57,17 +56,8 @@ _INTERFACES = {"paravirtual": "virtio", "ide": "ide", "scsi": "scsi", "scsi-hd":
 _MODELS = {"paravirtual": "virtio", "e1000": "e1000", "rtl8139": "rtl8139"}
 
 
-class _Parameters(dict[str, Any]):
-    """Hypervisor parameters of an instance; *read* are those that the spec has taken over."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.read: set[str] = set()
-
-    def __getitem__(self, name: str) -> Any:
-        """A parameter, which counts as read from now on."""
-        self.read.add(name)
-        return super().__getitem__(name)
+_Parameters = Mapping[str, Any]
+"""The hypervisor parameters of an instance."""
 
 
 def define_all(arguments: argparse.Namespace) -> int:
@@ -150,7 +140,30 @@ def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str,
     if kind not in ("kvm", _XEN):
         text = f"its hypervisor is {kind}, and only kvm and {_XEN} are run here"
         raise InstanceError(instance.name, text)
-    hv = _Parameters(configuration.hv_params(instance))
+    hv, usual = configuration.hv_params(instance), params.defaults(params.HYPERVISORS[kind])
+    data = _data_of(configuration, instance, hv)
+    ignored = []
+    for name in hv:
+        other = {**usual, **hv, name: usual.get(name)}
+        is_set = hv[name] != other[name] and name not in _MAY_REPEAT
+        if is_set and not _differs(configuration, instance, other, data):
+            ignored.append(name)
+    ignored += ignored_wishes(configuration, instance)
+    return {**data, "ignored": ignored}, ignored
+
+
+def _differs(
+    configuration: Configuration, instance: Instance, hv: _Parameters, data: dict[str, Any]
+) -> bool:
+    """Whether other hypervisor parameters would make another spec than *data*."""
+    try:
+        return _data_of(configuration, instance, hv) != data
+    except BrineError:
+        return True
+
+
+def _data_of(configuration: Configuration, instance: Instance, hv: _Parameters) -> dict[str, Any]:
+    """The spec of an instance that has these hypervisor parameters."""
     backend = configuration.be_params(instance)
     data: dict[str, Any] = {
         "name": instance.name,
@@ -165,15 +178,11 @@ def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str,
         "disks": [_disk(configuration, instance, uuid) for uuid in instance.disks],
         "nics": [_nic(configuration, nic) for nic in instance.nics],
     }
-    if kind == _XEN:
-        data |= _domain(instance, hv)
-    else:
-        data |= _machine(instance, hv)
-        _add_devices(instance, hv, data)
-    usual = params.defaults(params.HYPERVISORS[kind])
-    done = hv.read | _WITHOUT_EFFECT
-    ignored = [name for name in hv if name not in done and hv.get(name) != usual.get(name)]
-    return data, ignored
+    if instance.hypervisor == _XEN:
+        return data | _domain(instance, hv)
+    data |= _machine(instance, hv)
+    _add_devices(instance, hv, data)
+    return data
 
 
 def _user_shutdown(configuration: Configuration, instance: Instance, hv: _Parameters) -> str:
@@ -255,7 +264,7 @@ def _machine(instance: Instance, hv: _Parameters) -> dict[str, Any]:
     if program != _DEFAULT_PROGRAM:
         data["qemu"] = program
     if data["kernel"]:
-        console = "console=ttyS0,38400" if data["serial_console"] else ""
+        console = f"console=ttyS0,{hv['serial_speed']}" if data["serial_console"] else ""
         data["append"] = " ".join(_some(root and f"root={root}", words, console))
     else:
         data["initrd"] = ""  # which it would have no use for

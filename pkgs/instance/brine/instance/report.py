@@ -38,7 +38,7 @@ _NOTHING_OF_QEMU: Mapping[str, Any] = {
     "guest_addresses": None,
 }
 _ODD_ANSWERS = (QmpError, TypeError, KeyError, ValueError, AttributeError, OSError)
-_SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source")
+_SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source", "ignored")
 
 
 def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
@@ -110,6 +110,9 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for line in found["last_words"])
     if found["spec"]["hypervisor"] == "kvm" and found["spec"]["security_model"] == "none":
         yield f"{'Warning:':<{width}} {AS_ROOT}"
+    if ignored := found["spec"]["ignored"]:
+        names = ", ".join(ignored)
+        yield f"{'Warning:':<{width}} the cluster's configuration sets, without effect: {names}"
     yield "Spec:"
     for key, value in found["spec"].items():
         if key not in _SAID_ABOVE and (found["spec"]["hypervisor"] == "kvm" or key in KEYS):

@@ -15,7 +15,7 @@ from brine.instance.spec import to_json
 _READ_WHEN_NEEDED = frozenset(
     {
         *("version", "name", "node", "admin_state", "admin_state_source", "tags"),
-        *("user_shutdown", "shutdown_timeout", "start_order", "owner"),
+        *("user_shutdown", "shutdown_timeout", "start_order", "owner", "ignored"),
     }
 )
 

@@ -303,6 +303,7 @@ class Spec:
     io_weight: int = key(0, **WHOLE["weight"])
     start_order: int = key(100, minimum=0, maximum=999)
     owner: OwnerSpec | None = None
+    ignored: tuple[str, ...] = key(())
 
     def is_xen(self) -> bool:
         """Whether it is a domain of Xen's."""

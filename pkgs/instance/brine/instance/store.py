@@ -46,6 +46,7 @@ LOCK_TIMEOUT_S = 10.0
 
 _MODE = 0o640
 _GROUP = "brine"
+_NEWER_KEYS = ("owner", "ignored")
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
 
@@ -139,9 +140,10 @@ def load_all() -> Iterator[Spec | InstanceError]:
 
 def save(spec: Spec) -> None:
     content = to_json(spec)
-    if spec.owner is None:
-        # Brine 0.1, which may read it after a downgrade, does not know this key.
-        del content["owner"]
+    for name in _NEWER_KEYS:
+        # An older Brine, which may read it after a downgrade, does not know these keys.
+        if not content[name]:
+            del content[name]
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays
         with suppress(OSError, ValueError, RecursionError):
