@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths, process
-from brine.common.cli import EntryPoint, Parser
-from brine.common.instances import instance_name
+from brine.common.cli import EntryPoint, Parser, instance_name
 from brine.common.process import unit_of
 from brine.instance import console, operations, store
 from brine.instance.spec import Spec, to_json

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -18,21 +17,16 @@ READERS = "be root, or in the group brine"
 """A hint for users who may not read specs."""
 
 _SUFFIX = ".json"
-_UUID = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def instance_name(given: str) -> str:
-    """The name of an instance that a command line gives by its name or its UUID.
+def name_by_uuid(uuid: str) -> str | None:
+    """The name of the instance of a UUID; None if there is none.
 
-    A name comes first. What is neither is returned as it is, and the command refuses it.
-
-    :raises BrineError: if a UUID is given, and the specs can't be read.
+    :raises BrineError: if the specs can't be read.
     """
-    if not _UUID.fullmatch(given) or InstanceFiles(given).spec.exists():
-        return given
-    uuid = given.lower()
-    found = (name for name, data in specs_but(None) if str(data.get("uuid")).lower() == uuid)
-    return next(found, given)
+    wanted = uuid.lower()
+    found = (name for name, data in specs_but(None) if str(data.get("uuid")).lower() == wanted)
+    return next(found, None)
 
 
 def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:

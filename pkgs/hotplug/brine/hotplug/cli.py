@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from brine.common.cli import Command, add_verb, seconds, whole_number
-from brine.common.instances import instance_name
+from brine.common.cli import Command, add_verb, instance_name, seconds, whole_number
 from brine.common.vm_rules import RESERVED_SLOTS
 from brine.common.vm_values import AIO_MODES, CACHE_MODES, MOST_QUEUES
 from brine.hotplug.choices import (

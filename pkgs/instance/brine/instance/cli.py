@@ -6,8 +6,7 @@ import argparse
 from argparse import ArgumentTypeError
 from typing import Any
 
-from brine.common.cli import Command, add_verb, seconds, whole_number
-from brine.common.instances import instance_name
+from brine.common.cli import Command, add_verb, instance_name, seconds, whole_number
 
 _DEFINITION = "brine.instance.definition"
 _OPERATIONS = "brine.instance.operations"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from brine.common.cli import Command, add_verb, seconds
-from brine.common.instances import instance_name
+from brine.common.cli import Command, add_verb, instance_name, seconds
 
 _COMMANDS = "brine.lifecycle.commands"
 

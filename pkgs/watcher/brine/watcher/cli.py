@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from brine.common.cli import Command, add_verb
-from brine.common.instances import instance_name
+from brine.common.cli import Command, add_verb, instance_name
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
