@@ -43,6 +43,23 @@ def test_each_has_a_uuid_and_each_nic_a_mac() -> None:
     assert other.nics[0].mac not in macs
 
 
+def test_a_spec_without_a_processor_model_has_the_clusters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    assert web1().cpu == ""
+    file = tmp_path / "ssconf_hvparams_kvm"
+    for line, emulated in (("cpu_type=Haswell,+aes", "Haswell,+aes"), ("cpu_type=host,-svm", "")):
+        file.write_text(f"acpi=True\n{line}\n")
+        assert web1().cpu == line.removeprefix("cpu_type=")
+        assert web1(accel="tcg").cpu == emulated
+        assert web1(cpu="qemu64").cpu == "qemu64"
+        assert web1(cpu="").cpu == ""
+    assert define({"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}).cpu == ""
+    file.write_text("cpu_type=\n")
+    assert web1().cpu == ""
+
+
 def test_the_version_of_a_machine_type_stays() -> None:
     started = replace(web1(), machine="pc-i440fx-7.2")
     for given in ({}, {"machine": "pc"}, {"machine": "pc-i440fx-7.2"}):

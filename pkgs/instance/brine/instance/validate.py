@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from itertools import count
 from typing import Any
 
+from brine.common import paths
 from brine.common.errors import UsageError
 from brine.common.vm_rules import (
     MOST_PORTS,
@@ -66,6 +67,8 @@ def define(
     _refuse_newer(data, before)
     spec = parse(Spec, data)
     spec = replace(spec, **_kept(spec, data, before))
+    if "cpu" not in data and not spec.is_xen():
+        spec = replace(spec, cpu=_usual_cpu(spec))
     if spec.admin_state != AdminState.DOWN:
         # A user can only shut an instance down.
         spec = replace(spec, admin_state_source=Source.ADMIN.value)
@@ -83,6 +86,17 @@ def define(
         hint = "lower it, or give disks the interface scsi"
         raise SpecError(text, where="/hotplug_ports", hint=hint)
     return spec
+
+
+def _usual_cpu(spec: Spec) -> str:
+    """The cluster's processor model; empty if it has none, or this instance can't have it: only KVM
+    has the node's own processor."""
+    try:
+        lines = (paths.SSCONF_DIR / "ssconf_hvparams_kvm").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""  # no cluster
+    model = dict(line.split("=", 1) for line in lines if "=" in line).get("cpu_type", "")
+    return "" if spec.accel == "tcg" and model.partition(",")[0] == "host" else model
 
 
 def _refuse_newer(data: Any, before: Spec | None) -> None:
