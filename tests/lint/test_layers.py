@@ -143,6 +143,7 @@ LATE = {
     "brine.hotplug.net.tap": "only instances with a NIC need it",
     "brine.hotplug.net.wiring": "as that",
     "brine.hotplug.nic": "as that, with hashlib",
+    "brine.common.instances": "few commands are given a UUID",
     "brine.instance.devices": "most instances end in order",
     "brine.instance.history": "only a start that failed needs it",
     "brine.instance.kvm.live_changes": "only a start that drops devices needs it",
