@@ -10,6 +10,8 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -351,3 +353,59 @@ def test_a_second_client_of_a_monitor_waits_and_is_told_why(still: Vm) -> None:
                 pass
         assert "one at a time" in (late.value.hint or "")
         assert first.execute("query-status")
+
+
+# What two VMs would have.
+
+
+@pytest.fixture
+def pair(machine: Machine) -> Iterator[list[Vm]]:
+    """Two VMs that have not begun to run, each with a runtime file as an instance's."""
+    machine.shell("mount -t tmpfs tmpfs /var/lib; mkdir -p /var/lib/brine/runtime")
+    try:
+        with ExitStack() as stack:
+            vms = []
+            for name in ("web1", "web2"):
+                machine.path(Path("/var/lib/brine/runtime", f"{name}.json")).write_text(EMPTY)
+                options = [*MACHINES["pc"], "-S"]
+                vms.append(stack.enter_context(start_vm(machine, name, options)))
+            yield vms
+    finally:
+        machine.shell("umount /var/lib")
+
+
+def test_two_at_once_do_not_get_one_mac(pair: list[Vm]) -> None:
+    def add(vm: Vm, mac: str) -> str:
+        try:
+            return vm.brine("nic", "add", "--link", "br0", "--mac", mac)
+        except CommandError as error:
+            return str(error.stderr)
+
+    for number, mac in enumerate(BOOT_MACS, start=1):
+        with ThreadPoolExecutor() as pool:
+            said = sorted(pool.map(add, pair, [mac, mac]))
+        assert f"brine: error: {mac} is the MAC address of web" in said[0]
+        assert said[1].startswith("plugged in: ")
+        assert sum(len(vm.taps()) for vm in pair) == number
+
+
+def test_a_mac_of_another_that_runs_is_refused_by_every_way(pair: list[Vm]) -> None:
+    first, second = pair
+    first.plug("nic", "--link", "br0", "--mac", MAC)
+    second.plug("nic", "--link", "br0", "--mac", OTHER_MAC)
+    before = [(vm.traces(), vm.listed("nic")) for vm in pair]
+    add = ("nic", "add", "--link", "br0", "--mac", MAC.upper())
+    change = ("nic", "modify", OTHER_MAC, "--mac", MAC)
+    for words in (add, change):
+        for options in ((), ("--dry-run",), ("--no-hotplug",)):
+            said = second.refusal(*words, *options)
+            assert f"{MAC} is the MAC address of web1" in said
+    assert [(vm.traces(), vm.listed("nic")) for vm in pair] == before
+
+
+def test_a_disk_of_another_that_runs_is_refused_by_every_way(pair: list[Vm], image: Path) -> None:
+    first, second = pair
+    first.plug("disk", "--path", image)
+    for options in ((), ("--dry-run",), ("--no-hotplug",)):
+        said = second.refusal("disk", "add", "--path", image, *options)
+        assert f"{image}: is a disk of web1 too, {image}" in said

@@ -79,7 +79,7 @@ class Node:
             "qemu": sorted(self.qemu.holds()),
             "taps": _taps(),
             "tap records": [name for name in records.load_all() if name == TAP],
-            "begun": sorted(file.name for file in transaction.STATE_DIR.glob("*")),
+            "begun": sorted(file.name for file in paths.HOTPLUG_DIR.glob("*")),
             "NICs": self.recorded(DeviceKind.NIC),
             "disks": self.recorded(DeviceKind.DISK),
         }
@@ -88,7 +88,7 @@ class Node:
 @pytest.fixture
 def node(own_files: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A VM on a node with two bridges."""
-    monkeypatch.setattr(transaction, "STATE_DIR", tmp_path / "begun")
+    monkeypatch.setattr(paths, "HOTPLUG_DIR", tmp_path / "begun")
     image = tmp_path / "disk"
     image.write_bytes(bytes(4096))
     runtime = tmp_path / "web1.json"
@@ -511,7 +511,7 @@ def test_a_record_that_is_damaged_is_told_and_kept_aside(
     node.qemu.guest = Guest.IGNORES
     with pytest.raises(BrineError):
         change_the_nic(node, 0.3)
-    (file,) = transaction.STATE_DIR.glob("*.json")
+    (file,) = paths.HOTPLUG_DIR.glob("*.json")
     (begun,) = json.loads(file.read_bytes())
     kept = []
     for damaged in ({**begun, "before": {}}, {**begun, "of a later version": 1}, 5):
@@ -521,8 +521,8 @@ def test_a_record_that_is_damaged_is_told_and_kept_aside(
         settle_all()
         assert "can't be read" in caplog.text
         kept.append(json.dumps([damaged]))
-        assert sorted(one.read_text() for one in transaction.STATE_DIR.iterdir()) == sorted(kept)
-        assert list(transaction.STATE_DIR.glob("*.json")) == []
+        assert sorted(one.read_text() for one in paths.HOTPLUG_DIR.iterdir()) == sorted(kept)
+        assert list(paths.HOTPLUG_DIR.glob("*.json")) == []
     remove_the_nic(node)
 
 
@@ -547,10 +547,10 @@ def test_a_vm_that_ended_is_forgotten(node: Node) -> None:
     add_a_nic(node)
     node.qemu.fail_at(0, Fault.UNHEARD)
     node.qemu.has_failed()
-    ended = transaction.STATE_DIR / "4194304-1-1.json"  # above the highest PID
+    ended = paths.HOTPLUG_DIR / "4194304-1-1.json"  # above the highest PID
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    ours = transaction.STATE_DIR / f"4194304-1-{namespace}.json"
-    transaction.STATE_DIR.mkdir(exist_ok=True)
+    ours = paths.HOTPLUG_DIR / f"4194304-1-{namespace}.json"
+    paths.HOTPLUG_DIR.mkdir(exist_ok=True)
     half_written = unfinished(ours)
     for file in (ended, ours, half_written):
         file.write_text("[]")

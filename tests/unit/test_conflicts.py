@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import conflicts, paths
+from brine.common.instances import DOMAIN_SPEC
+from brine.common.markers import MarkerKind, write_marker
 from brine.common.paths import InstanceFiles
+from brine.common.process import unit_of
 from brine.instance import store
-from brine.instance.conflicts import refuse_in_use, refuse_shared
+from brine.instance.conflicts import refuse_conflicts, refuse_in_use
 from brine.instance.operations import define_instance
-from brine.instance.spec import SpecError
+from brine.instance.spec import SpecError, to_json
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.fake_qemu import FakeQemus
@@ -68,8 +73,8 @@ def test_nodes_of_the_same_device_are_the_same_disk(disk: Path) -> None:
         pytest.skip("only root can make devices")
     define_instance(with_disk("web1", first))
     with pytest.raises(SpecError, match=f"{second} is a disk of web1 too, {first}"):
-        refuse_shared(define(with_disk("web2", second)))
-    refuse_shared(define(with_disk("web2", other)))
+        refuse_conflicts(define(with_disk("web2", second)), None)
+    refuse_conflicts(define(with_disk("web2", other)), None)
 
 
 def test_one_that_nobody_writes_may_be_shared(disk: Path) -> None:
@@ -182,3 +187,103 @@ def test_what_is_unplugged_is_free_and_a_damaged_runtime_file_keeps_nobody(
     for content in ("{", "[]", '{"disks": 5, "spec": {"disks": 5}}'):
         (paths.RUNTIME_DIR / "web1.json").write_text(content)
         refuse_in_use(define(with_disk("web2", disk)))
+
+
+# MAC addresses and UUIDs
+
+MAC, UUID = "52:54:00:aa:00:01", "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
+
+
+def with_mac(name: str, mac: str = MAC, **keys: Any) -> dict[str, Any]:
+    return {"name": name, "nics": [{"link": "br0", "mac": mac}], **keys}
+
+
+def test_one_that_runs_has_its_mac_and_uuid_to_itself(own_node: Path, qemus: FakeQemus) -> None:
+    runs(qemus, "web1", spec={"uuid": UUID}, nics=[{"mac": MAC.upper()}])
+    with pytest.raises(InstanceError, match=f"{MAC}: is in use by web1, as its MAC address"):
+        refuse_in_use(define(with_mac("web2")))
+    with pytest.raises(InstanceError, match=f"{UUID}: is in use by web1, as its UUID"):
+        refuse_in_use(define({"name": "web2", "uuid": UUID}))
+    refuse_in_use(define(with_mac("web1", uuid=UUID)))
+
+
+def test_a_domain_that_runs_has_its_mac_to_itself(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file tells, as nothing is plugged into a domain."""
+    monkeypatch.setattr(conflicts, "runs_in", lambda pid, unit: (pid, unit) == (7, unit_of("xen1")))
+    domain = InstanceFiles("xen1").domain
+    domain.parent.mkdir(exist_ok=True)
+    spec = define(with_mac("xen1", hypervisor="xen-pvh", kernel="/vmlinuz"))
+    domain.write_text(f"{DOMAIN_SPEC}{json.dumps(to_json(spec))}\n")
+    refuse_in_use(define(with_mac("web2")))
+    write_marker(MarkerKind.START, "xen1", run="run", pid=7)
+    with pytest.raises(InstanceError, match=f"{MAC}: is in use by xen1, as its MAC address"):
+        refuse_in_use(define(with_mac("web2")))
+
+
+def test_what_is_just_being_plugged_in_counts(
+    own_node: Path, qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record of begun work has it; the runtime file does not yet."""
+    monkeypatch.setattr(paths, "HOTPLUG_DIR", own_node / "begun")
+    runs(qemus, "web1", spec={}, nics=[])
+    row = {"qmp": str(InstanceFiles("web1").qmp), "device": {"mac": MAC}, "before": {}}
+    paths.HOTPLUG_DIR.mkdir()
+    (paths.HOTPLUG_DIR / "socket-5.json").write_text(json.dumps([5, row]))
+    (paths.HOTPLUG_DIR / "socket-6.json").write_text("{")
+    with pytest.raises(InstanceError, match=f"{MAC}: is in use by web1"):
+        refuse_in_use(define(with_mac("web2")))
+
+
+def test_a_plugged_mac_is_its_instances_at_the_next_start_too(own_node: Path) -> None:
+    define_instance({"name": "web1"})
+    started = json.loads((paths.SPECS_DIR / "web1.json").read_text())
+    runtime = {"spec": started, "nics": [{"mac": MAC}], "disks": []}
+    (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
+    with pytest.raises(SpecError, match="^/nics/0/mac: is the MAC address of web1"):
+        define_instance(with_mac("web2"))
+
+
+@pytest.mark.parametrize("state", ["up", "down"])
+def test_one_that_comes_back_from_offline_is_refused_what_another_has(
+    disk: Path, state: str
+) -> None:
+    for spec in (with_mac("web1"), with_disk("web1", disk)):
+        define_instance({**spec, "admin_state": "offline"})
+        define_instance({**spec, "name": "web2", "uuid": ""})
+        with pytest.raises(SpecError, match="of web2"):
+            define_instance({**spec, "admin_state": state})
+        define_instance({"name": "web2"})
+        define_instance({**spec, "admin_state": state})
+
+
+def test_of_many_definitions_at_once_one_gets_the_mac(own_node: Path) -> None:
+    script = (
+        "import json, sys; from pathlib import Path; from brine.common import paths\n"
+        "folder = Path(sys.argv[1])\n"
+        "for key in ('LOCK_DIR', 'RUNTIME_DIR', 'CONTROL_DIR', 'MARKS_DIR'):\n"
+        "    setattr(paths, key, folder / key)\n"
+        "paths.SPECS_DIR = folder / 'instances'\n"
+        "from brine.instance.operations import define_instance\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+        "define_instance(json.loads(sys.argv[2]))\n"
+    )
+    names = [f"web{number}" for number in range(4)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    there = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(own_node), json.dumps(with_mac(name))],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            **pipes,  # type: ignore[call-overload]
+        )
+        for name in names
+    ]
+    for one in there:
+        assert one.stdout.readline() == b"ready\n"
+    for one in there:
+        one.stdin.close()
+    assert sorted(one.wait(60) for one in there) == [0, 1, 1, 1]
+    for one in there:
+        one.stdout.close()
+    assert len(store.names()) == 1

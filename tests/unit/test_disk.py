@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from brine.common import paths
+from brine.common.conflicts import ConflictError, refuse_taken
 from brine.hotplug.address import HotplugError, uuid_of_path
-from brine.hotplug.disk import Disk, opened, refuse_disk_of_others, size_of
+from brine.hotplug.disk import Disk, opened, size_of
 from lab.fake_qemu import FakeQemus
 
 UUID = "6a0f4f0d-0000-4000-8000-00000000000a"
@@ -153,8 +154,8 @@ def has_run(name: str, *rows: dict[str, Any], **keys: Any) -> None:
 
 
 def refused(disk: Disk, own: str | None = "web2") -> str:
-    with pytest.raises(HotplugError) as told:
-        refuse_disk_of_others(disk, own)
+    with pytest.raises(ConflictError) as told:
+        refuse_taken(own, disk.claims())
     return str(told.value)
 
 
@@ -164,13 +165,13 @@ def test_a_disk_of_another_is_refused_by_any_name(disk: Disk) -> None:
     link.symlink_to(disk.path)
     assert refused(Disk(disk.uuid, link)) == f"{link}: is a disk of web1 too, {disk.path}"
     assert refused(disk, None)  # of a QEMU that is no instance
-    refuse_disk_of_others(disk, "web1")
+    refuse_taken("web1", disk.claims())
 
 
 def test_one_that_nobody_writes_may_be_shared(disk: Disk) -> None:
     is_defined("web1", row(disk, read_only=True))
     assert refused(disk)
-    refuse_disk_of_others(Disk(disk.uuid, disk.path, read_only=True), "web2")
+    refuse_taken("web2", Disk(disk.uuid, disk.path, read_only=True).claims())
 
 
 def test_what_was_plugged_in_or_on_ide_counts_also_when_it_has_ended(disk: Disk) -> None:
@@ -185,7 +186,7 @@ def test_what_was_unplugged_is_free(disk: Disk, qemus: FakeQemus) -> None:
     spec = is_defined("web1", row(disk))
     has_run("web1", spec=spec)
     qemus.start(paths.CONTROL_DIR / "web1.qmp")
-    refuse_disk_of_others(disk, "web2")
+    refuse_taken("web2", disk.claims())
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -201,7 +202,7 @@ def test_a_disk_that_is_not_there_at_the_next_start_is_free_unless_it_is_in_use(
         qemus.start(paths.CONTROL_DIR / "web1.qmp")
         assert "is a disk of web1 too" in refused(disk)
     else:
-        refuse_disk_of_others(disk, "web2")
+        refuse_taken("web2", disk.claims())
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"disks": 5}', '{"disks": [5, {"path": 5}]}'])
@@ -209,4 +210,4 @@ def test_what_is_damaged_keeps_nobody(disk: Disk, content: str) -> None:
     is_defined("web1")
     (paths.RUNTIME_DIR / "web1.json").write_text(content)
     (paths.SPECS_DIR / "web3.json").write_text(content)
-    refuse_disk_of_others(disk, "web2")
+    refuse_taken("web2", disk.claims())

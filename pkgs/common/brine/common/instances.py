@@ -1,7 +1,8 @@
-"""The specs of all instances of a node, to find disks and addresses that two would share."""
+"""The instances of a node: their names, their specs, and what they were started with."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -10,11 +11,14 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.files import read_json
+from brine.common.files import read_json, read_regular
 from brine.common.paths import InstanceFiles
 
 READERS = "be root, or in the group brine"
 """A hint for users who may not read specs."""
+
+DOMAIN_SPEC = "# Of the spec "
+"""Begins a line of a domain's configuration, which has the spec of its start."""
 
 _SUFFIX = ".json"
 
@@ -70,3 +74,37 @@ def instance_names() -> list[str]:
 def _content(file: Path, _inode: int, _written_ns: int) -> Any:
     # A process that defines hundreds of instances reads each spec once.
     return read_json(file)
+
+
+# What an instance was started with.
+
+
+def runtime_of(name: str) -> Mapping[str, Any] | None:
+    """The content of an instance's runtime file; None if there is none that can be used."""
+    data = read_json(InstanceFiles(name).runtime)
+    return data if isinstance(data, Mapping) else None
+
+
+def started_with(name: str) -> Any:
+    """The spec of an instance's last start, as JSON; None if that is not known."""
+    domain = InstanceFiles(name).domain
+    if not os.path.exists(domain):  # nor for who may not look
+        return (runtime_of(name) or {}).get("spec")
+    try:
+        for line in read_regular(domain).decode(errors="replace").splitlines():
+            if line.startswith(DOMAIN_SPEC):
+                return json.loads(line.removeprefix(DOMAIN_SPEC))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return None
+
+
+def instance_behind(qmp: Path, runtime: Path | None) -> str | None:
+    """The name of the instance with a QMP socket or a runtime file; None if the VM may be none."""
+    if runtime:
+        file = Path(os.path.realpath(runtime))
+        if file.parent == Path(os.path.realpath(paths.RUNTIME_DIR)):
+            return file.stem
+    # Unlike Path.resolve(), this accepts a loop of symbolic links.
+    socket = Path(os.path.realpath(qmp))
+    return socket.stem if socket.parent == Path(os.path.realpath(paths.CONTROL_DIR)) else None

@@ -9,6 +9,7 @@ ETC_DIR = Path("/etc/brine")
 CONTROL_DIR = Path("/run/brine/ctrl")
 MARKS_DIR = Path("/run/brine/marks")
 TAPS_DIR = Path("/run/brine/taps")
+HOTPLUG_DIR = Path("/run/brine/hotplug")
 LIFECYCLE_DIR = Path("/run/brine/lifecycle")
 ENDED_DIR = Path("/run/brine/ended")
 CONTROL_GROUP = "brine-ctrl"

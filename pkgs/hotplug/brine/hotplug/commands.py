@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
+from brine.common.conflicts import Claim, claiming, claims_of, refuse_taken
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.hotplug import plug_disk, plug_nic
@@ -20,7 +22,6 @@ from brine.hotplug.choices import Mode
 from brine.hotplug.disk import (
     Disk,
     recorded_disk,
-    refuse_disk_of_others,
     refuse_other_format,
     size_of,
 )
@@ -56,11 +57,14 @@ def add_nic(arguments: argparse.Namespace) -> int:
         arguments.mac = arguments.mac or new_mac()
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
-        entry = recorded_nic(nic_from(arguments, arguments.qmp.stem, nic_uuid))
-        return _record(arguments, partial(_with_nic, entry), "nic {} is there at the next start")
+        nic = nic_from(arguments, arguments.qmp.stem, nic_uuid)
+        how = partial(_with_nic, recorded_nic(nic))
+        return _record(arguments, how, "nic {} is there at the next start", nic.claims())
 
     def work(vm: Vm) -> Result:
         nic = nic_from(arguments, vm.name, nic_uuid)
+        if vm.dry_run:
+            vm.refuse_taken(nic.claims())
         if finished := vm.was_finished(request):
             done = _finished(finished)
         else:
@@ -74,7 +78,9 @@ def modify_nic(arguments: argparse.Namespace) -> int:
     find_socket(arguments)
     if arguments.no_hotplug:
         how = partial(_with_changed_nic, arguments)
-        return _record(arguments, how, "nic {} is changed at the next start")
+        # A NIC that has no new MAC address claims nothing that it does not have.
+        claims = claims_of({"nics": [{"mac": arguments.mac}]})
+        return _record(arguments, how, "nic {} is changed at the next start", claims)
 
     def work(vm: Vm) -> Result:
         request = _request("modify", arguments)
@@ -85,6 +91,8 @@ def modify_nic(arguments: argparse.Namespace) -> int:
             if found is None:
                 raise _unknown(vm, DeviceKind.NIC, arguments.device)
             nic = with_options(arguments, plug_nic.nic_of(found))
+            if vm.dry_run and nic.mac != found.value:
+                vm.refuse_taken(nic.claims())
             done = plug_nic.modify_nic(vm, found, nic, request=request)
         return _nic_result(arguments, done, "changed", nic)
 
@@ -118,16 +126,17 @@ def _nic_result(arguments: argparse.Namespace, done: DeviceChange, word: str, ni
 def add_disk(arguments: argparse.Namespace) -> int:
     find_socket(arguments)
     disk = _disk(arguments)
-    refuse_disk_of_others(disk, instance_of(arguments))
     is_format_said = arguments.format is not None
     if arguments.no_hotplug:
         if not is_format_said:
             refuse_other_format(disk)
         entry = recorded_disk(disk, size_of(disk))
         how = partial(_with_disk, entry)
-        return _record(arguments, how, "disk {} is there at the next start")
+        return _record(arguments, how, "disk {} is there at the next start", disk.claims())
 
     def work(vm: Vm) -> Result:
+        if vm.dry_run:
+            vm.refuse_taken(disk.claims())
         done = plug_disk.add_disk(
             vm,
             disk,
@@ -255,10 +264,13 @@ How = Callable[[Runtime], tuple[Runtime, str]]
 """Changes the content of a runtime file; returns the UUID of the device, too."""
 
 
-def _record(arguments: argparse.Namespace, how: How, said: str) -> int:
+def _record(
+    arguments: argparse.Namespace, how: How, said: str, claims: Iterable[Claim] = ()
+) -> int:
     """Change the runtime file, and print the result.
 
     :param said: what happens at the next start, with braces for the UUID.
+    :param claims: what the VM gets that no other instance may have.
     """
     file = runtime_file(arguments)
     if file is None:
@@ -272,11 +284,13 @@ def _record(arguments: argparse.Namespace, how: How, said: str) -> int:
         return new
 
     dry_run = arguments.dry_run
-    if dry_run:
-        old = Runtime.load(file)
-        is_changed = changed(old) != old
-    else:
-        is_changed = change(file, changed, timeout_s=arguments.lock_timeout)
+    with contextlib.nullcontext() if dry_run else claiming():
+        refuse_taken(instance_of(arguments), claims)
+        if dry_run:
+            old = Runtime.load(file)
+            is_changed = changed(old) != old
+        else:
+            is_changed = change(file, changed, timeout_s=arguments.lock_timeout)
     result = {"uuid": uuid, "recorded": not dry_run, "changed": is_changed, "dry_run": dry_run}
     word = "would be recorded" if dry_run else "recorded"
     text = printable(said.format(uuid))

@@ -1,22 +1,21 @@
-"""Disks: their settings, the files or devices behind them, and the instances that use these."""
+"""Disks: their settings, and the files or devices behind them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brine.common import paths
-from brine.common.files import open_safely, read_json
-from brine.common.instances import specs_but
-from brine.common.process import is_listening
+from brine.common.conflicts import Claim, claims_of, layers_of
+from brine.common.files import open_safely
 from brine.common.vm_values import CACHE_MODES
 from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, default_serial
 from brine.hotplug.choices import FORMATS
@@ -61,6 +60,10 @@ class Disk:
         """The serial that the guest sees: at most 20 characters."""
         return self.serial or default_serial(self.uuid)
 
+    def claims(self) -> Iterator[Claim]:
+        """What no other VM may have."""
+        return claims_of({"disks": [self.to_json()]})
+
     def to_json(self) -> dict[str, Any]:
         """The disk as a runtime file has it."""
         inner: dict[str, Any] | None = None
@@ -76,10 +79,8 @@ class Disk:
 
 def backing_of(disk: Mapping[str, Any]) -> tuple[Backing, ...]:
     """The backing files of a disk as a runtime file or a spec has it, the nearest first."""
-    found: list[Backing] = []
-    while (disk := disk.get("backing") or {}) and len(found) < MOST_BACKING:
-        found.append(Backing(Path(disk["path"]), disk["format"]))
-    return tuple(found)
+    layers = itertools.islice(layers_of(disk), MOST_BACKING)
+    return tuple(Backing(Path(one["path"]), one["format"]) for one in layers)
 
 
 def fdset_opaque(device_id: str, disk: Disk) -> str:
@@ -355,112 +356,3 @@ def _check_format(disk: Disk, descriptor: int) -> None:
         hint = "qemu-img convert makes an image that stands alone"
     if fault:
         raise HotplugError(f"{disk.path}: {fault}", hint=hint)
-
-
-# The users of a disk: two VMs that write one disk destroy its file system.
-
-
-@dataclass(frozen=True, slots=True)
-class DiskUse:
-    """The use of a disk by an instance."""
-
-    path: str
-    read_only: bool
-
-
-def shared(path: str, *, read_only: bool, uses: Iterable[DiskUse]) -> DiskUse | None:
-    """The use of the disk at *path* that conflicts, as one of both writes it; None if none does."""
-    identity = _identity(path)
-    for use in uses:
-        if not (use.read_only and read_only) and _identity(use.path) == identity:
-            return use
-    return None
-
-
-def is_same(path: str, other: str) -> bool:
-    """Whether two paths lead to one disk."""
-    return _identity(path) == _identity(other)
-
-
-def _identity(path: str) -> tuple[int | str, ...]:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return ("path", os.path.realpath(path))  # it may be there later
-    if stat.S_ISBLK(status.st_mode):
-        return ("device", status.st_rdev)
-    return ("file", status.st_dev, status.st_ino)
-
-
-def refuse_disk_of_others(disk: Disk, own: str | None) -> None:
-    """Refuse a disk that another instance of this node has, running or not, if either writes it.
-
-    :param own: the instance that the disk is for, if any.
-    """
-    for name, spec in specs_but(own):
-        runtime = runtime_of(name)
-        uses = uses_of_spec(spec, runtime) if spec.get("admin_state") != "offline" else []
-        # The spec may have changed since the start.
-        if runtime and is_listening(paths.CONTROL_DIR / f"{name}.qmp"):
-            uses += uses_of_runtime(runtime)
-        if other := shared(str(disk.path), read_only=disk.read_only, uses=uses):
-            raise HotplugError(
-                f"{disk.path}: is a disk of {name} too, {other.path}",
-                hint=f"take it out of {name} first, or have it read-only in both",
-            )
-
-
-def uses_of_spec(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> list[DiskUse]:
-    """The disks of an instance at its next start: those of its spec, and those plugged since its
-    last start, unless its spec was changed meanwhile.
-
-    :param spec: as JSON; so is *runtime*, the content of its runtime file.
-    """
-    started = runtime.get("spec") if runtime else None
-    keys = ("disks", "nics")
-    if isinstance(started, Mapping) and all(started.get(key) == spec.get(key) for key in keys):
-        return [*_plugged(runtime), *_cdroms(spec)]
-    return [*_uses(_list_in(spec, "disks")), *_cdroms(spec)]
-
-
-def uses_of_runtime(runtime: Mapping[str, Any]) -> list[DiskUse]:
-    """The disks that an instance was started with, and those plugged since."""
-    return [*_plugged(runtime), *_cdroms(runtime.get("spec"))]
-
-
-def ide_disks(runtime: Any) -> Iterator[DiskUse]:
-    """The IDE disks. IDE has no hotplug, so they are only in the spec of the last start."""
-    spec = runtime.get("spec") if isinstance(runtime, Mapping) else None
-    rows = _list_in(spec, "disks")
-    return _uses([row for row in rows if isinstance(row, dict) and row.get("interface") == "ide"])
-
-
-def runtime_of(name: str) -> Mapping[str, Any] | None:
-    """The content of an instance's runtime file; None if there is none that can be used."""
-    data = read_json(paths.InstanceFiles(name).runtime)
-    return data if isinstance(data, Mapping) else None
-
-
-def _plugged(runtime: Any) -> Iterator[DiskUse]:
-    yield from _uses(_list_in(runtime, "disks"))
-    yield from ide_disks(runtime)
-
-
-def _cdroms(spec: Any) -> Iterator[DiskUse]:
-    """The media of CD-ROM drives, which are only read."""
-    for path in _list_in(spec, "cdroms"):
-        if isinstance(path, str) and path:
-            yield DiskUse(path, read_only=True)
-
-
-def _list_in(data: Any, key: str) -> list[Any]:
-    found = data.get(key) if isinstance(data, Mapping) else None
-    return found if isinstance(found, list) else []
-
-
-def _uses(rows: list[Any]) -> Iterator[DiskUse]:
-    for row in rows:
-        if isinstance(row, Mapping) and isinstance(row.get("path"), str):
-            yield DiskUse(row["path"], row.get("read_only") is True)
-            with contextlib.suppress(TypeError, KeyError, AttributeError):
-                yield from (DiskUse(str(each.path), read_only=True) for each in backing_of(row))

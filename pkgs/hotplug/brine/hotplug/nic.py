@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
 
 from brine.common import paths
+from brine.common.conflicts import Claim, claims_of
 from brine.common.errors import UsageError
 from brine.common.vm_connection import Address, check_connection, parse_address
 from brine.hotplug.address import DeviceKind, Slot
@@ -86,6 +87,10 @@ class Nic:
     def tap_name(self) -> str:
         """The default name of its tap."""
         return tap_name(self.instance, self.uuid)
+
+    def claims(self) -> Iterator[Claim]:
+        """What no other VM may have: its MAC address."""
+        return claims_of({"nics": [{"mac": self.mac}]})
 
     def alias(self) -> str:
         """The alias of its tap, which names the instance and the NIC."""

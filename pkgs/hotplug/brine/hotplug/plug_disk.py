@@ -7,28 +7,25 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from brine.common.conflicts import claims_of, ide_disks, is_same_disk
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
 from brine.common.vm_rules import RESERVED_SLOTS
 from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, uuid_of_path
 from brine.hotplug.disk import (
     MOST_BACKING,
     Disk,
-    DiskUse,
     Opened,
     block_node_names,
     block_nodes,
     disk_device,
     fdset_opaque,
-    ide_disks,
-    is_same,
     opened,
     recorded_disk,
-    shared,
     size_of,
 )
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
@@ -72,7 +69,7 @@ def add_disk(
         _check_record(vm, entry)
         if vm.dry_run:
             return change
-        with vm.doing(PendingAction.ADD, change, device=entry) as undo:
+        with vm.doing(PendingAction.ADD, change, disk.claims(), device=entry) as undo:
             _put_in(vm, undo, disk, files, slot)
     return change
 
@@ -89,7 +86,7 @@ def _existing(vm: Vm, disk: Disk, bus: Bus) -> tuple[Device, Disk] | None:
             return device, _same(vm, device, known.get(device.device_id), disk, bus)
     for device in there:
         one = known.get(device.device_id)
-        if one and _conflicts(disk, [DiskUse(str(one.path), one.read_only)]):
+        if one and _conflicts(disk, [one.to_json()]):
             if disk.uuid != uuid_of_path(str(disk.path)):
                 text = f"{disk.path}: is plugged in already, as {device.device_id}"
                 raise HotplugError(text, hint="leave out --uuid, or give it that one's")
@@ -101,8 +98,10 @@ def _existing(vm: Vm, disk: Disk, bus: Bus) -> tuple[Device, Disk] | None:
     return None
 
 
-def _conflicts(disk: Disk, uses: Iterable[DiskUse]) -> bool:
-    return bool(shared(str(disk.path), read_only=disk.read_only, uses=uses))
+def _conflicts(disk: Disk, others: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one of both writes a file of the other."""
+    theirs = list(claims_of({"disks": list(others)}))
+    return any(one.excludes(other) for one in disk.claims() for other in theirs)
 
 
 def _plugged_disks(machine: Machine) -> dict[str, Disk]:
@@ -129,7 +128,7 @@ def _same(vm: Vm, device: Device, known: Disk | None, disk: Disk, bus: Bus) -> D
     if device.name.bus is not bus:
         unlike.append(f"bus {device.name.bus}")
     hint = f"{vm.command('disk remove', device.device_id)} takes it out"
-    if known and not is_same(str(known.path), str(disk.path)):
+    if known and not is_same_disk(str(known.path), str(disk.path)):
         hint += "; or give this one another --uuid"
     vm.refuse_otherwise(device, unlike, hint)
     _check_record(vm, recorded_disk(disk, 0))

@@ -58,7 +58,7 @@ def add_nic(
         check_wiring(nic)
         return change
     known = {"request": request or {}, "device": recorded_nic(nic, slot)}
-    with vm.doing(PendingAction.ADD, change, **known) as undo:
+    with vm.doing(PendingAction.ADD, change, nic.claims(), **known) as undo:
         put_in(vm, undo, nic, slot)
     return change
 
@@ -74,7 +74,8 @@ def modify_nic(
     before = nic_of(device)
     if before == nic:
         return device.change(changed=False)
-    if nic.mac != before.mac:
+    claims = list(nic.claims()) if nic.mac != before.mac else []
+    if claims:
         _refuse_taken_mac(vm, nic.mac)
     check_wiring(nic)
     slot = vm.machine.slot_of(device.device_id, device.name)
@@ -83,7 +84,7 @@ def modify_nic(
         return change
     known: dict[str, Any] = {"request": request or {}, "device": recorded_nic(nic, slot)}
     known |= {"before": before.to_json(), "slot": asdict(slot)}
-    with vm.doing(PendingAction.MODIFY, change, **known) as doing:
+    with vm.doing(PendingAction.MODIFY, change, claims, **known) as doing:
         take_out(vm, device)
         doing.by(partial(put_back, vm, before, slot), asks_qemu=True)
         doing.note(is_out=True)

@@ -6,13 +6,15 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from brine.common import paths
+from brine.common.conflicts import Claim, claiming, ide_disks, is_same_disk, refuse_taken
 from brine.common.errors import BrineError
+from brine.common.instances import instance_behind
 from brine.common.locks import LockedError, node_lock
 from brine.common.privileges import Capability, may
 from brine.common.process import is_listening
@@ -20,7 +22,6 @@ from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutErr
 from brine.hotplug import messages, plug_disk, plug_nic
 from brine.hotplug.address import DeviceKind, HotplugError, RefusedByGuestError, Slot
 from brine.hotplug.choices import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
-from brine.hotplug.disk import ide_disks, is_same
 from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of, monitor
 from brine.hotplug.relay import Relay
@@ -80,7 +81,7 @@ class Vm:
             for one in self.devices(kind)
             if wanted in (one.device_id, one.value.lower())
             or one.is_of(wanted)
-            or (one.path and may_be_path and is_same(one.path, reference))
+            or (one.path and may_be_path and is_same_disk(one.path, reference))
         ]
         if len(found) > 1:
             ids = ", ".join(one.device_id for one in found)
@@ -96,7 +97,9 @@ class Vm:
                 self._is_boot_device(kind, one) for one in runtime.known_as(kind, reference)
             )
             if kind is DeviceKind.DISK and "/" in reference:
-                is_one |= any(is_same(use.path, reference) for use in ide_disks(runtime.rest))
+                is_one |= any(
+                    is_same_disk(str(one.get("path")), reference) for one in ide_disks(runtime.rest)
+                )
         if is_one:
             text = f"{reference}: was there when the VM started, and can't be unplugged before its"
             hint = "--no-hotplug takes it out of the runtime file" if self.runtime else None
@@ -153,9 +156,20 @@ class Vm:
         """The interrupted work of the same request, if it turned out to be complete."""
         return next((one for one in self.finished if one.request == request), None)
 
+    def refuse_taken(self, claims: Iterable[Claim]) -> None:
+        """Refuse what another instance of this node has.
+
+        :raises brine.common.conflicts.ConflictError: what, and whose it is.
+        """
+        refuse_taken(instance_behind(self.qmp_path, self.runtime), claims)
+
     @contextlib.contextmanager
     def doing(
-        self, action: PendingAction, change: DeviceChange, **known: Any
+        self,
+        action: PendingAction,
+        change: DeviceChange,
+        claims: Iterable[Claim] = (),
+        **known: Any,
     ) -> Iterator[Transaction]:
         """Record the work of the block until it is completed, also in the runtime file, or undone.
 
@@ -163,6 +177,7 @@ class Vm:
         command undoes them. The record also stays if the guest was asked to release a device: the
         guest may still do so, long after the command has stopped waiting.
 
+        :param claims: what the VM gets that no other instance may have.
         :param known: further fields of :class:`brine.hotplug.transaction.Pending`.
         """
         if self.runtime:
@@ -173,7 +188,9 @@ class Vm:
             known["runtime"] = str(self.runtime)
         known |= {"tap": change.tap, "qmp": str(self.qmp_path.absolute()), "since": time.time()}
         pending = Pending(action, change.kind, change.uuid, change.device_id, **known)
-        doing = Transaction(self.pending, pending, self.is_gone)
+        with claiming() if (claimed := list(claims)) else contextlib.nullcontext():
+            self.refuse_taken(claimed)
+            doing = Transaction(self.pending, pending, self.is_gone)
         is_plugged = action is not PendingAction.REMOVE
         try:
             yield doing

@@ -14,6 +14,7 @@ from brine.common import paths
 from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, printable
 from brine.common.files import read_json
+from brine.common.instances import instance_behind
 from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_only
 from brine.common.process import spoken_wait
@@ -75,7 +76,7 @@ def runtime_file(arguments: argparse.Namespace) -> Path | None:
     """The VM's runtime file: the named one, or that of the instance."""
     if arguments.runtime:
         return Path(arguments.runtime).absolute()
-    name = _instance_at(arguments.qmp)
+    name = instance_behind(arguments.qmp, None)
     if name is None:
         return None
     own = InstanceFiles(name).runtime
@@ -90,18 +91,7 @@ def runtime_file(arguments: argparse.Namespace) -> Path | None:
 
 def instance_of(arguments: argparse.Namespace) -> str | None:
     """The name of the instance; None if the VM may be none."""
-    if arguments.runtime:
-        file = Path(os.path.realpath(arguments.runtime))
-        if file.parent == Path(os.path.realpath(paths.RUNTIME_DIR)):
-            return file.stem
-    return _instance_at(arguments.qmp)
-
-
-def _instance_at(qmp: Path) -> str | None:
-    """The instance whose socket it is, if it is in the control directory."""
-    # Unlike Path.resolve(), this accepts a loop of symbolic links.
-    socket = Path(os.path.realpath(qmp))
-    return socket.stem if socket.parent == Path(os.path.realpath(paths.CONTROL_DIR)) else None
+    return instance_behind(arguments.qmp, arguments.runtime and Path(arguments.runtime))
 
 
 def give_up_privileges(kind: DeviceKind) -> None:

@@ -23,7 +23,6 @@ from brine.hotplug.runtime_file import Runtime, change, qemu_id
 
 log = logging.getLogger(__name__)
 
-STATE_DIR = Path("/run/brine/hotplug")
 LOCK_PREFIX = "vm-"
 """Of the names of VMs' locks, which their identity follows."""
 
@@ -128,7 +127,7 @@ class PendingFile:
     """The record of one VM, by its identity. Its reader or writer holds the VM's lock."""
 
     def __init__(self, identity: str) -> None:
-        self.path = STATE_DIR / f"{identity}.json"
+        self.path = paths.HOTPLUG_DIR / f"{identity}.json"
 
     def read(self) -> list[Pending]:
         """The work that was begun, in that order.
@@ -182,7 +181,7 @@ def _parse(data: Any) -> Pending:
 
 def forget_ended() -> None:
     """Remove the records and locks of VMs that have ended."""
-    for file in [*STATE_DIR.glob("*.json*"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
+    for file in [*paths.HOTPLUG_DIR.glob("*.json*"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
         # The name of an unfinished file begins with a dot.
         identity = file.name.removeprefix(".").removeprefix(LOCK_PREFIX).partition(".")[0]
         if not is_running(identity):
@@ -192,7 +191,7 @@ def forget_ended() -> None:
 
 def begun() -> Iterator[Path]:
     """The sockets of running VMs with recorded work."""
-    for file in sorted(STATE_DIR.glob("*.json")):
+    for file in sorted(paths.HOTPLUG_DIR.glob("*.json")):
         if is_running(file.stem):
             for pending in PendingFile(file.stem).read()[:1]:
                 yield Path(pending.qmp)

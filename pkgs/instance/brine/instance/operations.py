@@ -6,27 +6,23 @@ import argparse
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from brine.common import markers
+from brine.common.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
 from brine.common.errors import BrineError, UsageError
+from brine.common.instances import started_with
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import TERM_TIMEOUT_S, Process, is_listening, spoken_wait, unit_of
 from brine.common.qmp.wire import QmpClosedError
 from brine.instance import messages, store, unit
 from brine.instance.action import act_on, act_on_each
-from brine.instance.conflicts import (
-    NONE_PLANNED,
-    OtherIdentities,
-    Planned,
-    refuse_shared,
-    refuse_twin,
-)
+from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import verdicts_on
 from brine.instance.hypervisor import Guest, hypervisor_of, hypervisor_running
@@ -34,7 +30,6 @@ from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
 from brine.instance.owner import make_folder, remove_folder
-from brine.instance.running_spec import started_with
 from brine.instance.shutdown import DEFAULT_TIMEOUT_S, shut_down, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, start_instance
@@ -83,7 +78,10 @@ def define_instance(
         return Defined(define(data), changed=True)  # which tells the fault
     if not dry_run:
         _settle_namesake(name)
-    with nullcontext() if dry_run else store.alone(name):
+    with ExitStack() as locks:
+        if not dry_run:
+            locks.enter_context(store.alone(name))
+            locks.enter_context(claiming())
         if is_new:
             store.refuse_existing(name)
         if not dry_run:
@@ -110,10 +108,7 @@ def define_instance(
         elif is_other_machine:
             what = "hypervisor" if before.hypervisor != spec.hypervisor else "UUID"
             _refuse_running(look(name), f"give another {what} to")
-        if before is None or (before.disks, before.cdroms) != (spec.disks, spec.cdroms):
-            refuse_shared(spec, planned)
-        if before is None or (before.uuid, before.nics) != (spec.uuid, spec.nics):
-            refuse_twin(spec, taken.owners)
+        refuse_conflicts(spec, before, planned)
         refuse_other_formats(spec)
         aside = None
         if not dry_run:
@@ -256,9 +251,10 @@ def rename_instance(name: str, new_name: str) -> Spec:
         has_crashed = _has_crashed(seen)
         if seen.spec.owner:
             make_folder(new_name, seen.spec.owner)
-        store.share(name, new_name)
-        store.switch(name, new_name)
-        store.settle(new_name)
+        with claiming():  # at no moment do other commands miss its claims
+            store.share(name, new_name)
+            store.switch(name, new_name)
+            store.settle(new_name)
         if has_crashed:
             # The records of the crash have its old name. So it counts as never started, and starts
             # again.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brine.common.paths import InstanceFiles
-from brine.hotplug.disk import runtime_of
+from brine.common.instances import started_with
 from brine.instance.observe import Observed, Oper
 from brine.instance.spec import to_json
 
@@ -52,15 +50,3 @@ def running_spec(seen: Observed) -> RunningSpec | None:
         plugged = plugged_already(spec)
         pending = [key for key in pending if key not in plugged]
     return RunningSpec(started, tuple(pending))
-
-
-def started_with(name: str) -> Any:
-    """The spec of an instance's last start, as JSON; None if that is not known."""
-    if not os.path.exists(InstanceFiles(name).domain):  # nor for who may not look
-        return (runtime_of(name) or {}).get("spec")
-    from brine.instance.xen.config import spec_in  # most are QEMU's
-
-    try:
-        return spec_in(name)
-    except (OSError, ValueError, RecursionError):
-        return None

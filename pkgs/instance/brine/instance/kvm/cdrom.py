@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
+from brine.common.conflicts import Claim, ClaimKind, claiming, refuse_taken
 from brine.common.errors import UsageError, printable
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import HotplugError
@@ -26,7 +27,7 @@ from brine.hotplug.qemu import Machine
 from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import working_on
 from brine.instance import messages, store
-from brine.instance.conflicts import refuse_shared
+from brine.instance.conflicts import refuse_conflicts
 from brine.instance.kvm.command_line import medium_node
 from brine.instance.kvm.layout import cdrom_id
 from brine.instance.kvm.resources import medium
@@ -69,25 +70,32 @@ def change_medium(
         if path:
             with opened(medium(path)):  # or it says why it can't be
                 pass
-        is_running = seen.state.oper is Oper.RUNNING
         has_changed = spec != seen.spec
-        if is_running:
-            running = running_spec(seen)
-            cdroms = running.started.get("cdroms") if running else None
-            # Whether QEMU was given that medium last.
-            is_last = isinstance(cdroms, list) and cdroms[number : number + 1] == [path]
-            with working_on(InstanceFiles(name).qmp, dry_run=dry_run) as vm:
+        with ExitStack() as stack:
+            undo = ExitStack()
+            if seen.state.oper is Oper.RUNNING:
+                running = running_spec(seen)
+                cdroms = running.started.get("cdroms") if running else None
+                # What QEMU was given last.
+                last = cdroms[number : number + 1] if isinstance(cdroms, list) else []
+                vm = stack.enter_context(working_on(InstanceFiles(name).qmp, dry_run=dry_run))
+                stack.enter_context(undo)
                 drive = _Drive(vm.machine, name, cdrom_id(number))
-                if not (is_last and drive.is_closed_with(path)):
+                if last != [path] or not drive.is_closed_with(path):
                     has_changed = True
                     if not dry_run:
                         drive.change(path, 0.0 if force else timeout_s, force=force)
-        if not has_changed or dry_run:
-            return has_changed
-        if is_running:
-            _record(name, number, path)
-        if spec != seen.spec:
-            store.save(spec)
+                        before = str(last[0]) if last else ""
+                        undo.callback(drive.change, before, 0.0, force=True)
+            if not has_changed or dry_run:
+                return has_changed
+            with claiming():
+                _refuse_conflicts(seen.spec, spec, path)  # the guest may have taken its time
+                if seen.state.oper is Oper.RUNNING:
+                    _record(name, number, path)
+                if spec != seen.spec:
+                    store.save(spec)
+            undo.pop_all()
     how = f"{cdrom_id(number)} has {path or 'none'}"
     messages.tell(messages.MEDIUM_CHANGED, name, how=how)
     return True
@@ -102,11 +110,18 @@ def _with_medium(spec: Spec, number: int, path: str) -> Spec:
         text = f"{spec.name} has {count}, and none with the number {number}"
         raise UsageError(text, hint=hint)
     changed = replace(spec, cdroms=tuple(_replaced(spec.cdroms, number, path)))
+    _refuse_conflicts(spec, changed, path)
+    return changed
+
+
+def _refuse_conflicts(spec: Spec, changed: Spec, path: str) -> None:
+    """Refuse a medium that the instance or another one writes."""
     try:
-        refuse_shared(changed)
+        refuse_conflicts(changed, spec)
     except SpecError as error:
         raise InstanceError(spec.name, str(error), hint=error.hint) from error
-    return changed
+    if path:
+        refuse_taken(spec.name, [Claim(ClaimKind.DISK, path, read_only=True)])
 
 
 def _replaced(cdroms: Any, number: int, path: str) -> list[str]:

@@ -13,7 +13,6 @@ from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug import plug_disk, plug_nic
 from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.choices import UNPLUG_TIMEOUT_S
-from brine.hotplug.disk import refuse_disk_of_others
 from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import Vm, remove_device, working_on
 from brine.instance import store
@@ -111,9 +110,6 @@ class LiveWork:
 
     def _plug_disk(self, vm: Vm, spec: DiskSpec) -> bool:
         disk, is_scsi = disk_of(spec), spec.interface == Interface.SCSI
-        # In a dry run, an instance that gives the disk up still has it.
-        if not self._dry_run:
-            refuse_disk_of_others(disk, vm.name)
         return plug_disk.add_disk(
             vm,
             disk,

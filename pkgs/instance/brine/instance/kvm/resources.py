@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from brine.common import paths
+from brine.common.conflicts import claiming
 from brine.common.errors import install_hint, warn
 from brine.common.files import open_safely, read_regular, write_whole
 from brine.common.paths import InstanceFiles
@@ -62,11 +63,12 @@ def become_qemu(spec: Spec) -> NoReturn:
     check_node(spec)
     with ExitStack() as stack:
         resources = open_resources(spec, stack)
-        refuse_in_use(spec)
         args = qemu_args(spec, layout, resources)
         set_limits(spec)
-        clear_last_run(spec.name)
-        _write_runtime(spec, layout, resources, args)
+        with claiming():
+            refuse_in_use(spec)
+            clear_last_run(spec.name)
+            _write_runtime(spec, layout, resources, args)
         if spec.security_model == SecurityModel.POOL and resources.user:
             messages.tell(messages.UID_GIVEN, spec.name, uid=resources.user[0])
         confine_qemu(spec)

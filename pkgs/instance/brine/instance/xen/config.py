@@ -11,10 +11,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
 
 from brine.common import markers
 from brine.common.files import read_regular, write_whole
+from brine.common.instances import DOMAIN_SPEC
 from brine.common.paths import InstanceFiles
 from brine.hotplug.choices import Mode
 from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
@@ -116,7 +116,6 @@ def _quoted(text: str) -> str:
 _MODE = 0o600
 _WRITER = "# Brine, process "
 _RUN = "# In the run "
-_SPEC = "# Of the spec "
 _HEADING_LINES = 3
 _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
@@ -126,20 +125,9 @@ def write(spec: Spec) -> Path:
     file = InstanceFiles(spec.name).domain
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     heading = f"{_WRITER}{os.getpid()}\n{_RUN}{markers.this_run()}\n"
-    text = f"{heading}{_SPEC}{json.dumps(to_json(spec))}\n{configuration(spec)}"
+    text = f"{heading}{DOMAIN_SPEC}{json.dumps(to_json(spec))}\n{configuration(spec)}"
     write_whole(file, text.encode(), mode=_MODE, alone=True)
     return file
-
-
-def spec_in(name: str) -> Any:
-    """The spec of the last start of an instance's domain, as JSON; None if there was no start.
-
-    :raises ValueError: if it is damaged.
-    """
-    for line in _heading(name):
-        if line.startswith(_SPEC):
-            return json.loads(line.removeprefix(_SPEC))
-    return None
 
 
 def is_by(name: str, pid: int) -> bool:

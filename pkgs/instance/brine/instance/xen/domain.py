@@ -15,12 +15,14 @@ from contextlib import suppress
 from typing import NoReturn
 
 from brine.common import markers
+from brine.common.conflicts import claiming
 from brine.common.errors import BrineError, warn
 from brine.common.locks import LockedError
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import Process, main_pid, unit_of
 from brine.instance import messages, store
+from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import with_formats_found
 from brine.instance.hypervisor import Hypervisor, ended_early
 from brine.instance.intent import keep_users_will
@@ -53,16 +55,18 @@ class Xen(Hypervisor):
     def exec(self, spec: Spec) -> NoReturn:
         """Become the xl that makes its domain, and waits for the domain's end."""
         self._make_room(spec)
-        clear_last_run(spec.name)
-        # The runtime file of a QEMU, if the instance was one.
-        InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
         for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
             if path and not os.path.exists(path):  # xl would report it in many lines
                 hint = "name a kernel, or install GRUB for Xen (grub-xen-host on Debian)"
                 is_grub = path == GRUBS[spec.hypervisor]
                 text = f"{path}: is not there"
                 raise InstanceError(spec.name, text, hint=hint if is_grub else None)
-        file = config.write(spec)
+        with claiming():
+            refuse_in_use(spec)
+            clear_last_run(spec.name)
+            # The runtime file of a QEMU, if the instance was one.
+            InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
+            file = config.write(spec)
         environment = {**os.environ, "LC_ALL": "C"}
         os.execvpe(xl.PROGRAM, [xl.PROGRAM, "create", "-F", str(file)], environment)
 

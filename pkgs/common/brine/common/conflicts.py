@@ -1,0 +1,326 @@
+"""Conflicts between the instances of a node: UUIDs and MAC addresses that two would have, and disks
+that two would use while one writes.
+
+Every command that gives an instance such a thing asks here first. It holds the lock of
+:func:`claiming` from the check until a file shows what it has given: the instance's spec, its
+runtime file, or the record of begun work. So two commands never give one thing to two instances.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+from brine.common.errors import BrineError
+from brine.common.files import read_json
+from brine.common.instances import runtime_of, specs_but, started_with
+from brine.common.locks import node_lock
+from brine.common.markers import MarkerKind, read_marker
+from brine.common.paths import InstanceFiles
+from brine.common.process import is_listening, runs_in, unit_of
+
+_LOCK = "claims"
+_LOCK_TIMEOUT_S = 60.0
+_OFFLINE = "offline"
+
+Planned = Mapping[str, Mapping[str, Any]]
+"""Specs of instances, as JSON by name, that a dry run takes for stored."""
+
+NONE_PLANNED: Planned = {}
+
+
+def claiming() -> AbstractContextManager[None]:
+    """Hold the lock of all claims for the time of the block. It is the last lock that a command
+    takes, and the block asks no guest.
+
+    :raises brine.common.locks.LockError: if it can't be had.
+    """
+    return node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S)
+
+
+class ClaimKind(StrEnum):
+    UUID = "UUID"
+    MAC = "MAC address"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One thing that an instance has, or is to have.
+
+    :param value: the UUID, the MAC address, or the path of a disk.
+    :param read_only: of a disk: several instances may have it if none of them writes it.
+    :param where: its JSON pointer, if it is from a spec.
+    """
+
+    kind: ClaimKind
+    value: str
+    read_only: bool = False
+    where: str = ""
+
+    def identity(self) -> tuple[int | str, ...]:
+        """It, whatever name or spelling it is claimed by."""
+        if self.kind is ClaimKind.DISK:
+            return _identity(self.value)
+        return (self.kind.value, self.value.lower())
+
+    def excludes(self, other: Claim) -> bool:
+        """Whether two VMs can't have both claims."""
+        is_shared = self.read_only and other.read_only
+        return not is_shared and self.identity() == other.identity()
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A claim of another instance that excludes a wanted one.
+
+    :param owner: the name of the other instance.
+    :param runs: whether it has that now; if not, its next start has it.
+    """
+
+    wanted: Claim
+    there: Claim
+    owner: str
+    runs: bool
+
+
+class ConflictError(BrineError):
+    """A claim that can't be had, as another instance has it."""
+
+    def __init__(self, conflict: Conflict) -> None:
+        wanted, owner = conflict.wanted, conflict.owner
+        if wanted.kind is ClaimKind.DISK:
+            text = f"{wanted.value}: is a disk of {owner} too, {conflict.there.value}"
+            hint = f"take it out of {owner} first, or have it read-only in both"
+        else:
+            text = f"{wanted.value} is the {wanted.kind} of {owner}"
+            hint = f"choose another one, or take it from {owner} first"
+        super().__init__(text, hint=hint)
+        self.conflict = conflict
+
+
+def refuse_taken(own: str | None, wanted: Iterable[Claim]) -> None:
+    """Refuse a claim that another instance has now, or at its next start.
+
+    :param own: the instance that it is for; None is a VM that is no instance.
+    :raises ConflictError: which claim, and whose it is.
+    """
+    wanted = list(wanted)
+    found = conflict_now(own, wanted) or conflict_later(own, wanted)
+    if found:
+        raise ConflictError(found)
+
+
+def conflict_later(
+    own: str | None, wanted: Iterable[Claim], planned: Planned = NONE_PLANNED
+) -> Conflict | None:
+    """A conflict with the next start of another instance that is not offline."""
+    known = _Wanted(wanted)
+    for owner, claims in _later(own, planned) if known else ():
+        for conflict in known.conflicts(owner, claims, runs=False):
+            return conflict
+    return None
+
+
+def conflict_now(own: str | None, wanted: Iterable[Claim]) -> Conflict | None:
+    """A conflict with another instance that runs or is just starting."""
+    known = _Wanted(wanted)
+    begun = _begun_claims() if known else {}
+    for owner in _started() if known else ():
+        if owner != own:
+            claims = [*_claims_now(owner), *begun.get(owner, ())]
+            conflict = next(known.conflicts(owner, claims, runs=True), None)
+            if conflict and _runs(owner):
+                return conflict
+    return None
+
+
+class _Wanted:
+    """Wanted claims, by their identity."""
+
+    def __init__(self, wanted: Iterable[Claim]) -> None:
+        self._claims: dict[tuple[int | str, ...], list[Claim]] = {}
+        for claim in wanted:
+            self._claims.setdefault(claim.identity(), []).append(claim)
+        self._kinds = {claim.kind for claims in self._claims.values() for claim in claims}
+
+    def __bool__(self) -> bool:
+        return bool(self._claims)
+
+    def conflicts(self, owner: str, theirs: Iterable[Claim], *, runs: bool) -> Iterator[Conflict]:
+        for there in theirs:
+            if there.kind in self._kinds:
+                for one in self._claims.get(there.identity(), ()):
+                    if not (one.read_only and there.read_only):
+                        yield Conflict(one, there, owner, runs)
+
+
+class OtherIdentities(Container[str]):
+    """The UUIDs and MAC addresses of the other instances. They are read when one is asked for: a
+    definition that changes nothing asks for none."""
+
+    def __init__(self, name: str, planned: Planned = NONE_PLANNED) -> None:
+        self._name = name
+        self._planned = planned
+
+    def __contains__(self, identity: object) -> bool:
+        return identity in self._all
+
+    @cached_property
+    def _all(self) -> set[str]:
+        later = (claim for _, claims in _later(self._name, self._planned) for claim in claims)
+        return {one.value.lower() for one in later if one.kind is not ClaimKind.DISK}
+
+
+# What an instance claims.
+
+
+def claims_of(spec: Mapping[str, Any]) -> Iterator[Claim]:
+    """The claims of a spec, as JSON. A CD-ROM drive only reads its medium."""
+    if isinstance(uuid := spec.get("uuid"), str) and uuid:
+        yield Claim(ClaimKind.UUID, uuid, where="/uuid")
+    for index, row in enumerate(_rows(spec, "nics")):
+        if isinstance(mac := row.get("mac"), str) and mac:
+            yield Claim(ClaimKind.MAC, mac, where=f"/nics/{index}/mac")
+    for index, row in enumerate(_rows(spec, "disks")):
+        yield from _claims_of_disk(row, f"/disks/{index}")
+    for index, path in enumerate(_list_in(spec, "cdroms")):
+        if isinstance(path, str) and path:
+            yield Claim(ClaimKind.DISK, path, read_only=True, where=f"/cdroms/{index}")
+
+
+def _claims_of_disk(row: Mapping[str, Any], where: str) -> Iterator[Claim]:
+    if not isinstance(path := row.get("path"), str):
+        return
+    yield Claim(ClaimKind.DISK, path, row.get("read_only") is True, f"{where}/path")
+    for layer in layers_of(row):
+        if isinstance(path := layer.get("path"), str):
+            yield Claim(ClaimKind.DISK, path, read_only=True, where=f"{where}/backing")
+
+
+def layers_of(disk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The backing files of a disk as a runtime file or a spec has it, the nearest first."""
+    layer = disk.get("backing")
+    while isinstance(layer, Mapping) and layer:
+        yield layer
+        layer = layer.get("backing")
+
+
+def ide_disks(runtime: Any) -> Iterator[Mapping[str, Any]]:
+    """The IDE disks of a runtime file. IDE has no hotplug, so they are only in the spec of the last
+    start."""
+    spec = runtime.get("spec") if isinstance(runtime, Mapping) else None
+    return (row for row in _rows(spec, "disks") if row.get("interface") == "ide")
+
+
+def _later(own: str | None, planned: Planned) -> Iterator[tuple[str, Iterator[Claim]]]:
+    """The claims of each other instance that is not offline, at its next start."""
+    stored = ((name, data) for name, data in specs_but(own) if name not in planned)
+    for name, spec in (*stored, *planned.items()):
+        if name != own and spec.get("admin_state") != _OFFLINE:
+            yield name, claims_of({**spec, **_kept_devices(spec, runtime_of(name))})
+
+
+def _kept_devices(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The devices that the next start takes from the runtime file: those of now, unless an admin
+    has changed them in the spec since the last start."""
+    started = runtime.get("spec") if runtime else None
+    if not runtime or not isinstance(started, Mapping):
+        return {}
+    return {
+        key: rows
+        for key, rows in _devices_now(runtime).items()
+        if started.get(key) == spec.get(key)
+    }
+
+
+def _claims_now(name: str) -> Iterator[Claim]:
+    """The claims of an instance that runs."""
+    runtime = runtime_of(name)
+    spec = runtime.get("spec") if runtime else started_with(name)
+    spec = spec if isinstance(spec, Mapping) else {}
+    return claims_of({**spec, **(_devices_now(runtime) if runtime else {})})
+
+
+def _devices_now(runtime: Mapping[str, Any]) -> dict[str, Any]:
+    disks = [*_rows(runtime, "disks"), *ide_disks(runtime)]
+    return {"disks": disks, "nics": list(_rows(runtime, "nics"))}
+
+
+def _begun_claims() -> dict[str, list[Claim]]:
+    """The claims of work that was begun on running VMs, by instance: what is being plugged in, and
+    what would be plugged in again."""
+    found: dict[str, list[Claim]] = {}
+    for file in paths.HOTPLUG_DIR.glob("*.json"):
+        pid = file.name.partition("-")[0]
+        if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
+            continue  # the next command removes the record
+        rows = read_json(file)
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, Mapping) or not isinstance(row.get("qmp"), str):
+                continue
+            devices = [row.get(key) for key in ("device", "before")]
+            known = [one for one in devices if isinstance(one, Mapping)]
+            claims = claims_of({"nics": known, "disks": known})
+            found.setdefault(Path(row["qmp"]).stem, []).extend(claims)
+    return found
+
+
+def _rows(data: Any, key: str) -> Iterator[Mapping[str, Any]]:
+    return (row for row in _list_in(data, key) if isinstance(row, Mapping))
+
+
+def _list_in(data: Any, key: str) -> list[Any]:
+    found = data.get(key) if isinstance(data, Mapping) else None
+    return found if isinstance(found, list) else []
+
+
+# The instances that run.
+
+
+def _started() -> list[str]:
+    """The instances that may run: those with a socket, and those that have been started."""
+    found = {file.stem for file in paths.CONTROL_DIR.glob("*.qmp")}
+    suffix = f".{MarkerKind.START}"
+    for file in paths.MARKS_DIR.glob(f"*{suffix}"):
+        name = file.name.removesuffix(suffix)
+        if name not in found and not name.startswith(".") and _has_process(name):
+            found.add(name)
+    return sorted(found)
+
+
+def _runs(name: str) -> bool:
+    return is_listening(InstanceFiles(name).qmp) or _has_process(name)
+
+
+def _has_process(name: str) -> bool:
+    """Whether the process that becomes an instance's QEMU, or waits for its domain, is there."""
+    marker = read_marker(MarkerKind.START, name)
+    pid = marker.facts.get("pid") if marker else None
+    return isinstance(pid, int) and runs_in(pid, unit_of(name))
+
+
+# The identity of a disk: two VMs that write one disk destroy its file system.
+
+
+def is_same_disk(path: str, other: str) -> bool:
+    """Whether two paths lead to one disk."""
+    return _identity(path) == _identity(other)
+
+
+def _identity(path: str) -> tuple[int | str, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ("path", os.path.realpath(path))  # it may be there later
+    if stat.S_ISBLK(status.st_mode):
+        return ("device", status.st_rdev)
+    return ("file", status.st_dev, status.st_ino)
