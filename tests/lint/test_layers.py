@@ -152,7 +152,6 @@ LATE = {
     "brine.instance.kvm.resources": "only a start needs all that makes a QEMU",
     "brine.instance.settings": "with it a reader of TOML",
     "brine.instance.validate": "most specs have nothing pending",
-    "brine.instance.xen.config": "an instance has one of the two",
     "brine.instance.xen.xl": "most nodes have no Xen",
     "brine.instance.xen.domain": "an instance has one of the two",
     "difflib": "only a mistake needs it",
