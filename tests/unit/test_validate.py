@@ -60,6 +60,22 @@ def test_a_spec_without_a_processor_model_has_the_clusters(
     assert web1().cpu == ""
 
 
+@pytest.mark.parametrize(
+    ("keys", "useless"),
+    [
+        ({}, ()),
+        ({"kernel": "/k"}, ()),
+        ({"boot_order": ["network"], "hotplug_ports": 4, "machine": "q35"}, ()),
+        ({"boot_order": ["network"], "kernel": "/k"}, ("boot_order",)),
+        ({"hotplug_ports": 4}, ("hotplug_ports",)),
+    ],
+)
+def test_what_another_key_makes_useless_is_known(
+    keys: dict[str, Any], useless: tuple[str, ...]
+) -> None:
+    assert web1(**keys).keys_without_effect() == useless
+
+
 def test_the_version_of_a_machine_type_stays() -> None:
     started = replace(web1(), machine="pc-i440fx-7.2")
     for given in ({}, {"machine": "pc"}, {"machine": "pc-i440fx-7.2"}):

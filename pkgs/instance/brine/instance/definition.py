@@ -82,8 +82,8 @@ class DefinitionResult:
         """It as ``--json`` shows it."""
         name = self.defined.spec.name if self.defined else self.given.name
         row: dict[str, Any] = {"name": name}
-        if self.given.ignored is not None:
-            row["ignored"] = list(self.given.ignored)
+        if self.given.ignored is not None or self.defined:
+            row["ignored"] = self.ignored()
         if self.defined is None:
             (error,) = self.errors()
             return {**row, "error": str(error), "hint": error.hint}
@@ -98,6 +98,11 @@ class DefinitionResult:
     def spec(self) -> Spec:
         assert self.defined
         return self.live.spec if self.live else self.defined.spec
+
+    def ignored(self) -> list[str]:
+        """What is set and has no effect: keys of the spec, and the configuration's parameters."""
+        keys = self.defined.spec.keys_without_effect() if self.defined else ()
+        return [*keys, *(self.given.ignored or ())]
 
     def drops(self) -> list[str]:
         """The plugged devices that the next start does not have, in words."""
@@ -281,9 +286,8 @@ def tell_lines(results: Sequence[DefinitionResult], *, dry_run: bool = False) ->
             name = one.defined.spec.name
             waits = name in changed and name in seen and _waits(seen[name])
             print(_line(one, dry_run=dry_run, waits=waits))
-        if one.given.ignored:
-            names = ", ".join(one.given.ignored)
-            warn(f"{one.given.label}: the cluster's configuration sets, without effect: {names}")
+        if ignored := one.ignored():
+            warn(f"{one.given.label}: set, and without effect: {', '.join(ignored)}")
     return status
 
 

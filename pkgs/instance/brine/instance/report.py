@@ -64,6 +64,7 @@ def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
         "qmp": str(control.qmp) if is_qemu else None,
         "console": str(control.serial) if has_line else None,
         "runtime": str(control.runtime if is_qemu else control.domain),
+        "ignored": [*seen.spec.keys_without_effect(), *seen.spec.ignored],
         "spec": to_json(seen.spec),
     }
 
@@ -110,9 +111,9 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for line in found["last_words"])
     if found["spec"]["hypervisor"] == "kvm" and found["spec"]["security_model"] == "none":
         yield f"{'Warning:':<{width}} {AS_ROOT}"
-    if ignored := found["spec"]["ignored"]:
-        names = ", ".join(ignored)
-        yield f"{'Warning:':<{width}} the cluster's configuration sets, without effect: {names}"
+    if found["ignored"]:
+        names = ", ".join(found["ignored"])
+        yield f"{'Warning:':<{width}} set, and without effect: {names}"
     yield "Spec:"
     for key, value in found["spec"].items():
         if key not in _SAID_ABOVE and (found["spec"]["hypervisor"] == "kvm" or key in KEYS):

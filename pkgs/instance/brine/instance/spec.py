@@ -54,6 +54,7 @@ _LARGEST_ID = (1 << 32) - 2  # of users and groups: the next one is none (chown(
 _LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
 _START_S_PER_GIB = 2  # to have huge pages cleared, or memory locked, by a slow machine
 _NETWORK_S = 120
+_HOTPLUG_PORTS = 8
 
 _NODE = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?"
 _UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -277,7 +278,7 @@ class Spec:
     disks: tuple[DiskSpec, ...] = key(())
     nics: tuple[NicSpec, ...] = key(())
     cdroms: tuple[str, ...] = _path((), "(/.*)?")
-    hotplug_ports: int = key(8, minimum=0, maximum=24)
+    hotplug_ports: int = key(_HOTPLUG_PORTS, minimum=0, maximum=24)
     vnc_bind: str = key("", check=listener_fault, tidy=tidy_path)
     vnc_port: int = key(0, **WHOLE["port"])
     vnc_password_file: str = _path("")
@@ -320,6 +321,12 @@ class Spec:
     def is_down_by_user(self) -> bool:
         """Whether it should be down, by its user's will."""
         return self.admin_state == AdminState.DOWN and self.admin_state_source == Source.USER
+
+    def keys_without_effect(self) -> tuple[str, ...]:
+        """The keys that are set, and that another key makes useless."""
+        has_order = self.boot_order != BOOT_DEVICES and bool(self.kernel)
+        has_ports = self.hotplug_ports != _HOTPLUG_PORTS and not self.is_q35()
+        return ("boot_order",) * has_order + ("hotplug_ports",) * has_ports
 
     def is_q35(self) -> bool:
         """Whether it is a machine of PCI Express, where devices plug into ports."""
