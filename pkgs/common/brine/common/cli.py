@@ -139,16 +139,45 @@ def add_verb(
     return parser
 
 
+class _Verbs(argparse._SubParsersAction):  # type: ignore[type-arg]
+    """The verbs of a noun. If the command line names a verb, only its parser is made: those of all
+    take longer than everything else before the verb begins."""
+
+    named: str | None = None
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        if self.named in (None, name):
+            return super().add_parser(name, **options)
+        self.choices[name] = other = _OtherVerb()
+        return other
+
+
+class _OtherVerb:
+    """In the place of the parser of a verb that the command line does not name."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: self
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors look like all others of Brine's.
 
     With *takes_command*, all words after ``--`` are the attribute ``command`` of what it parses.
+
+    :param verb: the verb that it is to parse, where that is known before.
     """
 
     takes_command = False
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, verb: str | None = None, **options: Any) -> None:
         super().__init__(**{"formatter_class": _formatter, **options})
+        self._verb = verb
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """As argparse has it, but that verbs may be left out."""
+        verbs: Any = super().add_subparsers(**{"action": _Verbs, **options})
+        verbs.named = self._verb
+        return verbs
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse arguments, which argparse itself can't divide at ``--``."""
@@ -224,7 +253,10 @@ def _run(arguments: Sequence[str]) -> int:
             raise UsageError(f"there is no option {noun}", hint="see brine --help")
         raise UsageError(f"there is no command {noun}", hint=_hint(noun, nouns))
     command: Command = nouns[noun].load()
-    parser = Parser(prog=f"brine {noun}", description=command.summary, allow_abbrev=False)
+    verb = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
+    parser = Parser(
+        prog=f"brine {noun}", description=command.summary, allow_abbrev=False, verb=verb
+    )
     command.configure(parser)
     return execute(parser.parse_args(arguments[1:]))
 
