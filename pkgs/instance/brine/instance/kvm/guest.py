@@ -44,7 +44,7 @@ _ANSWER_S = 2.0
 _READY_S = 5.0
 _QMP_TIMEOUT_S = 5.0
 _AGENT_TIMEOUT_S = 2.0
-_PAUSE_S = 0.02
+_FIRST_PAUSE_S, _PAUSE_S = 0.002, 0.02
 _WAKENINGS = {"paused": "cont", "suspended": "system_wakeup"}  # or it would hear nothing
 
 
@@ -67,7 +67,8 @@ class Kvm(Hypervisor):
     def wait_ready(self, spec: Spec, process: Process | None) -> None:
         """Return when QEMU answers and has the password of VNC, which is closed without it."""
         limit_s = spec.start_limit_s()
-        deadline = time.monotonic() + limit_s
+        began_s = time.monotonic()
+        deadline = began_s + limit_s
         while True:
             if process is None or process.ended():
                 raise ended_early(spec.name, "QEMU")
@@ -84,7 +85,9 @@ class Kvm(Hypervisor):
                     text = f"QEMU does not answer within {limit_s:g} s: {error}"
                     hint = "start_timeout of its spec gives it more time"
                     raise InstanceError(spec.name, text, hint=hint) from error
-            process.ended(_PAUSE_S)
+            # Most answer at once; of those that have much memory to prepare, some take minutes.
+            waited_s = time.monotonic() - began_s
+            process.ended(min(_FIRST_PAUSE_S + waited_s / 50, _PAUSE_S))
 
     @contextlib.contextmanager
     def guest(self, name: str, pid: int, *, uuid: str | None = None) -> Iterator[QemuGuest]:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +31,7 @@ from brine.common.errors import install_hint, warn
 from brine.common.files import open_safely, read_regular, write_whole
 from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
-from brine.common.process import run_bounded, unit_of
+from brine.common.process import begun, run_bounded, unit_of
 from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
@@ -61,10 +62,11 @@ def become_qemu(spec: Spec) -> NoReturn:
     confine_runner()
     layout = layout_of(spec)
     check_node(spec)
+    limits_set = begun(partial(set_limits, spec))  # systemd works meanwhile
     with ExitStack() as stack:
         resources = open_resources(spec, stack)
         args = qemu_args(spec, layout, resources)
-        set_limits(spec)
+        limits_set()
         with claiming():
             refuse_in_use(spec)
             clear_last_run(spec.name)
@@ -193,6 +195,9 @@ class _FileSets:
 
 def open_resources(spec: Spec, stack: ExitStack) -> Resources:
     """Open the files and devices of a spec, and connect its NICs; *stack* undoes all of it."""
+    is_confined = spec.chroot or spec.security_model != SecurityModel.NONE
+    # QEMU answers meanwhile: to load it takes longer than most of what follows.
+    version = begun(partial(_version, spec)) if is_confined else lambda: (0, 0)
     files = _FileSets(stack)
     disks = {
         each.uuid: files.open(
@@ -220,7 +225,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
         uefi=uefi,
         user=user,
         root=EMPTY_ROOT if spec.chroot else None,
-        version=_version(spec) if user or spec.chroot else (0, 0),
+        version=version(),
     )
 
 
