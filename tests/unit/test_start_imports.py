@@ -34,6 +34,11 @@ def loaded_by(script: str) -> set[str]:
         ("brine.instance.cli, brine.instance.start", _SLOW | _OF_NICS | _OF_CHANGES),
         # Nearly every instance has a NIC.
         ("brine.instance.service.run", _SLOW | _OF_CHANGES | {"subprocess", "logging"}),
+        # Most have ended in order, and there may be hundreds to list.
+        (
+            "brine.instance.cli, brine.instance.listing",
+            _SLOW | {"shutil", "brine.instance.xen.xl"},
+        ),
         ("brine.hotplug.net.tap, brine.hotplug.net.wiring", _SLOW | {"subprocess", "shutil"}),
     ],
 )

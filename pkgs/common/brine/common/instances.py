@@ -49,8 +49,7 @@ def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         data = _content(files.spec, status.st_ino, status.st_mtime_ns)
         if data is None:
-            runtime = read_json(files.runtime)
-            data = runtime.get("spec") if isinstance(runtime, Mapping) else None
+            data = (runtime_of(other) or {}).get("spec")
         if isinstance(data, Mapping):
             yield other, data
 

@@ -112,6 +112,8 @@ class KeySchema:
     default: Any
     secret: bool
     limits: Mapping[str, Any]
+    usual: Any
+    """The default as it stands in the data."""
 
     def wrong_type(self, value: Any, where: str) -> SchemaError:
         """The error to raise for a value of another type."""
@@ -123,6 +125,8 @@ class KeySchema:
             raise self.wrong_type(value, where)
         if self.convert:
             value = self.convert(value, where)
+        if isinstance(value, str):  # most are
+            return self._text(value, where)
         if float in self.kinds and value is not None:
             value = self._number(value, where)
         minimum, maximum = self.limits.get("minimum"), self.limits.get("maximum")
@@ -130,8 +134,6 @@ class KeySchema:
             raise SchemaError(f"must be at least {minimum}, but is {value!r}", where=where)
         if maximum is not None and value > maximum:
             raise SchemaError(f"must be at most {maximum}, but is {value!r}", where=where)
-        if isinstance(value, str):
-            return self._text(value, where)
         if isinstance(value, tuple) and value and isinstance(value[0], str):
             return tuple(self._text(one, f"{where}/{index}") for index, one in enumerate(value))
         return value
@@ -202,6 +204,7 @@ def key_schema(
         default,
         secret,
         metadata.get("limits", {}),
+        list(default) if isinstance(default, tuple) else default,
     )
 
 
@@ -217,17 +220,18 @@ def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
     if type(data) is not dict:
         raise _wrong_type(NOUNS[dict], data, where, secret=False)
     shape = shape_of(kind)
-    values = {}
+    by_key, values = shape.by_key, {}
     for name, value in data.items():
-        what = shape.by_key.get(name)
+        what = by_key.get(name)
         if what is None:
             usual = getattr(kind, "OTHER_WORDS", {}).get(name.lower())
-            hint = f"did you mean {usual}?" if usual else nearest(name, shape.by_key)
+            hint = f"did you mean {usual}?" if usual else nearest(name, by_key)
             raise SchemaError(f"there is no such {noun}", where=member(where, name), hint=hint)
-        if type(value) is type(what.default) and value == what.default:
-            values[what.name] = value  # as good as left out; most of what we have written is that
+        if type(value) is type(what.usual) and value == what.usual:
+            # As good as left out; most of what we have written is that.
+            values[what.name] = value if what.usual is what.default else what.default
         else:
-            values[what.name] = what.check(value, member(where, name))
+            values[what.name] = what.check(value, f"{where}/{name}")
     expect_required(shape, values, where)
     return kind(**values)
 

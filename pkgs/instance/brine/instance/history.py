@@ -16,7 +16,6 @@ from brine.instance import restart_counter
 from brine.instance.hypervisor import ABOVE
 from brine.instance.observe import Observed, Oper, Status
 from brine.instance.spec import AdminState
-from brine.instance.xen.xl import fault_in
 
 _MOST_LINES = 20
 _OURS = "brine-instance: error: "
@@ -71,6 +70,8 @@ def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
     theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
     faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
     if not ours and any(line.startswith(_XL) for line in theirs):
+        from brine.instance.xen.xl import fault_in  # most nodes have no Xen
+
         fault = fault_in(theirs)
         return StartFailure(printable(fault)) if fault else None
     for found in (ours, faults, theirs):

@@ -238,7 +238,8 @@ class Domains:
 def _observed(
     spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None
 ) -> Observed:
-    name, run = spec.name, _run(spec.name, found)
+    name = spec.name
+    run = _run(name, found, has_begun=f"{name}.{MarkerKind.START}" in marked)
 
     def read(kind: MarkerKind, run: str | None) -> Marker | None:
         # Most instances have no such marker, and there may be hundreds.
@@ -281,13 +282,16 @@ def _overdue(spec: Spec, found: Unit | None) -> str:
     return f"it has been {what} for {took_s:.0f} s, and {limit_s} s are its limit"
 
 
-def _run(name: str, found: Unit | None) -> str:
+def _run(name: str, found: Unit | None, *, has_begun: bool) -> str:
     """The run that an instance's markers must name: the last that began. A start that failed before
-    its run began does not count."""
+    its run began does not count.
+
+    :param has_begun: whether there is a marker of a run that began.
+    """
     invocation = found.invocation if found else ""
     if found and found.active is Active.FAILED and invocation:
         return invocation
-    begun = markers.last_run(name)
+    begun = markers.last_run(name) if has_begun else markers.UNKNOWN_RUN
     return invocation if invocation and begun == markers.UNKNOWN_RUN else begun
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 import typing
 from collections.abc import Callable
@@ -335,19 +336,27 @@ class Spec:
 
 def to_json(value: Any) -> dict[str, Any]:
     """The inverse of :func:`parse`, with all defaults filled in."""
-    return {name: _plain(getattr(value, name)) for name in _names_of(value.__class__)}
+    names, values_of = _fields_of(value.__class__)
+    found = dict(zip(names, values_of(value), strict=True))
+    for name, item in found.items():
+        if item.__class__ not in _PLAIN:
+            found[name] = _plain(item)
+    return found
+
+
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @functools.cache
-def _names_of(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _fields_of(kind: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """The names of a class's fields, and a function that reads them all from an object."""
+    names = tuple(field.name for field in dataclasses.fields(kind))
+    return names, operator.attrgetter(*names)  # of two or more, as all have here
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
-        return value
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [one if one.__class__ in _PLAIN else _plain(one) for one in value]
     return to_json(value) if dataclasses.is_dataclass(value) else value
 
 
