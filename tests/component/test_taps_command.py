@@ -104,5 +104,5 @@ def test_a_script_that_others_may_write_is_warned_of_and_not_run() -> None:
         "brine tap up --instance web1 --link br0 && brine tap down --instance web1"
     )
     assert done.stdout.splitlines()[-1] == f"down: {NAME}"
-    warning = "brine: warning: /etc/brine/nic.d/bad is not run: others than root may write it"
+    warning = "brine: warning: /etc/brine/nic.d/bad is not run: others than root may write"
     assert done.stderr.splitlines()[0].startswith(warning)

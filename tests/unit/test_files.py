@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.files import put_aside, read_regular, second_name, unfinished, write_whole
+from brine.common.files import (
+    fault_of_writers,
+    put_aside,
+    read_regular,
+    second_name,
+    unfinished,
+    write_whole,
+)
 
 
 def test_content_and_mode_are_what_was_asked(tmp_path: Path) -> None:
@@ -111,3 +118,40 @@ def test_a_file_is_read_whole_and_what_is_none_is_refused_at_once(tmp_path: Path
             read_regular(name)
         assert told.value.filename == str(name)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_each_folder_and_link_of_a_path_counts_for_who_may_change_a_file(tmp_path: Path) -> None:
+    folder, linked = tmp_path / "bin", tmp_path / "links"
+    for each in (folder, linked):
+        each.mkdir(mode=0o755)
+    file, link = folder / "program", linked / "program"
+    file.write_text("")
+    file.chmod(0o755)
+    link.symlink_to("../bin/./program")
+    ways = (file, link, f"{linked}/../bin//program")
+    assert [fault_of_writers(one) for one in ways] == [None] * 3
+    assert fault_of_writers(folder / "none") is None
+    assert fault_of_writers(file / "none") is None
+    for changed, mode in ((file, 0o775), (folder, 0o757), (folder, 0o770)):
+        changed.chmod(mode)
+        said = f"others than root may write {changed} (chmod go-w)"
+        assert [fault_of_writers(one) for one in ways] == [said] * 3
+        changed.chmod(0o755)
+    linked.chmod(0o777)  # its owner is root, but others may put another link there
+    assert [fault_of_writers(one) is None for one in ways] == [True, False, False]
+    linked.chmod(0o1777)  # as /tmp
+    assert fault_of_writers(link) is None
+    loop = folder / "loop"
+    loop.symlink_to(loop)
+    assert "Too many levels" in str(fault_of_writers(loop))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("theirs", ["bin", "bin/program", "link"])
+def test_what_another_user_owns_that_user_may_change(tmp_path: Path, theirs: str) -> None:
+    (tmp_path / "bin").mkdir(mode=0o755)
+    (tmp_path / "bin/program").touch(0o755)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "bin/program")
+    os.chown(tmp_path / theirs, 65534, 65534, follow_symlinks=False)
+    assert fault_of_writers(link) == f"{tmp_path / theirs} belongs to user 65534, not to root"

@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 
 from brine.instance.kvm import resources
-from brine.instance.kvm.resources import (
-    check_node,
-    read_password,
-    set_limits,
-    with_machine_version,
-)
-from brine.instance.spec import Spec, parse
+from brine.instance.kvm.programs import version_of, with_machine_version
+from brine.instance.kvm.resources import check_node, read_password, set_limits
+from brine.instance.operations import define_instance
+from brine.instance.spec import Spec, SpecError, parse
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -65,6 +62,37 @@ def test_what_is_no_file_is_not_booted(tmp_path: Path, key: str) -> None:
     keys = {"kernel": "/bin/true"} if key == "initrd" else {}
     with pytest.raises(InstanceError, match="image: is no file"):
         check_node(web1(**keys, **{key: str(tmp_path / "image")}))
+
+
+@pytest.mark.parametrize("key", ["qemu", "firmware"])
+def test_a_program_that_others_may_change_is_neither_defined_nor_started(
+    own_node: Path, tmp_path: Path, key: str
+) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "program").touch(0o755)
+    spec = {"name": "web1", "accel": "tcg", "qemu": "/bin/true", key: str(folder / "program")}
+    with pytest.raises(SpecError, match=f"^/{key}: .* others than root may write {folder}"):
+        define_instance(spec)
+    with pytest.raises(InstanceError, match=f"web1: .* others than root may write {folder}"):
+        check_node(define(spec))
+    folder.chmod(0o755)
+    define_instance(spec)
+    check_node(define(spec))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_the_version_is_asked_as_a_user_without_privileges(tmp_path: Path) -> None:
+    program = tmp_path / "qemu"
+    program.write_text("#!/bin/sh\necho version $(id -u).$(id -G)\n")
+    program.chmod(0o755)
+    tmp_path.chmod(0o700)  # which that user can't enter
+    assert version_of(web1(qemu=str(program))) == (65534, 65534)
+    program.chmod(0o700)
+    with pytest.raises(InstanceError, match=f"{program}: .*Permission denied") as refused:
+        version_of(web1(qemu=str(program)))
+    assert refused.value.hint == f"chmod o+rx {program}"
 
 
 def test_the_nodes_own_uefi_is_no_path() -> None:

@@ -213,6 +213,41 @@ def read_json(file: Path) -> Any:
         return None
 
 
+def fault_of_writers(path: str | Path) -> str | None:
+    """Why users other than root may change what an absolute path leads to; None if they may not.
+
+    Each folder of the path counts, and each link on it: the owner of any of them can put another
+    file there. A process that does not run as root trusts its own user, too.
+    """
+    trusted = {0, os.geteuid()}
+    here, links = "/", 0
+    ahead = str(path).split("/")[::-1]
+    while True:
+        try:
+            status = os.lstat(here)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # there is nothing that could be run
+        except OSError as error:
+            return f"{here}: {error.strerror}"
+        if status.st_uid not in trusted:
+            return f"{here} belongs to user {status.st_uid}, not to root"
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                return f"{here}: {os.strerror(errno.ELOOP)}"
+            target = os.readlink(here)
+            ahead += target.split("/")[::-1]
+            here = "/" if target.startswith("/") else os.path.dirname(here)
+        elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+            return f"others than root may write {here} (chmod go-w)"
+        while ahead and ahead[-1] in ("", "."):
+            ahead.pop()
+        if not ahead:
+            return None
+        part = ahead.pop()
+        here = os.path.dirname(here) if part == ".." else os.path.join(here, part)
+
+
 def write_whole(
     path: Path,
     data: bytes,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from brine.common import paths
 from brine.common.qmp.wire import QmpError
@@ -211,13 +211,18 @@ def peer_process(connection: socket.socket) -> int:
 
 
 def run_bounded(
-    command: Sequence[str], *, timeout_s: float | None, environment: Mapping[str, str]
+    command: Sequence[str],
+    *,
+    timeout_s: float | None,
+    environment: Mapping[str, str],
+    **how: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program without input, and return its output and its exit status.
 
     :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
     kernel can't be killed: this function leaves it behind.
 
+    :param how: further arguments of :class:`subprocess.Popen`, such as the user.
     :raises TimeoutError: if it takes longer; it is killed as soon as it can be.
     """
     import subprocess  # takes long to load, and many processes run no program
@@ -230,6 +235,7 @@ def run_bounded(
         text=True,
         errors="replace",
         env=environment,
+        **how,
     )
     try:
         said, said_wrong = program.communicate(timeout=timeout_s)

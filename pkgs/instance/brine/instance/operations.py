@@ -28,6 +28,7 @@ from brine.instance.history import verdicts_on
 from brine.instance.hypervisor import Guest, hypervisor_of, hypervisor_running
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of
+from brine.instance.kvm.programs import refuse_writers
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.shutdown import DEFAULT_TIMEOUT_S, shut_down, stop_marked
@@ -110,6 +111,7 @@ def define_instance(
             _refuse_running(look(name), f"give another {what} to")
         refuse_conflicts(spec, before, planned)
         refuse_other_formats(spec)
+        refuse_writers(spec)
         aside = None
         if not dry_run:
             if before and before.is_xen() and is_other_machine:

@@ -10,12 +10,12 @@ import logging
 import os
 import re
 import signal
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError, printable
+from brine.common.files import fault_of_writers
 
 TIMEOUT_S = 30.0
 """Of each script."""
@@ -24,7 +24,6 @@ _SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # As run-parts(8): backup files of editors and packages have a dot or a tilde in their names.
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MOST_OUTPUT_BYTES = 64 * 1024
-_OWNER = 0
 
 log = logging.getLogger(__name__)
 
@@ -68,26 +67,16 @@ def scripts() -> list[Path]:
         raise BrineError(f"{folder}: can't be read: {error.strerror}") from error
     usable = [file for file in files if _NAME.fullmatch(file.name) and file.is_file()]
     usable = [file for file in usable if os.access(file, os.X_OK)]
-    if usable and (fault := _fault(folder)):
+    if usable and (fault := fault_of_writers(folder)):
         log.warning("%s: no script in it is run: %s", folder, fault)
         return []
     trusted = []
     for file in usable:
-        if fault := _fault(file) or _fault(file.resolve().parent):
+        if fault := fault_of_writers(file):
             log.warning("%s is not run: %s", file, fault)
         else:
             trusted.append(file)
     return trusted
-
-
-def _fault(path: Path) -> str | None:
-    """Why users other than root may write a file, or the target of a link; None if they may not."""
-    status = path.stat()
-    if status.st_uid != _OWNER:
-        return f"it belongs to user {status.st_uid}, not to root"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "others than root may write it (chmod go-w)"
-    return None
 
 
 def _run(script: Path, phase: Phase, environment: Mapping[str, str]) -> None:

@@ -55,7 +55,7 @@ class Kvm(Hypervisor):
         """The spec with the devices that were plugged during the last run, and with the version of
         its machine type."""
         from brine.instance.kvm.live_changes import with_last_run  # only a start needs these
-        from brine.instance.kvm.resources import with_machine_version
+        from brine.instance.kvm.programs import with_machine_version
 
         return with_machine_version(with_last_run(spec))
 

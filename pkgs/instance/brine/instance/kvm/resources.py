@@ -14,13 +14,11 @@ import itertools
 import json
 import os
 import pwd
-import re
 import resource
 import stat
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,13 +29,14 @@ from brine.common.errors import install_hint, warn
 from brine.common.files import open_safely, read_regular, write_whole
 from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
-from brine.common.process import begun, run_bounded, unit_of
+from brine.common.process import begun, unit_of
 from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of
+from brine.instance.kvm.programs import faults_of_writers, version_of
 from brine.instance.spec import MACHINE_VERSIONS, UEFI, FormatSource, SecurityModel, Spec, to_json
 from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.instance.unit import UnitError, set_properties
@@ -51,9 +50,6 @@ LONGEST_PASSWORD = 8
 _KVM = Path("/dev/kvm")
 _MOUNTS = Path("/proc/self/mounts")
 _QEMU_ITSELF_MIB = 256  # beside the guest's memory; it grows with the devices
-_VERSION = re.compile(r"version (\d+)\.(\d+)")
-_ALIAS = re.compile(r"^(\S+) .*\(alias of ([A-Za-z0-9.-]+)\)", re.MULTILINE)
-_ANSWER_TIMEOUT_S = 20
 _MODE = 0o600
 
 
@@ -106,6 +102,8 @@ def check_node(spec: Spec) -> None:
         hint = install_hint(apt="qemu-system-x86", dnf="qemu-system-x86")
         hint += ", or have its spec name another program"
         raise InstanceError(name, f"{spec.qemu}: there is no such program", hint=hint)
+    for _, fault in faults_of_writers(spec):
+        raise InstanceError(name, fault)
     if spec.accel == "kvm" and not _KVM.exists():
         hint = (
             'see whether the firmware has virtualization enabled; "accel": "tcg" does without, and '
@@ -197,7 +195,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
     """Open the files and devices of a spec, and connect its NICs; *stack* undoes all of it."""
     is_confined = spec.chroot or spec.security_model != SecurityModel.NONE
     # QEMU answers meanwhile: to load it takes longer than most of what follows.
-    version = begun(partial(_version, spec)) if is_confined else lambda: (0, 0)
+    version = begun(partial(version_of, spec)) if is_confined else lambda: (0, 0)
     files = _FileSets(stack)
     disks = {
         each.uuid: files.open(
@@ -304,40 +302,6 @@ def _inherited(descriptors: Iterable[int]) -> tuple[int, ...]:
     for number in numbers:
         os.set_inheritable(number, True)
     return numbers
-
-
-def with_machine_version(spec: Spec) -> Spec:
-    """The spec with the version of its machine type: ``pc`` becomes ``pc-i440fx-7.2``. So an
-    upgrade of QEMU changes no guest's hardware.
-
-    If QEMU can't be asked, the spec stays as it is: the steps of the start that follow say why.
-    """
-    if spec.machine not in MACHINE_VERSIONS:
-        return spec
-    try:
-        listed = _answer_of(spec, "-machine", "help")
-    except OSError:
-        return spec
-    aliases = dict(_ALIAS.findall(listed))
-    version = aliases.get(spec.machine, "")
-    is_version = version.startswith(MACHINE_VERSIONS[spec.machine])
-    return replace(spec, machine=version) if is_version else spec
-
-
-def _version(spec: Spec) -> tuple[int, int]:
-    try:
-        said = _answer_of(spec, "--version")
-    except OSError as error:
-        raise InstanceError(spec.name, f"{spec.qemu}: {error}") from error
-    if match := _VERSION.search(said):
-        return int(match[1]), int(match[2])
-    raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
-
-
-def _answer_of(spec: Spec, *question: str) -> str:
-    """What QEMU prints of itself. Raises OSError."""
-    command = [spec.qemu, *question]
-    return run_bounded(command, timeout_s=_ANSWER_TIMEOUT_S, environment=os.environ).stdout
 
 
 # The confinement: a user, capabilities, and the limits of the control group.

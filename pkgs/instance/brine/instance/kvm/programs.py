@@ -1,0 +1,87 @@
+"""The programs that root runs for a VM: who may change them, and what QEMU says of itself."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from brine.common.files import fault_of_writers
+from brine.common.process import run_bounded
+from brine.instance.spec import MACHINE_VERSIONS, UEFI, Spec, SpecError
+from brine.instance.store import InstanceError
+
+_VERSION = re.compile(r"version (\d+)\.(\d+)")
+_ALIAS = re.compile(r"^(\S+) .*\(alias of ([A-Za-z0-9.-]+)\)", re.MULTILINE)
+_ANSWER_TIMEOUT_S = 20
+_NOBODY = 65534
+
+
+def faults_of_writers(spec: Spec) -> Iterator[tuple[str, str]]:
+    """The keys of a spec whose files users other than root may change, each with the reason.
+
+    A start runs QEMU as root before it confines it, and the firmware is the first program of the
+    guest.
+    """
+    if spec.is_xen():
+        return
+    for key, file in (("qemu", spec.qemu), ("firmware", spec.firmware)):
+        if file not in ("", UEFI) and (fault := fault_of_writers(file)):
+            yield key, f"{file} is not run: {fault}"
+
+
+def refuse_writers(spec: Spec) -> None:
+    """Refuse a spec with a program that users other than root may change.
+
+    :raises SpecError: which one, and why.
+    """
+    for key, fault in faults_of_writers(spec):
+        raise SpecError(fault, where=f"/{key}")
+
+
+def with_machine_version(spec: Spec) -> Spec:
+    """The spec with the version of its machine type: ``pc`` becomes ``pc-i440fx-7.2``. So an
+    upgrade of QEMU changes no guest's hardware.
+
+    If QEMU can't be asked, the spec stays as it is: the steps of the start that follow say why.
+    """
+    if spec.machine not in MACHINE_VERSIONS or any(faults_of_writers(spec)):
+        return spec
+    try:
+        listed = _answer_of(spec, "-machine", "help")
+    except OSError:
+        return spec
+    aliases = dict(_ALIAS.findall(listed))
+    version = aliases.get(spec.machine, "")
+    is_version = version.startswith(MACHINE_VERSIONS[spec.machine])
+    return replace(spec, machine=version) if is_version else spec
+
+
+def version_of(spec: Spec) -> tuple[int, int]:
+    """The version of a spec's QEMU."""
+    try:
+        said = _answer_of(spec, "--version")
+    except OSError as error:
+        hint = f"chmod o+rx {spec.qemu}" if isinstance(error, PermissionError) else None
+        raise InstanceError(spec.name, f"{spec.qemu}: {error}", hint=hint) from error
+    if match := _VERSION.search(said):
+        return int(match[1]), int(match[2])
+    raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
+
+
+def _answer_of(spec: Spec, *question: str) -> str:
+    """What QEMU prints of itself, asked as a user without any privileges. Raises OSError."""
+    # By a descriptor: that user need not be able to enter the program's folder.
+    descriptor = os.open(spec.qemu, os.O_RDONLY | os.O_CLOEXEC)
+    how: dict[str, Any] = {"pass_fds": (descriptor,)}
+    if os.geteuid() == 0:
+        how |= {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
+    try:
+        command = [f"/proc/self/fd/{descriptor}", *question]
+        return run_bounded(
+            command, timeout_s=_ANSWER_TIMEOUT_S, environment=os.environ, **how
+        ).stdout
+    finally:
+        os.close(descriptor)
