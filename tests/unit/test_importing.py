@@ -1,8 +1,9 @@
-"""``brine instance import``: from an image, or from what virsh dumpxml has printed, to a spec."""
+"""``brine instance import``: from an image, or from a definition of libvirt's, to a spec."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from brine.common.errors import BrineError
-from brine.instance.importing import spec_of_domain
+from brine.instance import importing
+from brine.instance.foreign.libvirt import spec_of_domain
+from brine.instance.spec import SpecError
 from brine.instance.validate import define
 
 Run = Callable[..., tuple[int, str, str]]
@@ -90,7 +93,6 @@ SPEC = {
     "usb_tablet": True,
     "vnc_bind": "127.0.0.1",
     "cdroms": ["/srv/debian.iso"],
-    "qemu": "/usr/bin/qemu-system-x86_64",
     "disks": [
         {
             "path": "/var/lib/libvirt/images/web1.qcow2",
@@ -103,17 +105,22 @@ SPEC = {
     "nics": [{"mac": "52:54:00:12:34:56", "link": "br0", "vlan": "42", "model": "virtio"}],
 }
 
+NETWORK_DISK = (
+    "devices/disk[vdb] type=network device=disk (source protocol=rbd name=pool/image, "
+    "target dev=vdb bus=virtio): the guest does not have it"
+)
 LOST = {
-    "os/nvram: the UEFI variables begin anew",
+    "metadata: the notes of other programs",
+    "os/nvram /var/lib/libvirt/qemu/nvram/web1_VARS.fd: the UEFI variables begin anew",
     "on_crash destroy: the watcher starts it again",
     "devices/graphics passwd: put it into a file, for vnc_password_file",
-    "the bus of /dev/vg0/data, sata: the spec has ide",
-    "features/vmport",
-    "clock/timer",
-    "devices/disk/iotune",
-    "devices/disk type=network device=disk",
-    "devices/graphics type=spice",
-    "devices/hostdev type=pci",
+    "devices/disk[sda]/target bus=sata: the spec has ide",
+    "features/vmport state=off",
+    "clock/timer name=rtc tickpolicy=catchup",
+    "devices/disk[vda]/iotune (total_iops_sec 100)",
+    NETWORK_DISK,
+    "devices/graphics type=spice autoport=yes",
+    "devices/hostdev mode=subsystem type=pci",
     "devices/memballoon model=virtio",
 }
 
@@ -125,6 +132,9 @@ def changed(*changes: tuple[str, str]) -> bytes:
         assert before in text
         text = text.replace(before, after)
     return text.encode()
+
+
+STORES = '<backingStore><source file="/b"/>' * 10 + "</backingStore>" * 10
 
 
 def test_a_domain_becomes_a_spec_and_what_it_loses_is_listed() -> None:
@@ -153,7 +163,8 @@ def test_the_chain_of_an_overlay_is_taken_over() -> None:
     network = stored("network", "raw", 'protocol="nbd"/>')
     data, lost = spec_of_domain(changed((source, source + network)))
     assert "backing" not in data["disks"][0]
-    assert set(lost) == LOST | {"devices/disk/backingStore type=network"}
+    named = "devices/disk[vda]/backingStore type=network (format type=raw, source protocol=nbd)"
+    assert set(lost) == LOST | {named}
 
 
 @pytest.mark.parametrize(
@@ -169,12 +180,107 @@ def test_the_chain_of_an_overlay_is_taken_over() -> None:
         (('port="-1" autoport="yes"', 'port="5901" autoport="no"'), "vnc_port", 5901),
         (('<memory unit="KiB">2097152', '<memory unit="KiB">4096'), "memory_mib", 4),
         (('<memory unit="KiB">2097152', f'<memory unit="b">{1 << 20}'), "memory_mib", 1),
-        (('<memory unit="KiB">2097152', '<memory unit="MB">2048'), "memory_mib", 1953),
+        (('<memory unit="KiB">2097152', '<memory unit="MB">2048'), "memory_mib", 1954),
         (('<memory unit="KiB">2097152', '<memory unit="GiB">1'), "memory_mib", 1024),
+        (('listen="127.0.0.1" passwd="secret"', 'listen="0"'), "vnc_bind", "0.0.0.0"),
+        (('listen="127.0.0.1"', 'listen="localhost"'), "vnc_bind", "127.0.0.1"),
+        (('listen="127.0.0.1"', 'socket="/run/vnc/web1"'), "vnc_bind", "/run/vnc/web1"),
+        # Nobody but this node sees a VNC that had a password and has none yet.
+        (('listen="127.0.0.1"', 'listen="::"'), "vnc_bind", "127.0.0.1"),
+        (('dies="1" cores="2"', 'dies="1" clusters="2" cores="1"'), "cores", 2),
+        (('<boot dev="network"/>', '<boot dev="hd"/>'), "boot_order", ["disk"]),
+        ((">4</vcpu>", ' current="2">4</vcpu>'), "vcpus", 2),
+        (("<topology sock", '<feature name="vmx"/><topology sock'), "cpu", "host,+vmx"),
+        (("pc-q35-7.2", "pc-q35-rhel9.4.0"), "machine", "q35"),
+        (("pc-q35-7.2", "pc-i440fx-jammy"), "machine", "pc"),
     ],
 )
 def test_each_part_has_its_key(change: tuple[str, str], key: str, value: object) -> None:
     assert spec_of_domain(changed(change))[0][key] == value
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "value", "named"),
+    [
+        (
+            ('<vlan><tag id="42"/></vlan>', '<vlan trunk="yes"><tag id="42"/></vlan>'),
+            "vlan",
+            ":42",
+            "",
+        ),
+        (
+            ('<tag id="42"/>', '<tag id="7"/><tag id="42" nativeMode="untagged"/>'),
+            "vlan",
+            ".42:7",
+            "",
+        ),
+        (
+            ('<model type="virtio"/>', '<driver name="vhost" queues="4"/>'),
+            "queues",
+            None,
+            "rtl8139",
+        ),
+        (("<source bridge", '<driver name="vhost"/><source bridge'), "vhost", True, ""),
+        (('<model type="virtio"/>', ""), "model", "rtl8139", ""),  # libvirt's own default
+        (("<source bridge", '<target dev="lab0"/><source bridge'), "link", "br0", "lab0"),
+    ],
+)
+def test_a_nic_keeps_what_it_can(
+    change: tuple[str, str], key: str, value: object, named: str
+) -> None:
+    data, lost = spec_of_domain(changed(change))
+    assert data["nics"][0].get(key) == value
+    assert named in "\n".join(lost)
+    define(data)
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "value", "named"),
+    [
+        (
+            ("DATA1", "6d0a9c56-6d8e-4b3c-9d5e-7a3c55b0e1bb"),
+            "serial",
+            "6d0a9c56-6d8e-4b3c-9",
+            "9d5e",
+        ),
+        (("DATA1", "\u00fc"), "serial", None, "its serial \u00fc"),
+        (("<serial>", "<readonly/><serial>"), "interface", "scsi", "read-only"),
+        (('type="raw"/>', 'type="raw" iothread="2"/>'), "format", "raw", "iothread=2"),
+        (('type="raw"/>', 'type="raw" cache="unsafe" io="native"/>'), "aio", None, "aio native"),
+        (('dev="sda" bus="sata"', 'dev="hda"'), "interface", "ide", ""),
+    ],
+)
+def test_a_disk_keeps_what_it_can(
+    change: tuple[str, str], key: str, value: object, named: str
+) -> None:
+    data, lost = spec_of_domain(changed(change))
+    assert data["disks"][1].get(key) == value
+    assert named in "\n".join(lost)
+    define(data)
+
+
+def test_a_xen_domain_loses_what_only_qemu_has_but_not_its_network() -> None:
+    nic = '<interface type="bridge"><source bridge="xenbr0"/>{}</interface>'
+    text = """<domain type="xen"><name>pv1</name><os><type>linux</type><boot dev="hd"/></os>
+        <devices><disk><source dev="/dev/vg0/pv1"/><target dev="xvda" bus="xen"/></disk>{}</devices>
+        </domain>"""
+    data, lost = spec_of_domain(text.format(nic.format("")).encode())
+    assert define(data).nics[0].link == "xenbr0"
+    assert lost == ["boot_order disk, which Xen's domains lack"]
+    data, _ = spec_of_domain(text.format(nic.format('<vlan><tag id="7"/></vlan>')).encode())
+    with pytest.raises(SpecError, match="/nics/0/vlan"):
+        define(data)
+
+
+def test_a_foreign_program_is_not_taken() -> None:
+    ours = "<emulator>/usr/bin/qemu-system-x86_64</emulator>"
+    for program in ("/usr/bin/kvm", "/usr/libexec/qemu-kvm"):
+        data, lost = spec_of_domain(changed((ours, f"<emulator>{program}</emulator>")))
+        assert "qemu" not in data
+        assert set(lost) == LOST
+    data, lost = spec_of_domain(changed((ours, "<emulator>/srv/own/qemu</emulator>")))
+    assert "qemu" not in data
+    assert "devices/emulator /srv/own/qemu: a QEMU of the distribution runs the guest" in lost
 
 
 def test_a_nic_of_a_libvirt_network_takes_a_bridge_by_name() -> None:
@@ -187,7 +293,8 @@ def test_a_nic_of_a_libvirt_network_takes_a_bridge_by_name() -> None:
     assert "--link BRIDGE" in str(refused.value.hint)
     data, lost = spec_of_domain(xml, link="br7")
     assert data["nics"][0]["link"] == "br7"
-    assert "the NIC 52:54:00:12:34:56, of the network default" in lost
+    nic = "devices/interface[52:54:00:12:34:56]"
+    assert {f"{nic} type=network: it is on br7", f"{nic}/source network=default"} <= set(lost)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +308,15 @@ def test_a_nic_of_a_libvirt_network_takes_a_bridge_by_name() -> None:
         (b"<!DOCTYPE d [<!ENTITY a 'aa'>]><domain>&a;</domain>", "document type"),
         (b"<domain type='kvm'><memory unit='furlong'>1</memory></domain>", "furlong"),
         (b"<domain type='kvm'><vcpu>many</vcpu></domain>", "should be a number"),
+        (b"<?xml version='1.0' encoding='utf-7'?><domain/>", "is no XML"),
+        (b"<?xml version='1.0' encoding='nonsense'?><domain/>", "is no XML"),
+        (b"<domain>" + b"<backingStore>" * 5000, "more than 40 deep"),
+        (b"<domain>" + b"<disk/>" * 200_000, "more than 20000 elements"),
+        (b"<domain>" + b" " * (17 << 20), "is larger than 16 MiB"),
+        (b"<domain type='kvm'><os><type arch='aarch64'>hvm</type></os></domain>", "aarch64"),
+        (changed(("<serial>DATA1", "<transient/><serial>DATA1")), "transient"),
+        (changed(('type="raw"', 'type="vmdk"')), "format vmdk"),
+        (changed(("<serial>DATA1", STORES + "<serial>DATA1")), "more than 9 backing files"),
     ],
 )
 def test_what_is_no_domain_of_ours_is_refused_in_one_line(xml: bytes, said: str) -> None:
@@ -238,6 +354,93 @@ def test_an_image_that_brine_does_not_open_is_to_be_converted(brine: Run, tmp_pa
         assert "hint: qemu-img convert -O qcow2" in said
 
 
+@pytest.mark.parametrize(
+    ("content", "said", "hint"),
+    [
+        (b"<domain type='kvm'>\n", "is XML", "--libvirt"),
+        ("<domain type='kvm'>\n".encode("utf-16"), "is XML", "--libvirt"),
+        (b"<?xml version='1.0'?><Envelope/>", "is XML", "image"),
+        (b"agent: 1\nscsi0: local-lvm:vm-100-disk-0\n", "is text", "--proxmox"),
+        ("Notizen \u00fc\n".encode() * 900, "is text", "image"),
+        (b'{"name": "web1"}', "is JSON", "brine instance define"),
+        (b"\x1f\x8b\x08" + bytes(509), "packed by gzip", "gzip -d"),
+        (b"BZh9" + bytes(508), "packed by bzip2", "bzip2 -d"),
+        (b"\xfd7zXZ\0" + bytes(506), "packed by xz", "xz -d"),
+        (b"\x28\xb5\x2f\xfd" + bytes(508), "packed by zstd", "zstd -d"),
+        (b"PK\x03\x04" + bytes(508), "zip archive", "unzip"),
+        (b"web1.ovf" + bytes(249) + b"ustar" + bytes(1786), "tar archive", "tar -xf"),
+        (b"WithoutFreeSpace" + bytes(496), "Parallels", "qemu-img convert"),
+        (b"WithouFreSpacExt" + bytes(496), "Parallels", "qemu-img convert"),
+        (bytes(1024) + b"conectix" + bytes(504), "VHD", "qemu-img convert"),
+        (b"", "is empty", ""),
+        (b"\xfa\xb8" + bytes(999), "has 1001 bytes", "truncate -s %512"),
+    ],
+)
+def test_a_file_that_is_no_disk_is_not_made_one(
+    brine: Run, tmp_path: Path, content: bytes, said: str, hint: str
+) -> None:
+    file = tmp_path / "100.conf"
+    file.write_bytes(content)
+    status, out, told = brine("import", file, "--name", "web1")
+    assert (status, out) == (1, "")
+    error, *hints = told.splitlines()
+    assert error.startswith(f"brine: error: {file}: ")
+    assert said in error
+    assert hint in "".join(hints)
+
+
+def test_a_raw_disk_is_one(brine: Run, tmp_path: Path) -> None:
+    for content in (bytes(1024), b"\xeb\x63\x90GRUB" + bytes(505), bytes(512) + b"LABELONE" * 64):
+        (tmp_path / "disk.img").write_bytes(content)
+        assert brine("import", tmp_path / "disk.img", "--dry-run")[0] == 0
+
+
+def test_a_name_that_can_not_be_is_to_be_given(brine: Run, tmp_path: Path) -> None:
+    file = tmp_path / "win 10.xml"
+    file.write_bytes(changed(("<name>web1", "<name>Windows 10")))
+    image = tmp_path / "win 10.img"
+    image.write_bytes(bytes(512))
+    for arguments in (("--libvirt", file), (image,)):
+        status, _, said = brine("import", *arguments)
+        assert status == 1
+        assert "hint: give it another one: --name NAME" in said
+        assert brine("import", *arguments, "--name", "win10", "--dry-run")[0] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_that_is_no_image_is_named(
+    brine: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = f"{tmp_path}/images/"
+    Path(folder).mkdir()
+    monkeypatch.setattr(importing, "IMAGE_FOLDERS", (folder,))
+    theirs, linked = Path(folder, "theirs.img"), Path(folder, "linked.img")
+    theirs.write_bytes(bytes(512))
+    os.chown(theirs, 4242, 4242)
+    linked.symlink_to("/etc/passwd")
+    image = "/var/lib/libvirt/images/web1.qcow2"
+    file = tmp_path / "web1.xml"
+    for path, said in {
+        "/etc/shadow": "the guest can write /etc/shadow, which is in no folder of images",
+        f"{folder}../x": f"the guest can write {folder}../x, which is {tmp_path}/x, which is in no",
+        str(linked): f"the guest can write {linked}, which is /etc/passwd, which is in no folder",
+        str(theirs): f"the guest can write {theirs}, which is a file of the user 4242",
+        "/dev/sda": "the guest can write /dev/sda, which is in no folder of images",
+        "/dev/shm/x": "the guest can write /dev/shm/x, which is in no folder of images",
+        "/dev/vg0/web1": "",
+        f"{folder}web1": "",
+    }.items():
+        file.write_bytes(changed((image, path), ('type="qcow2"', 'type="raw"')))
+        status, _, told = brine("import", "--libvirt", file, "--dry-run")
+        assert status == 0
+        found = [line for line in told.splitlines() if "the guest can write" in line]
+        assert len(found) == bool(said)
+        assert all(line.startswith(f"brine: warning: web1: {said}") for line in found)
+    file.write_bytes(changed(("/srv/debian.iso", "/etc/shadow")))
+    shown = json.loads(brine("import", "--libvirt", file, "--dry-run", "--json")[1])["ignored"]
+    assert "the guest can read /etc/shadow, which is in no folder of images" in shown
+
+
 def test_a_domain_is_defined_and_its_losses_are_warnings(brine: Run, tmp_path: Path) -> None:
     file = tmp_path / "web1.xml"
     file.write_text(DOMAIN)
@@ -251,7 +454,8 @@ def test_a_domain_is_defined_and_its_losses_are_warnings(brine: Run, tmp_path: P
     assert (status, out) == (0, "defined: web2; brine instance start web2\n")
     warnings = said.splitlines()
     assert len(warnings) == len(LOST)
-    assert "brine: warning: web2: no counterpart: devices/hostdev type=pci" in warnings
+    lost = "devices/hostdev mode=subsystem type=pci"
+    assert f"brine: warning: web2: no counterpart: {lost}" in warnings
     file.write_text("<domain")
     status, _, said = brine("import", "--libvirt", file)
     assert status == 1

@@ -53,11 +53,16 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     define.add_argument("--live", action="store_true", help=text)
     text = "keep the admin_state of an instance that its user has shut down"
     define.add_argument("--keep-user-state", action="store_true", help=text)
-    text = "define an instance from a disk image or a libvirt domain"
+    text = "define an instance from a disk image, or from a machine of libvirt's or Proxmox's"
     importing = verb("import", "brine.instance.importing:import_machine", text, of_one=False)
     importing.add_argument("image", metavar="IMAGE", nargs="?", help="the image of its disk")
     text = "the output of virsh dumpxml --inactive; - is standard input"
     importing.add_argument("--libvirt", metavar="FILE", help=text)
+    text = "a machine of Proxmox: /etc/pve/qemu-server/NUMBER.conf; - is standard input"
+    importing.add_argument("--proxmox", metavar="FILE", help=text)
+    text = "the folder of a storage of Proxmox's, or of a pool of libvirt's"
+    pairs: Any = {"type": _pair, "action": "append", "default": []}
+    importing.add_argument("--storage", metavar="STORAGE=FOLDER", help=text, **pairs)
     importing.add_argument("--name", metavar="NAME", help="the name of the instance")
     text = "the bridge of its NIC, or of NICs on libvirt's networks"
     importing.add_argument("--link", metavar="BRIDGE", help=text)
@@ -70,7 +75,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     rename.add_argument("new_name", metavar="NAME")
     clone = verb("clone", "brine.instance.clone:clone", "copy an instance that does not run")
     clone.add_argument("new_name", metavar="NAME")
-    pairs: Any = {"type": _pair, "action": "append", "default": []}
     text = "copy the disk PATH to OTHER; a block device is overwritten"
     clone.add_argument("--disk", metavar="PATH=OTHER", help=text, **pairs)
     text = "use OTHER in the place of ADDRESS"

@@ -447,12 +447,13 @@ def naming(file: str, kind: type[BrineError]) -> Iterator[None]:
         raise BrineError(f"{place}: {error}", hint=error.hint) from error
 
 
-def content_of(file: str) -> bytes:
-    """The content of an input file; ``-`` is standard input."""
+def content_of(file: str, *, most: int = -1) -> bytes:
+    """The content of an input file, or the first *most* bytes; ``-`` is standard input."""
     if file == "-":
-        return sys.stdin.buffer.read()
+        return sys.stdin.buffer.read(most)
     try:
-        return Path(file).read_bytes()
+        with Path(file).open("rb") as opened:
+            return opened.read(most)
     except OSError as error:
         raise BrineError(f"{file}: can't be read: {error.strerror}") from error
 

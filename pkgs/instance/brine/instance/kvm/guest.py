@@ -32,6 +32,7 @@ from brine.common.process import (
 from brine.common.qmp.wire import QmpClosedError, QmpError, QmpProtocolError, QmpTimeoutError
 from brine.instance import owner
 from brine.instance.hypervisor import Hypervisor, ended_early
+from brine.instance.kvm.programs import with_machine_version
 from brine.instance.observe import Observed, Oper, oper_of
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
@@ -54,8 +55,7 @@ class Kvm(Hypervisor):
     def prepared(self, spec: Spec) -> Spec:
         """The spec with the devices that were plugged during the last run, and with the version of
         its machine type."""
-        from brine.instance.kvm.live_changes import with_last_run  # only a start needs these
-        from brine.instance.kvm.programs import with_machine_version
+        from brine.instance.kvm.live_changes import with_last_run  # only a start needs it
 
         return with_machine_version(with_last_run(spec))
 
