@@ -763,3 +763,19 @@ def test_all_output_has_a_place_in_every_locale(
     assert (tags[0] in outputs["show"]) == (encoding == "utf-8")
     assert (tags[0] in outputs["diff"]) == (encoding != "ascii")
     assert outputs["apply"].startswith("~ /cluster/tags: ")
+
+
+@pytest.mark.parametrize("number", ["9" * 4000, "9" * 5000, "-" + "9" * 20])
+@pytest.mark.parametrize("verb", ["apply", "verify"])
+def test_a_number_that_nothing_can_have_is_one_line(
+    filled: Run, tmp_path: Path, verb: str, number: str
+) -> None:
+    data = json.dumps(ganeti_config()).replace('"candidate_pool_size": 10', "%s")
+    assert "%s" in data
+    file = tmp_path / "input"
+    file.write_text(data % f'"candidate_pool_size": {number}')
+    status, out, err = filled("config", verb, str(file))
+    assert status == 1
+    told = err or out
+    assert "Traceback" not in told
+    assert max(map(len, told.splitlines())) < 200

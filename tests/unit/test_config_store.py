@@ -324,7 +324,7 @@ def test_a_writer_without_the_lock_is_noticed(store: ConfigStore) -> None:
 def test_a_fault_after_the_new_file_is_there_leaves_the_old_one_among_the_versions(
     store: ConfigStore, monkeypatch: pytest.MonkeyPatch, fault: BaseException
 ) -> None:
-    def fail(folder: Path) -> None:
+    def fail(folder: Path, **_more: object) -> None:
         raise fault
 
     with monkeypatch.context() as patch:

@@ -110,6 +110,13 @@ def line(check: Callable[[str], str | None] | None = None) -> Callable[[str], st
     return fault
 
 
+def link_fault(text: str) -> str | None:
+    """Why *text* names neither a bridge nor a routing table; None if it may."""
+    if re.fullmatch(r"[^\s/:%]+", text) and text not in (".", ".."):
+        return None
+    return f"can't be the name of a bridge or a routing table: {text[:60]!a}"
+
+
 def tidy_path(text: str) -> str:
     """An absolute path without what means nothing in it, ``//`` and ``/./``; all else as it is.
     ``..`` stays: links may lead it elsewhere."""

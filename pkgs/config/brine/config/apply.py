@@ -16,6 +16,7 @@ from brine.config.effect import without_effect
 from brine.config.merge import Draft, Json, fill
 from brine.config.model import KINDS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
+from brine.config.runnable import UNSUPPORTED
 from brine.config.schema import ConfigError, canonical_uuid, is_uuid, same, shallow
 
 _FORMULA_KEYS = {"version", "repository", "common", "config", "kvmd", "confd"}
@@ -495,7 +496,8 @@ def _new_faults(draft: Draft, new: Configuration) -> list[Mistake]:
         pairs = zip(faults, verify.find(new, by_uuid=True, removed=removed), strict=True)
         faults = [fault for fault, same in pairs if same not in before]
     if draft.foreign:
-        faults = [fault for fault in faults if fault.kind not in ("unknown-key", "orphan")]
+        ganetis = ("unknown-key", "orphan", UNSUPPORTED)
+        faults = [fault for fault in faults if fault.kind not in ganetis]
     if draft.mistakes:
         known = {mistake.where for mistake in draft.mistakes}
         faults = [fault for fault in faults if fault.where not in known]

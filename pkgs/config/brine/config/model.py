@@ -15,6 +15,7 @@ import jsonpointer
 from brine.common.errors import nearest
 from brine.common.schema import member, shown
 from brine.common.uids import uid_pool_fault
+from brine.common.vm_values import LARGEST_PORT
 from brine.config import params
 from brine.config.schema import (
     ConfigError,
@@ -56,6 +57,20 @@ def _negative_fault(value: int) -> str | None:
     return f"must not be negative, but is {value}" if value < 0 else None
 
 
+def _number(low: int, high: int = (1 << 31) - 1) -> Params:
+    """The rule of a whole number, of each in a list, or of null."""
+
+    def fault(value: int | list[int] | None) -> str | None:
+        numbers = value if isinstance(value, list) else [] if value is None else [value]
+        wrong = [one for one in numbers if not low <= one <= high]
+        return f"must be {low} to {high}, but is {shown(wrong[0])}" if wrong else None
+
+    return {"fault": fault, "kind": "value"}
+
+
+_PORT = _number(0, LARGEST_PORT)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamped(ConfigObject):
     """An object with a serial number, which each change raises, and times in seconds since 1970."""
@@ -74,13 +89,13 @@ class Cluster(Stamped):
     master_node: str = rule("", refers="nodes")
     master_ip: str = rule("", **_IP)
     master_netdev: str = ""
-    master_netmask: int = 32
+    master_netmask: int = rule(32, **_number(0, 128))
     use_external_mip_script: bool = False
     primary_ip_family: int = rule(2, fault=_ip_family_fault, kind="value")
     rsahostkeypub: str = ""
     dsahostkeypub: str = ""
-    highest_used_port: int = 11000
-    tcpudp_port_pool: list[int] = rule(list)
+    highest_used_port: int = rule(11000, **_PORT)
+    tcpudp_port_pool: list[int] = rule(list, **_PORT)
     mac_prefix: str = rule("aa:00:00", **_MAC_PREFIX)
     volume_group_name: str | None = None
     reserved_lvs: list[str] = rule(list)
@@ -95,12 +110,12 @@ class Cluster(Stamped):
     ipolicy: Params = rule(dict)
     os_hvp: dict[str, Groups] = rule(dict)
     beparams: Groups = rule(dict, groups={"default": params.BACKEND})
-    osparams: Groups = rule(dict)
-    osparams_private_cluster: Groups = rule(dict, secret=True)
+    osparams: Groups = rule(dict, texts=2)
+    osparams_private_cluster: Groups = rule(dict, secret=True, texts=2)
     nicparams: Groups = rule(dict, groups={"default": params.NIC})
     ndparams: Params = rule(dict, params=params.NODE)
     diskparams: Groups = rule(dict, groups=params.DISKS)
-    candidate_pool_size: int = 10
+    candidate_pool_size: int = rule(10, **_number(1))
     modify_etc_hosts: bool = True
     modify_ssh_setup: bool = True
     maintain_node_health: bool = False
@@ -114,8 +129,8 @@ class Cluster(Stamped):
     disk_state_static: Params = rule(dict)
     enabled_disk_templates: list[str] = rule(list)
     candidate_certs: dict[str, str] = rule(dict)
-    max_running_jobs: int = 20
-    max_tracked_jobs: int = 25
+    max_running_jobs: int = rule(20, **_number(1))
+    max_tracked_jobs: int = rule(25, **_number(1))
     install_image: str = ""
     instance_communication_network: str = ""
     zeroing_image: str = ""
@@ -123,12 +138,12 @@ class Cluster(Stamped):
     enabled_user_shutdown: bool = False
     data_collectors: Groups = rule(dict)
     diagnose_data_collector_filename: str = ""
-    maint_round_delay: int = 300
+    maint_round_delay: int = rule(300, **_number(0))
     maint_balance: bool = False
     maint_balance_threshold: float = 0.1
     enabled_predictive_queue: bool = True
     ssh_key_type: str = "rsa"
-    ssh_key_bits: int = 2048
+    ssh_key_bits: int = rule(2048, **_number(0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,8 +249,8 @@ class Instance(Stamped):
     hypervisor: str = rule("kvm", choices=params.HYPERVISORS)
     hvparams: Params = rule(dict)
     beparams: Params = rule(dict, params=params.BACKEND)
-    osparams: Params = rule(dict)
-    osparams_private: Params = rule(dict, secret=True)
+    osparams: Params = rule(dict, texts=1)
+    osparams_private: Params = rule(dict, secret=True, texts=1)
     admin_state: str = rule("down", choices=("up", "down", "offline"))
     admin_state_source: str = rule("admin", choices=("admin", "user"))
     nics: tuple[ConfigNic, ...] = ()
@@ -243,7 +258,7 @@ class Instance(Stamped):
     disks_info: list[Any] | None = None
     disk_template: str = ""
     disks_active: bool = False
-    network_port: int | None = None
+    network_port: int | None = rule(None, **_PORT)
     forthcoming: bool = False
 
 

@@ -5,13 +5,29 @@ Names, types and defaults are Ganeti 3's, but for defaults that name what no lon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from brine.common.errors import nearest, printable
 from brine.common.schema import KeySchema, SchemaError, key_schema
+from brine.common.vm_connection import vlan_fault
+from brine.common.vm_values import (
+    AIO_MODES,
+    BOOT_DEVICES,
+    CACHE_MODES,
+    REBOOTS,
+    SECURITY_MODELS,
+    WHOLE,
+    line,
+    link_fault,
+    listener_fault,
+    machine_fault,
+    path_fault,
+)
 
 Component = Mapping[str, KeySchema]
 """The parameters of a component by name; a default is what holds where no level says anything."""
@@ -21,21 +37,64 @@ GLOBAL_HYPERVISOR = frozenset(
 )
 """Hypervisor parameters of the cluster alone (design-2.1, "Global hypervisor parameters")."""
 
-_SIZE = {"noun": "a size in MiB, a positive whole number", "limits": {"minimum": 1}}
+_SIZE = {"noun": "a size in MiB, a positive whole number", "limits": WHOLE["memory_mib"]}
+
+Limits = Mapping[str, Any]
+"""Of a value, as :func:`brine.common.schema.key` takes them."""
+
+_LINE: Limits = {"check": line()}  # ssconf has a parameter a line, and a spec what can be printed
 
 
-def _table(values: Mapping[str, Any], empty: str = "", **special: KeySchema) -> Component:
+def _table(
+    values: Mapping[str, Any],
+    empty: str = "",
+    *,
+    limits: Mapping[str, Limits] = MappingProxyType({}),
+    **special: KeySchema,
+) -> Component:
     """A component whose parameters' types are those of their defaults, but for *special*.
 
     :param empty: names of parameters that are strings, and empty where no level sets them.
+    :param limits: of parameters' values, by name. All strings are of one line.
     """
     every = sorted({**values, **dict.fromkeys(empty.split(), "")}.items())
-    return {name: key_schema(name, type(value), value) for name, value in every} | special
+    return {
+        name: key_schema(
+            name,
+            type(value),
+            value,
+            {"limits": limits.get(name, _LINE if type(value) is str else {})},
+        )
+        for name, value in every
+    } | special
 
 
 def _maybe_text(name: str, default: str) -> KeySchema:
-    return key_schema(name, str | None, default)
+    return key_schema(name, str | None, default, {"limits": _LINE})
 
+
+def _unless_empty(check: Callable[[str], str | None]) -> Limits:
+    return {"check": line(lambda text: check(text) if text else None)}
+
+
+def _words_fault(text: str) -> str | None:
+    """Why no shell could split *text* into words; None if one could."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        return f"can't be split into words: {str(error).lower()}"
+    return None
+
+
+_PATH = _unless_empty(path_fault)
+_TOPOLOGY = WHOLE["topology"]
+
+
+DISK_INTERFACES = {"paravirtual": "virtio", "ide": "ide", "scsi": "scsi", "scsi-hd": "scsi"}
+"""The interface that a spec has for a ``disk_type``."""
+
+NIC_MODELS = {"paravirtual": "virtio", "e1000": "e1000", "rtl8139": "rtl8139"}
+"""The model that a spec has for a ``nic_type``."""
 
 _KVM = _table(
     {
@@ -86,6 +145,32 @@ _KVM = _table(
         spice_streaming_video spice_zlib_glz_wan_compression usb_devices usb_mouse
         vga vnc_bind_address vnc_password_file vnc_x509_path
     """,
+    limits={
+        "boot_order": {"choices": BOOT_DEVICES},
+        **dict.fromkeys(("cpu_cores", "cpu_sockets", "cpu_threads"), _TOPOLOGY),
+        "disk_aio": {"choices": AIO_MODES},
+        "disk_cache": {"choices": ("default", *CACHE_MODES)},
+        "disk_discard": {"choices": ("default", "ignore", "unmap")},
+        "disk_type": {"choices": tuple(DISK_INTERFACES)},
+        "kvm_extra": {"check": line(_words_fault)},
+        "kvm_flag": {"choices": ("", "enabled", "disabled")},
+        "kvm_path": {"check": line(path_fault)},
+        "machine_version": _unless_empty(machine_fault),
+        "nic_type": {"choices": tuple(NIC_MODELS)},
+        "reboot_behavior": {"choices": REBOOTS},
+        "security_model": {"choices": SECURITY_MODELS},
+        "usb_mouse": {"choices": ("", "mouse", "tablet")},
+        "virtio_net_queues": WHOLE["queues"],
+        "vnc_bind_address": _unless_empty(listener_fault),
+        **dict.fromkeys(
+            (
+                *("cdrom2_image_path", "cdrom_image_path", "floppy_image_path", "initrd_path"),
+                *("kernel_path", "mem_path", "spice_password_file", "vnc_password_file"),
+                "vnc_x509_path",
+            ),
+            _PATH,
+        ),
+    },
     root_path=_maybe_text("root_path", "/dev/vda1"),
 )
 
@@ -109,6 +194,13 @@ _XEN_PVM = _table(
         "use_bootloader": False,
     },
     "bootloader_args bootloader_path cpuid initrd_path kernel_path soundhw vif_script",
+    limits={
+        "cpu_cap": WHOLE["cpu_limit_percent"],
+        "cpu_weight": WHOLE["weight"],
+        "initrd_path": _PATH,
+        "kernel_path": _PATH,
+        "reboot_behavior": {"choices": REBOOTS},
+    },
     root_path=_maybe_text("root_path", "/dev/xvda1"),
 )
 
@@ -159,6 +251,7 @@ them."""
 
 BACKEND: Component = _table(
     {"always_failover": False, "auto_balance": True, "spindle_use": 1, "vcpus": 1},
+    limits={"vcpus": WHOLE["vcpus"]},
     maxmem=key_schema("maxmem", int, 128, _SIZE),
     minmem=key_schema("minmem", int, 128, _SIZE),
 )
@@ -166,7 +259,9 @@ BACKEND: Component = _table(
 _MODES = {"limits": {"choices": ("bridged", "routed", "openvswitch")}}
 
 NIC: Component = _table(
-    {"link": "xen-br0", "vlan": ""}, mode=key_schema("mode", str, "bridged", _MODES)
+    {"link": "xen-br0", "vlan": ""},
+    limits={"link": _unless_empty(link_fault), "vlan": {"check": line(vlan_fault)}},
+    mode=key_schema("mode", str, "bridged", _MODES),
 )
 
 NODE: Component = _table(
@@ -230,8 +325,16 @@ def validate_disk(kind: str, values: Mapping[str, Any], where: str) -> Iterator[
 
 
 def defaults(component: Component) -> dict[str, Any]:
-    """The built-in values of a component's parameters."""
-    return {name: param.default for name, param in component.items()}
+    """The built-in values of a component's parameters: a new mapping."""
+    found = _DEFAULTS.get(id(component))
+    if found is None:
+        found = {name: param.default for name, param in component.items()}
+        _DEFAULTS[id(component)] = found
+    return dict(found)
+
+
+_DEFAULTS: dict[int, dict[str, Any]] = {}
+"""Of components, which are never changed and never go: each object of a configuration asks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from brine.config.model import (
     Stamped,
 )
 from brine.config.params import Mistake
+from brine.config.runnable import NodeRules
 from brine.config.schema import ConfigObject, canonical_ip, is_uuid, shallow
 
 _TOP_LEVEL = frozenset({"filters", "maintenance"})
@@ -48,7 +50,11 @@ def find(
     :param by_uuid: pointers have UUIDs, which stay when a name or a place in a list changes.
     :param removed: names of objects that an input removes, by all that may refer to them.
     """
-    return list(_Verifier(configuration, by_uuid=by_uuid, removed=removed).all())
+    verifier = _Verifier(configuration, by_uuid=by_uuid, removed=removed)
+    found = list(verifier.all())
+    places = {mistake.where for mistake in found}
+    found += [mistake for mistake in verifier.odd() if mistake.where not in places]
+    return found
 
 
 class _Verifier:
@@ -70,6 +76,7 @@ class _Verifier:
         self._users: dict[str, tuple[Instance, str]] = {}
         self._uuids = {configuration.cluster.uuid: "/cluster"}
         self._names: dict[tuple[str, str], Stamped] = {}
+        self._node_rules = NodeRules(configuration)
 
     def all(self) -> Iterator[Mistake]:
         config = self._config
@@ -97,6 +104,39 @@ class _Verifier:
                 yield from check(where, item)
         yield from self._master(config.cluster)
 
+    def odd(self) -> Iterator[Mistake]:
+        """Values that no file of ours can have, wherever they are: control characters, and numbers
+        that Ganeti's daemons can't read."""
+        try:
+            text = self._config.format().decode()
+            if not ("\\" in text or "\x7f" in text or _LARGE.search(text)):
+                return
+        except ValueError:  # a number of thousands of digits
+            pass
+        for key, value in self._config.to_json().items():
+            if key not in KINDS:
+                yield from self._odd_values(f"/{key}", value)
+        for section in KINDS:
+            for key, item in getattr(self._config, section).items():
+                where = self._place(section, item) if section in NOUNS else member("/disks", key)
+                yield from self._odd_values(where, item.to_json())
+
+    def _odd_values(self, where: str, value: Any) -> Iterator[Mistake]:
+        inner: Iterable[tuple[str, Any]] = ()
+        if isinstance(value, dict):
+            inner = value.items()
+        elif isinstance(value, list):
+            for index, one in enumerate(value):
+                has_uuid = self._by_uuid and isinstance(one, dict) and "uuid" in one
+                inner = [*inner, (str(one["uuid"] if has_uuid else index), one)]
+        elif fault := _odd_fault(value, is_free=not _FREE_TEXTS.isdisjoint(where.split("/"))):
+            yield Mistake(where, fault, "value")
+        for key, one in inner:
+            place = member(where, key)
+            if fault := _odd_fault(key, is_free=False):
+                yield Mistake(place, f"its key {fault}", "value")
+            yield from self._odd_values(place, one)
+
     def _place(self, section: str, item: Stamped) -> str:
         """The JSON pointer of an object, by its name where it has one."""
         has_name = not self._by_uuid and section in NOUNS
@@ -116,6 +156,8 @@ class _Verifier:
             elif "params" in rules:
                 if value:
                     yield from params.validate(rules["params"], value, place)
+            elif "texts" in rules:
+                yield from _not_texts(place, value, rules["texts"], secret=field.metadata["secret"])
             elif "groups" in rules:
                 yield from _grouped(place, value, rules["groups"])
             else:
@@ -195,6 +237,16 @@ class _Verifier:
             user = self._users.setdefault(disk, (instance, place))
             if user[1] is not place:
                 yield Mistake(place, f"the disk is also {user[1]}", "duplicate-disk")
+        yield from self._secondaries(where, instance)
+        yield from self._node_rules.faults(instance, where)
+
+    def _secondaries(self, where: str, instance: Instance) -> Iterator[Mistake]:
+        seen = {instance.primary_node: "primary_node"}
+        for index, node in enumerate(instance.secondary_nodes):
+            place = f"secondary_nodes/{index}"
+            if node and (other := seen.setdefault(node, place)) is not place:
+                text = f"is the node of {where}/{other} too"
+                yield Mistake(f"{where}/{place}", text, "duplicate-node")
 
     def _nics(self, where: str, instance: Instance) -> Iterator[tuple[str, ConfigNic]]:
         for index, nic in enumerate(instance.nics):
@@ -206,11 +258,6 @@ class _Verifier:
         if mac and (other := self._macs.setdefault(mac, where)) is not where:
             yield Mistake(f"{where}/mac", f"{mac} is also {other}'s", "duplicate-mac")
         filled = self._config.nic_params(nic)
-        if filled["mode"] == "routed" and not (nic.ip or nic.network):
-            # design-2.1, "Non bridged instances support"
-            yield Mistake(where, "a NIC in mode routed needs an ip", "nic")
-        if filled["mode"] in ("bridged", "openvswitch") and not filled["link"]:
-            yield Mistake(where, f"a NIC in mode {filled['mode']} needs a link", "nic")
         if nic.ip:
             key = (nic.network or f"link {filled['link']}", canonical_ip(nic.ip))
             if (other := self._ips.setdefault(key, where)) is not where:
@@ -289,6 +336,41 @@ def _choice(where: str, value: str, choices: Iterable[str]) -> Iterator[Mistake]
     if value not in choices:
         known = ", ".join(choices)
         yield Mistake(where, f"must be one of {known}, but is {shown(value)}", "value")
+
+
+def _not_texts(
+    where: str, values: Mapping[str, Any], levels: int, *, secret: bool
+) -> Iterator[Mistake]:
+    """The values of a mapping, *levels* deep, that are no strings, as all of an operating system's
+    parameters are."""
+    for key, value in values.items():
+        place = member(where, key)
+        if levels > 1 and isinstance(value, dict):
+            yield from _not_texts(place, value, levels - 1, secret=secret)
+        elif levels > 1 or not isinstance(value, str):
+            text = f"must be a string, but is {shown(value, secret=secret)}"
+            is_plain = levels == 1 and not secret and type(value) in (int, float)
+            yield Mistake(place, f'{text}; put it in quotes: "{value}"' if is_plain else text)
+
+
+_LARGE = re.compile("[:,[]-?[0-9]{19}")
+"""In the JSON of a configuration: a number, or the like, that may be too large."""
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROLS_OF_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_FREE_TEXTS = frozenset(
+    {"osparams", "osparams_private", "osparams_private_cluster", "filters", "maintenance"}
+)
+"""Keys of texts that may have several lines."""
+_LARGEST = (1 << 63) - 1
+
+
+def _odd_fault(value: Any, *, is_free: bool) -> str | None:
+    if isinstance(value, str):
+        if found := (_CONTROLS_OF_TEXT if is_free else _CONTROLS).search(value):
+            return f"has the control character {found[0]!a}"
+    elif type(value) is int and abs(value) > _LARGEST:
+        return "is too large a number"
+    return None
 
 
 def _grouped(

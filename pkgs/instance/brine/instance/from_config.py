@@ -16,8 +16,9 @@ from brine.common.errors import BrineError, UsageError, warn
 from brine.common.vm_values import BOOT_DEVICES
 from brine.config import params
 from brine.config.effect import ignored_wishes
-from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
+from brine.config.model import ConfigNic, Configuration, Instance
 from brine.config.nodes import find_node
+from brine.config.runnable import disk_path, place_fault, unsupported
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
 from brine.instance.definition import SpecInput, define_as_asked, tell_results
@@ -48,12 +49,8 @@ _SAME = {
 _MAY_REPEAT = ("user_shutdown",)
 """Parameters that may say the same as another key of the configuration."""
 _XEN = "xen-pvm"
-_PYGRUB = "pygrub"  # of whose guests GRUB itself finds the kernel, too
 _USUAL_WEIGHT = 256
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
-
-_INTERFACES = {"paravirtual": "virtio", "ide": "ide", "scsi": "scsi", "scsi-hd": "scsi"}
-_MODELS = {"paravirtual": "virtio", "e1000": "e1000", "rtl8139": "rtl8139"}
 
 
 _Parameters = Mapping[str, Any]
@@ -137,9 +134,8 @@ def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str,
     :raises InstanceError: if it can't run here.
     """
     kind = instance.hypervisor
-    if kind not in ("kvm", _XEN):
-        text = f"its hypervisor is {kind}, and only kvm and {_XEN} are run here"
-        raise InstanceError(instance.name, text)
+    if fault := unsupported(configuration, instance):
+        raise InstanceError(instance.name, fault)
     hv, usual = configuration.hv_params(instance), params.defaults(params.HYPERVISORS[kind])
     data = _data_of(configuration, instance, hv)
     ignored = []
@@ -199,17 +195,10 @@ def _disk(configuration: Configuration, instance: Instance, uuid: str) -> dict[s
     disk = configuration.disks.get(uuid)
     if disk is None:
         raise InstanceError(instance.name, f"its disk {uuid} is not in the configuration")
-    path, is_read_only = _path(instance, disk), disk.mode == "ro"
+    if fault := place_fault(disk):
+        raise InstanceError(instance.name, f"disk {uuid}: {fault}")
+    path, is_read_only = disk_path(disk), disk.mode == "ro"
     return {"uuid": uuid, "path": path, "format": "raw", "read_only": is_read_only}
-
-
-def _path(instance: Instance, disk: ConfigDisk) -> str:
-    if disk.dev_type == "plain":
-        return f"/dev/{disk.logical_id[0]}/{disk.logical_id[1]}"
-    if disk.dev_type in ("file", "sharedfile", "blockdev"):
-        return str(disk.logical_id[1])
-    text = f"disk {disk.uuid} is of the kind {disk.dev_type}, which is not set up here"
-    raise InstanceError(instance.name, text)
 
 
 def _nic(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
@@ -227,7 +216,7 @@ def _nic(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
 
 def _domain(instance: Instance, hv: _Parameters) -> dict[str, Any]:
     """The keys of a spec that only domains have."""
-    weight, program = hv["cpu_weight"], hv["bootloader_path"]
+    weight, _ = hv["cpu_weight"], hv["bootloader_path"]
     root, words = hv["root_path"], hv["kernel_args"]
     kernel, initrd = hv["kernel_path"], hv["initrd_path"]
     data = {
@@ -236,11 +225,10 @@ def _domain(instance: Instance, hv: _Parameters) -> dict[str, Any]:
         "cpu_weight": 0 if weight == _USUAL_WEIGHT else weight,
     }
     if not hv["use_bootloader"]:
-        append = " ".join(_some(root and f"root={root}", words)) if kernel else ""
+        if not kernel:
+            return data
+        append = " ".join(_some(root and f"root={root}", words))
         return {**data, "kernel": kernel, "initrd": initrd, "append": append}
-    if program.rpartition("/")[2] not in ("", _PYGRUB):
-        text = f"its bootloader is {program}, and only {_PYGRUB} has a counterpart here"
-        raise InstanceError(instance.name, text)
     return data
 
 
@@ -249,8 +237,6 @@ def _machine(instance: Instance, hv: _Parameters) -> dict[str, Any]:
     data: dict[str, Any] = {ours: hv[theirs] for theirs, ours in _SAME.items()}
     root, words, first = hv["root_path"], hv["kernel_args"], hv["boot_order"]
     program, user = hv["kvm_path"], hv["security_domain"]
-    if first not in BOOT_DEVICES:
-        raise InstanceError(instance.name, f"it boots from {first}, which is not done here")
     data |= {
         "machine": hv["machine_version"] or "pc",
         "accel": "tcg" if hv["kvm_flag"] == "disabled" else "kvm",
@@ -284,11 +270,11 @@ def _add_devices(instance: Instance, hv: _Parameters, data: dict[str, Any]) -> N
     aio, discard = hv["disk_aio"], hv["disk_discard"] != "ignore"
     queues, vhost = hv["virtio_net_queues"], hv["vhost_net"]
     for disk in data["disks"]:
-        disk["interface"] = _known(instance, "disk_type", interface, _INTERFACES)
+        disk["interface"] = _known(instance, "disk_type", interface, params.DISK_INTERFACES)
         disk["cache"] = "none" if cache == "default" else cache
         disk |= {"aio": aio, "discard": discard}
     for nic in data["nics"]:
-        nic["model"] = _known(instance, "nic_type", model, _MODELS)
+        nic["model"] = _known(instance, "nic_type", model, params.NIC_MODELS)
         if nic["model"] == "virtio":
             nic |= {"queues": queues, "vhost": vhost}
 

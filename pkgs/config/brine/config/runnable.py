@@ -1,0 +1,272 @@
+"""What a node needs to run an instance of the configuration: the rules of specs, which ``brine
+instance define --from-config`` makes of them, on a configuration's values.
+
+Values of single parameters are checked by :mod:`brine.config.params`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from brine.common.errors import UsageError
+from brine.common.schema import shown
+from brine.common.vm_connection import check_connection
+from brine.common.vm_rules import (
+    MOST_XEN_DISKS,
+    disk_faults,
+    security_faults,
+    short_uuid,
+    slots_fault,
+    topology_fault,
+    vnc_port_fault,
+)
+from brine.common.vm_values import (
+    line_fault,
+    path_fault,
+    tidy_path,
+    vm_mac_fault,
+    vm_name_fault,
+)
+from brine.config import params
+from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
+from brine.config.params import Mistake
+from brine.config.schema import ip_fault, is_uuid, mac_fault, name_fault
+
+RUN_HERE = ("kvm", "xen-pvm")
+"""The hypervisors of a configuration whose instances Brine runs."""
+
+_XEN = "xen-pvm"
+_VOLUMES, _FILES = ("plain",), ("file", "sharedfile", "blockdev")
+_PYGRUB = "pygrub"  # of whose guests GRUB itself finds the kernel, too
+UNSUPPORTED = "unsupported"
+"""The kind of a fault in an instance that Brine does not run, and Ganeti may."""
+
+# Parameters in a configuration, by the keys of a spec.
+_OF_DISK = {"aio": "disk_aio", "read_only": "disk_type"}
+
+
+def unsupported(configuration: Configuration, instance: Instance) -> str | None:
+    """Why Brine runs no such instance, which may be right for Ganeti; None if it does."""
+    kind = instance.hypervisor
+    if kind not in RUN_HERE:
+        return f"its hypervisor is {kind}, and only {' and '.join(RUN_HERE)} are run here"
+    for uuid in instance.disks:
+        disk = configuration.disks.get(uuid)
+        if disk and disk.dev_type not in (*_VOLUMES, *_FILES):
+            return f"disk {uuid} is of the kind {disk.dev_type}, which is not set up here"
+    if kind == _XEN:
+        hv = configuration.hv_params(instance)
+        program = str(hv["bootloader_path"])
+        if hv["use_bootloader"] and program.rpartition("/")[2] not in ("", _PYGRUB):
+            return f"its bootloader is {program}, and only {_PYGRUB} has a counterpart here"
+    return None
+
+
+def disk_path(disk: ConfigDisk) -> str:
+    """The path of a disk on its node; of a kind that :func:`unsupported` does not name."""
+    if disk.dev_type in _VOLUMES:
+        return f"/dev/{disk.logical_id[0]}/{disk.logical_id[1]}"
+    return str(disk.logical_id[1])
+
+
+class NodeRules:
+    """Finds what keeps nodes from running the instances of a configuration.
+
+    :ivar _users: instances by node and path, with the places of their disks, and whether they only
+        read these.
+    """
+
+    def __init__(self, configuration: Configuration) -> None:
+        self._config = configuration
+        self._users: dict[tuple[str, str], list[tuple[Instance, str, bool]]] = {}
+        self._sound: dict[tuple[str, str], bool] = {}
+
+    def faults(self, instance: Instance, where: str) -> Iterator[Mistake]:
+        """What is wrong with one more instance, beside its single parameters.
+
+        :param where: its JSON pointer.
+        """
+        if instance.hypervisor not in params.HYPERVISORS:
+            return  # which its rule tells
+        if fault := unsupported(self._config, instance):
+            yield Mistake(where, fault, UNSUPPORTED)
+            return
+        if not name_fault(instance.name) and (fault := vm_name_fault(instance.name)):
+            yield Mistake(f"{where}/name", fault, "name")
+        if fault := _uuid_fault(instance.uuid):
+            yield Mistake(f"{where}/uuid", fault, "value")
+        known = self._config.disks
+        disks = [known[one] for one in instance.disks if one in known]
+        for index, disk in enumerate(disks):
+            if fault := _uuid_fault(disk.uuid) or place_fault(disk):
+                yield Mistake(f"{where}/disks/{index}", fault, "value")
+        for index, nic in enumerate(instance.nics):
+            yield from self._nic(instance, nic, f"{where}/nics/{index}")
+        yield from _twins("disk", [one.uuid for one in disks], f"{where}/disks")
+        yield from _twins("NIC", [one.uuid for one in instance.nics], f"{where}/nics")
+        if self._is_sound(instance):
+            hv, backend = self._config.hv_params(instance), self._config.be_params(instance)
+            check = _domain_faults if instance.hypervisor == _XEN else _machine_faults
+            yield from check(instance, hv, backend, disks, where)
+            yield from self._shared(instance, hv, where)
+
+    def _is_sound(self, instance: Instance) -> bool:
+        """Whether each parameter of an instance can be; its own level tells of one that can't."""
+        cluster, hypervisor = self._config.cluster, instance.hypervisor
+        component = params.HYPERVISORS[hypervisor]
+        levels = (hypervisor, instance.os)
+        if levels not in self._sound:
+            of_system = cluster.os_hvp.get(instance.os, {}).get(hypervisor, {})
+            self._sound[levels] = (
+                _are_sound(params.BACKEND, cluster.beparams.get("default", {}))
+                and _are_sound(component, cluster.hvparams.get(hypervisor, {}))
+                and _are_sound(component, of_system)
+            )
+        return (
+            self._sound[levels]
+            and _are_sound(component, instance.hvparams)
+            and _are_sound(params.BACKEND, instance.beparams)
+        )
+
+    def _nic(self, instance: Instance, nic: ConfigNic, where: str) -> Iterator[Mistake]:
+        if fault := _uuid_fault(nic.uuid):
+            yield Mistake(f"{where}/uuid", fault, "value")
+        if nic.mac and not mac_fault(nic.mac) and (fault := vm_mac_fault(nic.mac)):
+            yield Mistake(f"{where}/mac", fault, "mac")
+        of_cluster = self._config.cluster.nicparams.get("default", {})
+        if ip_fault(nic.ip) or not all(
+            _are_sound(params.NIC, level) for level in (of_cluster, nic.nicparams)
+        ):
+            return
+        wiring = self._config.nic_params(nic)
+        mode, link, vlan = wiring["mode"], wiring["link"], wiring["vlan"]
+        if vlan and instance.hypervisor == _XEN:
+            text = f"vlan means nothing to the hypervisor {_XEN}"
+            yield Mistake(f"{where}/nicparams/vlan", text, "nic")
+        try:
+            check_connection(mode, link, vlan, [nic.ip] if nic.ip else [])
+        except UsageError as error:
+            # Ganeti has routed NICs without an address of their own, in a network.
+            is_of_network = mode == "routed" and nic.network and not nic.ip
+            yield Mistake(where, str(error), UNSUPPORTED if is_of_network else "nic")
+
+    def _shared(self, instance: Instance, hv: Mapping[str, Any], where: str) -> Iterator[Mistake]:
+        """The disks that another instance of the node, or the same one, has too."""
+        for place, path, reads in self._uses_of(instance, hv, where):
+            users = self._users.setdefault((instance.primary_node, tidy_path(path)), [])
+            for other, its_place, only_reads in users:
+                if other is instance:  # a spec has no disk twice, whatever is done with it
+                    are_disks = "/disks/" in place and "/disks/" in its_place
+                    is_wrong = are_disks or not (reads and only_reads)
+                else:
+                    states = {instance.admin_state, other.admin_state}
+                    is_wrong = not (reads and only_reads) and states != {"offline"}
+                if is_wrong:
+                    text = f"{path} is also {its_place}, on one node"
+                    yield Mistake(place, text, "duplicate-disk")
+                    break
+            users.append((instance, place, reads))
+
+    def _uses_of(
+        self, instance: Instance, hv: Mapping[str, Any], where: str
+    ) -> Iterator[tuple[str, str, bool]]:
+        """The place and path of each disk and medium, and whether the instance only reads it."""
+        for index, uuid in enumerate(instance.disks):
+            disk = self._config.disks.get(uuid)
+            if disk and not place_fault(disk):
+                yield f"{where}/disks/{index}", disk_path(disk), disk.mode == "ro"
+        for name in ("cdrom_image_path", "cdrom2_image_path"):
+            if instance.hypervisor != _XEN and hv[name]:
+                yield f"{where}/hvparams/{name}", hv[name], True
+
+
+def _are_sound(component: params.Component, values: Mapping[str, Any]) -> bool:
+    return not any(fault.kind == "parameter" for fault in params.validate(component, values, ""))
+
+
+def _uuid_fault(text: str) -> str | None:
+    return None if is_uuid(text) else f"{shown(text)} is no UUID"
+
+
+def place_fault(disk: ConfigDisk) -> str | None:
+    """The fault in the identity of a disk, of which its path is made; None if there is none."""
+    parts = disk.logical_id
+    noun = "a volume group and a volume" if disk.dev_type in _VOLUMES else "a driver and a path"
+    if len(parts) < 2 or not all(type(one) is str and one for one in parts[:2]):
+        return f"its logical_id must name {noun}"
+    if disk.dev_type in _VOLUMES and any("/" in one or one in (".", "..") for one in parts[:2]):
+        return f"its logical_id must name {noun}, and has a path"
+    path = disk_path(disk)
+    if fault := path_fault(path) or line_fault(path):
+        return f"the path in its logical_id {fault}"
+    return None
+
+
+def _twins(noun: str, uuids: Sequence[str], where: str) -> Iterator[Mistake]:
+    shorts = [short_uuid(one) for one in uuids]
+    for index, short in enumerate(shorts):
+        if short in shorts[:index]:
+            text = f"begins as another {noun}'s UUID does, {short}"
+            yield Mistake(f"{where}/{index}/uuid", text, "value")
+
+
+def _machine_faults(
+    instance: Instance,
+    hv: Mapping[str, Any],
+    backend: Mapping[str, Any],
+    disks: Sequence[ConfigDisk],
+    where: str,
+) -> Iterator[Mistake]:
+    """What QEMU, or Brine, could not do."""
+    place = f"{where}/hvparams"
+    topology = [hv[f"cpu_{part}"] for part in ("sockets", "cores", "threads")]
+    if fault := topology_fault(backend["vcpus"], *topology):
+        yield Mistake(f"{where}/beparams/vcpus", fault)
+    interface, cache = params.DISK_INTERFACES[hv["disk_type"]], hv["disk_cache"]
+    faults = {
+        fault
+        for disk in disks
+        for fault in disk_faults(
+            interface=interface,
+            cache="none" if cache == "default" else cache,
+            aio=hv["disk_aio"],
+            is_read_only=disk.mode == "ro",
+        )
+    }
+    for key, text, _ in sorted(faults):
+        yield Mistake(f"{place}/{_OF_DISK[key]}", text)
+    model = hv["security_model"]
+    user = hv["security_domain"] if model == "user" else ""
+    for _, text, _ in security_faults(model, user):
+        yield Mistake(f"{place}/security_domain", text)
+    listens = hv["vnc_bind_address"] and not hv["vnc_bind_address"].startswith("/")
+    if listens and (fault := vnc_port_fault(instance.network_port or 0)):
+        yield Mistake(f"{where}/network_port", fault, "value")
+    drives = sum(bool(hv[name]) for name in ("cdrom_image_path", "cdrom2_image_path"))
+    by_interface = dict.fromkeys(params.DISK_INTERFACES.values(), 0)
+    by_interface[interface] = len(disks)
+    fault_of_slots = slots_fault(
+        hv["machine_version"],
+        pci=by_interface["virtio"] + len(instance.nics),
+        scsi=by_interface["scsi"],
+        ide=by_interface["ide"] + drives,
+    )
+    if fault_of_slots:
+        yield Mistake(where, fault_of_slots[0], "value")
+
+
+def _domain_faults(
+    _instance: Instance,
+    hv: Mapping[str, Any],
+    _backend: Mapping[str, Any],
+    disks: Sequence[ConfigDisk],
+    where: str,
+) -> Iterator[Mistake]:
+    """What Xen, or Brine, could not do."""
+    if len(disks) > MOST_XEN_DISKS:
+        text = f"has {len(disks)}, and a domain may have {MOST_XEN_DISKS}"
+        yield Mistake(f"{where}/disks", text, "value")
+    has_kernel = hv["kernel_path"] and not hv["use_bootloader"]
+    if not disks and not has_kernel:
+        yield Mistake(f"{where}/hvparams/kernel_path", "must be there, where no disk has one")
