@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from brine.common.markers import MarkerKind, read_marker, write_marker
+from brine.kvmd.discovery import MOST_FOREIGN
 from component.kvmd_process import Kvmd
 from component.peers import peer, pouring, poweroff, two_of_one_name, user_ends, watched
 from lab.fake_qemu import GREETING, Peer, event_line
@@ -324,6 +326,63 @@ def test_when_descriptors_run_out_the_rest_is_found_later(kvmd: Kvmd) -> None:
             it.negotiate()
         wait_for("all", lambda: kvmd.watched() == 20)
         assert len(kvmd.log("Too many open files")) <= 20
+
+
+MANY_OF_NOBODY = """
+import os, resource, selectors, socket, sys
+folder, count = sys.argv[1], int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_NOFILE, (3 * count, 3 * count))
+os.chdir(folder)
+os.setgid(65534)
+os.setuid(65534)
+ready = selectors.DefaultSelector()
+for number in range(count):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"false{number}.kvmd")
+    listener.listen(1)
+    ready.register(listener, selectors.EVENT_READ)
+print("made", flush=True)
+kept = []
+while True:
+    for key, _ in ready.select():
+        connection, _ = key.fileobj.accept()
+        connection.sendall(b'{"QMP": {}}\\n{"return": {}}\\n')
+        kept.append(connection)
+"""
+"""Makes sockets as nobody. Each is a QEMU as far as kvmd can tell."""
+
+
+@contextlib.contextmanager
+def many_of_nobody(kvmd: Kvmd, count: int) -> Iterator[None]:
+    """Sockets that a member of the control group makes."""
+    kvmd.control.chmod(0o777)
+    command = [sys.executable, "-c", MANY_OF_NOBODY, str(kvmd.control), str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as member:
+        try:
+            assert member.stdout
+            assert member.stdout.readline() == "made\n"
+            yield
+        finally:
+            member.kill()
+
+
+def test_a_member_who_makes_sockets_without_end_takes_a_share(kvmd: Kvmd) -> None:
+    kvmd.restart(rescan_interval_s=1)
+    with watched(kvmd, "before") as before:
+        with many_of_nobody(kvmd, 3 * MOST_FOREIGN):
+            kvmd.wait_logged("more sockets of others than root than are looked after")
+            with watched(kvmd, "after") as after:
+                user_ends(kvmd, after)
+            wait_for("its share", lambda: kvmd.watched() >= MOST_FOREIGN)
+            assert "of others than root left out" in kvmd.status()
+            assert kvmd.descriptors() < MOST_FOREIGN + 100
+        # Each of theirs costs two records, that it is watched and how it ended.
+        wait_for("their ends", lambda: len(kvmd.log(": false")) >= 2 * MOST_FOREIGN)
+        for file in kvmd.control.glob("false*"):
+            file.unlink()
+        wait_for("room for others", lambda: "left out" not in kvmd.status())
+        assert len(kvmd.log()) < 3 * MOST_FOREIGN
+        user_ends(kvmd, before)
 
 
 def test_the_control_directory_may_go_and_come_back(kvmd: Kvmd) -> None:

@@ -202,9 +202,18 @@ def is_listening(path: Path) -> bool:
 def peer_process(connection: socket.socket) -> int:
     """The id of the process that made the socket that this one is connected to (``SO_PEERCRED`` of
     :manpage:`unix(7)`); 0 if it can't be seen from here."""
+    return _peer_credentials(connection)[0]
+
+
+def peer_user(connection: socket.socket) -> int:
+    """The user of that process when it began to listen."""
+    return _peer_credentials(connection)[1]
+
+
+def _peer_credentials(connection: socket.socket) -> tuple[int, int, int]:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process: int = _CREDENTIALS.unpack(found)[0]
-    return process
+    process, user, group = _CREDENTIALS.unpack(found)
+    return process, user, group
 
 
 # Programs with a time limit.

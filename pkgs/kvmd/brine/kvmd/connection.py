@@ -15,7 +15,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from brine.common.journal import tell
-from brine.common.process import peer_process
+from brine.common.process import peer_process, peer_user
 from brine.common.qmp import wire
 from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpReply
 from brine.kvmd import messages
@@ -120,6 +120,13 @@ class Connection:
     def ask_state(self) -> None:
         """Ask QEMU for its RunState; :meth:`Daemon.state` gets the answer, if there is one."""
         self._send(_ASK_STATE)
+
+    def is_roots(self) -> bool:
+        """Whether root's process listens at the socket."""
+        try:
+            return peer_user(self._socket) == 0
+        except OSError:
+            return False
 
     def hold(self) -> None:
         """Within :meth:`Daemon.event`: leave this event unread, and all after it, for now."""

@@ -9,7 +9,7 @@ import resource
 import socket
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from brine.common.markers import clear_way
@@ -26,12 +26,14 @@ class SocketIdentity:
 
     :param modified_ns: nanoseconds since the epoch; 0 for anything but a socket, since a
         directory's changes with its content.
+    :param is_roots: whether root made it, as root's QEMU does before it becomes another user.
     """
 
     device: int
     inode: int
     modified_ns: int
     is_socket: bool = True
+    is_roots: bool = field(default=True, compare=False)
 
     def same_file(self, other: SocketIdentity) -> bool:
         """Whether both are the same file, perhaps touched in between."""
@@ -79,7 +81,8 @@ class ControlDir:
             return None
         is_socket = stat.S_ISSOCK(status.st_mode)
         modified_ns = status.st_mtime_ns if is_socket else 0
-        return SocketIdentity(status.st_dev, status.st_ino, modified_ns, is_socket)
+        is_roots = status.st_uid == 0
+        return SocketIdentity(status.st_dev, status.st_ino, modified_ns, is_socket, is_roots)
 
     def connect(self, name: str) -> socket.socket:
         """A non-blocking connection to the event socket.

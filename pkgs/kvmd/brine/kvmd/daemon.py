@@ -38,6 +38,7 @@ class Daemon:
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._watched: dict[str, Connection] = {}  # those that have their name
+        self._foreign: set[Connection] = set()  # those to processes of others than root
         self._keeper = Keeper(service)
         self._recorder = VerdictRecorder(settings, self._keeper, self._watched.get)
         self._halts = HaltRecorder(settings)
@@ -78,6 +79,10 @@ class Daemon:
         connection = self._watched.get(name)
         return connection is not None and connection.identity.same_file(identity)
 
+    def foreign(self) -> int:
+        """How many connections lead to processes of others than root."""
+        return len(self._foreign)
+
     def found(self, name: str, identity: SocketIdentity, peer: socket.socket) -> None:
         """Take a new connection."""
         older = self._watched.get(name)
@@ -104,6 +109,8 @@ class Daemon:
             self._recorder.take_over(connection, record)
         if not connection.record.replaced:
             self._watched[connection.name] = connection
+        if not connection.is_roots():
+            self._foreign.add(connection)
         connection.start(greeting_timeout_s=self._settings.greeting_timeout_s)
 
     def _restore(self) -> None:
@@ -193,6 +200,7 @@ class Daemon:
     def _forget(self, connection: Connection) -> None:
         self._halts.ended(connection)
         self._recorder.forget(connection)
+        self._foreign.discard(connection)
         if self._watched.get(connection.name) is connection:
             del self._watched[connection.name]
         self.show_status()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from brine.common import paths
+from brine.common.errors import printable
 from brine.common.inotify import DirectoryWatch
 from brine.common.journal import tell
 from brine.common.message import Message
@@ -22,6 +24,12 @@ log = logging.getLogger(__name__)
 
 _FIRST_RETRY_S = 0.001
 _LONGEST_RETRY_S = 0.5
+
+MOST_FOREIGN = 500
+"""The most sockets of others than root that are looked after at once. Members of the control group
+may make any number, which must not take what the VMs of root need."""
+
+_FOREIGN_PER_S = 1.0  # each costs some records; one user may make and remove them without end
 
 
 class Effort(enum.Enum):
@@ -49,6 +57,25 @@ class Candidate:
     is_out_of_reach: bool = False
 
 
+class _Allowance:
+    """How many more sockets of others than root may be taken up by now: :data:`MOST_FOREIGN` at
+    first, and then one a second."""
+
+    def __init__(self) -> None:
+        self._left = float(MOST_FOREIGN)
+        self._at_s = time.monotonic()
+
+    def take(self) -> bool:
+        """Take one, if there is one."""
+        now_s = time.monotonic()
+        gained = (now_s - self._at_s) * _FOREIGN_PER_S
+        self._left, self._at_s = min(self._left + gained, MOST_FOREIGN), now_s
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
 class Finder:
     """Connects to each event socket that stands in the control directory.
 
@@ -69,6 +96,10 @@ class Finder:
             directory.path, appeared=self._appeared, rescan=self._look_at_all
         )
         self._candidates: dict[str, Candidate] = {}  # by name
+        self._foreign: set[str] = set()  # the candidates of others than root
+        self._allowance = _Allowance()
+        self._left_out = 0  # since the last rescan began
+        self._has_told = False
         self._unreadable = ""
 
     def start(self) -> None:
@@ -86,7 +117,10 @@ class Finder:
         if self._unreadable:
             return f"which can't be read: {self._unreadable}"
         count = sum(candidate.is_out_of_reach for candidate in self._candidates.values())
-        return f"{count} out of reach, see the journal" if count else ""
+        troubles = [f"{count} out of reach, see the journal"] if count else []
+        if self._left_out:
+            troubles.append(f"{self._left_out} of others than root left out")
+        return ", ".join(troubles)
 
     def rescan(self) -> None:
         """Read the whole directory, in case an event was missed."""
@@ -95,7 +129,7 @@ class Finder:
 
     def settled(self, name: str) -> None:
         """The connection for *name* works."""
-        self._candidates.pop(name, None)
+        self._drop(name)
 
     def failed(self, name: str, identity: SocketIdentity) -> None:
         """The connection ended before it was ready: treat it as refused."""
@@ -118,7 +152,7 @@ class Finder:
         has_rested = effort is Effort.RESTS
         if earlier := self._candidates.get(name):
             self._give_up(earlier)
-        self._candidates[name] = Candidate(name, identity, effort, has_rested=has_rested)
+        self._add(Candidate(name, identity, effort, has_rested=has_rested))
 
     def _appeared(self, file_name: str) -> None:
         name = self.directory.name_of(file_name)
@@ -139,10 +173,15 @@ class Finder:
         self._unreadable = ""
         for gone in self._candidates.keys() - names:
             if self._candidates[gone].effort is not Effort.TRIED:
-                del self._candidates[gone]
+                self._drop(gone)
+        self._has_told, self._left_out = self._left_out > 0, 0
         self._owner.show_status()
-        for name in names:
+        for name in sorted(names, key=self._is_foreign):  # those of root first
             self._consider(name, again=True)
+
+    def _is_foreign(self, name: str) -> bool:
+        identity = self.directory.identity(name)
+        return identity is not None and not identity.is_roots
 
     def _consider(self, name: str, *, again: bool = False) -> None:
         """Connect to *name*'s socket, unless that is done, in progress, or useless. A dead one is
@@ -156,15 +195,31 @@ class Finder:
             return
         if identity is None or self._owner.knows(name, identity):
             return
+        if candidate is None and not identity.is_roots and not self._may_take_up(name):
+            return
         if not identity.is_socket:
             self.reject(name, identity)
             tell(log, messages.NOT_A_SOCKET, "not a socket; left alone", instance=name)
             return
         if candidate is None:
             candidate = Candidate(name, identity, Effort.TRIED, self._loop.time())
-            self._candidates[name] = candidate
+            self._add(candidate)
         candidate.effort = Effort.TRIED
         self._try(candidate)
+
+    def _may_take_up(self, name: str) -> bool:
+        """Whether one more socket of others than root can be looked after. What is left out is
+        found again at a rescan; the first one is reported."""
+        at_once = max(len(self._foreign), self._owner.foreign())
+        if at_once < MOST_FOREIGN and self._allowance.take():
+            return True
+        if not self._has_told:
+            text = "more sockets of others than root than are looked after; the rest is left out"
+            log.warning("%s: %s, from %s on", self.directory.path, text, printable(name))
+        self._has_told = True
+        self._left_out += 1
+        self._owner.show_status()
+        return False
 
     def _try(self, candidate: Candidate) -> None:
         name = candidate.name
@@ -215,4 +270,13 @@ class Finder:
         if candidate.timer:
             candidate.timer.cancel()
         if self._candidates.get(candidate.name) is candidate:
-            del self._candidates[candidate.name]
+            self._drop(candidate.name)
+
+    def _add(self, candidate: Candidate) -> None:
+        self._candidates[candidate.name] = candidate
+        if not candidate.identity.is_roots:
+            self._foreign.add(candidate.name)
+
+    def _drop(self, name: str) -> None:
+        self._candidates.pop(name, None)
+        self._foreign.discard(name)
