@@ -1250,22 +1250,71 @@ def test_a_user_of_a_mighty_group_is_refused(node: Node, group: str, refused: bo
 
 
 def test_limits_are_the_kernels(node: Node) -> None:
-    limits = {"memory_max_mib": 600, "cpu_limit_percent": 150, "cpu_weight": 50}
-    boot_idle(node, "web1", **limits)
-    folder = "/sys/fs/cgroup/machine.slice/brine-instance@web1.service"
-    unit = "brine-instance@web1.service"
-    wanted = ["MemoryMax", "CPUQuotaPerSecUSec", "CPUWeight"]
-    shown = node.run(["systemctl", "show", unit, f"--property={','.join(wanted)}"]).stdout
+    limits = {"memory_max_mib": 1500, "cpu_limit_percent": 150, "cpu_weight": 50}
+    boot(node, "web1", **limits)
+    unit = ["systemctl", "show", "brine-instance@web1.service"]
+    wanted = ["MemoryMax", "MemorySwapMax", "CPUQuotaPerSecUSec", "CPUWeight"]
+    shown = node.run([*unit, f"--property={','.join(wanted)}"]).stdout
     assert sorted(shown.split()) == [
         "CPUQuotaPerSecUSec=1.500000s",
         "CPUWeight=50",
-        f"MemoryMax={600 << 20}",
+        f"MemoryMax={1500 << 20}",
+        f"MemorySwapMax={1500 << 20}",
     ]
-    assert node.run(["test", "-d", folder]).returncode == 0
+    too_low = {"name": "web1", **SMALLEST, "memory_max_mib": 300}
+    command = ["brine", "instance", "define", "-"]
+    done = node.run(command, stdin=json.dumps(too_low), check=False)
+    assert (done.returncode, "/memory_max_mib" in done.stderr) == (1, True)
     define(node, "web1", **IDLE)
     node.run(["brine", "instance", "reboot", "--force", "web1"])
-    shown = node.run(["systemctl", "show", unit, "--property=MemoryMax"]).stdout
-    assert shown.strip() == "MemoryMax=infinity"
+    assert node.run([*unit, "--property=MemoryMax"]).stdout == "MemoryMax=infinity\n"
+
+
+SCRIPT = """#!/bin/sh -e
+[ "$1" = down ] || ip link set dev "$INTERFACE" txqueuelen 500
+echo "$1" >>/var/lib/script-calls
+"""
+
+
+@pytest.mark.both_releases
+def test_the_unit_allows_all_kinds_of_starts(node: Node) -> None:
+    node.shell("mkdir --mode=0700 /home/ann; truncate -s 1M /home/ann/disk /tmp/disk /etc/disk")
+    node.shell("truncate -s 1M /usr/share/medium.iso")
+    node.write("/etc/brine/nic.d/50-script", SCRIPT, mode=0o755)
+    # The folder of all sockets was removed: systemd-tmpfiles makes it at a boot only.
+    node.run(["rm", "-r", "/run/brine/ctrl", "/run/brine/marks"])
+    keys: dict[str, Any] = {
+        "disks": [{"path": "/home/ann/disk"}, {"path": "/tmp/disk"}],
+        "cdroms": ["/usr/share/medium.iso"],
+        "nics": [{"mode": "routed", "ips": ["192.0.2.7"]}],
+    }
+    boot(node, "web1", **keys)
+    folders = ["stat", "--format=%U:%G %a", "/run/brine/ctrl", "/run/brine/marks"]
+    modes = node.run(folders).stdout.splitlines()
+    assert modes == ["root:brine-ctrl 2770", "root:brine-kvmd 2775"]
+    node.run(["brine", "instance", "stop", "web1"])
+    calls = node.read("/var/lib/script-calls").split()
+    assert calls == ["pre-up", "up", "pre-down", "down"]
+    # A QEMU that stays root, and sees the node's files.
+    boot(node, "web1", **keys, security_model="none", chroot=False)
+    node.run(["brine", "instance", "stop", "web1"])
+    define(node, "web1", disks=[{"path": "/etc/disk"}], **IDLE)
+    assert "/etc/disk: can't be opened: Read-only file system" in refused(node, "start", "web1")
+    node.shell("rm /etc/brine/nic.d/50-script /etc/disk")
+
+
+def test_a_qemu_that_writes_without_end_leaves_the_journal_to_others(node: Node) -> None:
+    define(node, "web1", extra_arguments=["-d", "in_asm"])
+    node.run(["brine", "instance", "start", "web1"])
+    counters = f"/proc/{info(node, 'web1')['pid']}/io"
+
+    def has_written() -> bool:
+        return int(node.read(counters).split()[3]) > 8 << 20  # wchar
+
+    wait_for("a lot of output", has_written)
+    node.run(["journalctl", "--sync"])
+    lines = node.shell("journalctl --output=cat --unit=brine-instance@web1 | wc -l")
+    assert 100 < int(lines) < 10 * 200
 
 
 @pytest.mark.both_releases

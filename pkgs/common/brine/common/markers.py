@@ -28,6 +28,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.files import sync_folder
+from brine.common.process import run_bounded
 
 GROUP = "brine-kvmd"
 """The group of the folder. Only brine-kvmd is in it."""
@@ -41,6 +42,7 @@ WHO_UNKNOWN = "unknown"
 _FOLDER_MODE = 0o2775
 _MODE = 0o644
 _LARGEST = 64 * 1024
+_CHMOD_TIMEOUT_S = 30
 _TRIES = 5
 _PAUSE_S = 0.005
 _LONGEST_WAIT_S = 1.0
@@ -256,7 +258,7 @@ def _draft(path: Path, run: str, facts: dict[str, Any]) -> Iterator[tuple[int, P
     try:
         descriptor = os.open(draft, flags, _MODE)
     except FileNotFoundError:
-        _make_folder(path.parent)  # it was removed meanwhile
+        make_shared_folder(path.parent, group=GROUP, mode=_FOLDER_MODE)  # it was removed meanwhile
         descriptor = os.open(draft, flags, _MODE)
     try:
         os.fchmod(descriptor, _MODE)  # whatever the umask is
@@ -272,12 +274,28 @@ def _draft(path: Path, run: str, facts: dict[str, Any]) -> Iterator[tuple[int, P
         os.close(descriptor)
 
 
-def _make_folder(folder: Path) -> None:
-    """Make the folder of markers as systemd-tmpfiles does."""
+def make_shared_folder(folder: Path, *, group: str, mode: int) -> None:
+    """Make a folder as systemd-tmpfiles does: for a group, which its files belong to as well.
+
+    :param group: its name; a node without the packages has none.
+    :param mode: with the bit that gives files the folder's group.
+    :raises OSError: if it can't be made.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(KeyError):  # a node without the packages has no such group
-        os.chown(folder, -1, grp.getgrnam(GROUP).gr_gid)
-    folder.chmod(_FOLDER_MODE)
+    with contextlib.suppress(KeyError):
+        os.chown(folder, -1, grp.getgrnam(group).gr_gid)
+    try:
+        folder.chmod(mode)
+    except PermissionError:
+        # RestrictSUIDSGID= of this process's unit forbids the bit, which is no danger on a folder.
+        outside = ["systemd-run", "--quiet", "--wait", "--collect", "--", "chmod"]
+        done = run_bounded(
+            [*outside, f"{mode:o}", str(folder)],
+            timeout_s=_CHMOD_TIMEOUT_S,
+            environment=os.environ,
+        )
+        if done.returncode:
+            raise
 
 
 def _hold(kind: MarkerKind, name: str, run: str, path: Path, *, is_late: bool) -> int | None:

@@ -34,6 +34,7 @@ from brine.common.markers import (
     MarkerKind,
     clear_way,
     file_of,
+    make_shared_folder,
     remove_marker,
     this_run,
     write_marker,
@@ -47,6 +48,7 @@ LOCK_TIMEOUT_S = 10.0
 _MODE = 0o640
 _GROUP = "brine"
 _NEWER_KEYS = ("owner", "ignored")
+_CONTROL_MODE = 0o2770
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
 
@@ -305,11 +307,7 @@ def clear_last_run(name: str) -> None:
     control = InstanceFiles(name)
     folder = paths.CONTROL_DIR
     if not folder.is_dir():
-        folder.mkdir(parents=True)
-        # As systemd-tmpfiles makes it: files in it belong to the group.
-        with suppress(KeyError):
-            os.chown(folder, -1, grp.getgrnam(paths.CONTROL_GROUP).gr_gid)
-        folder.chmod(0o2770)
+        make_shared_folder(folder, group=paths.CONTROL_GROUP, mode=_CONTROL_MODE)
     control.unit.parent.mkdir(mode=0o700, exist_ok=True)
     for file in (*control.sockets(), control.stopping, control.shutdown):
         clear_way(file)
