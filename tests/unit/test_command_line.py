@@ -185,6 +185,7 @@ def test_what_is_not_qemus_to_know_it_is_not_told(name: str) -> None:
     values = {"admin_state": "up", "admin_state_source": "user", "tags": ["a"], "chroot": True}
     values |= {"user_shutdown": "restart", "security_model": "pool", "wait_for_network": True}
     values |= {"version": 1, "node": "node1", "owner": {}, "ignored": ["os"]}
+    values |= {"memory_max_mib": 8192}
     assert line(**{name: values.get(name, 7)}) == line()
 
 

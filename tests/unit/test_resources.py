@@ -187,8 +187,8 @@ def test_what_is_no_password_is_refused_and_not_told(
 # Limits
 
 
-NOTHING = {"MemoryMax": "infinity", "CPUQuota": "", "CPUWeight": "", "IOWeight": ""}
-NOTHING["IPAddressAllow"] = ""
+NOTHING = {"MemoryMax": "infinity", "MemorySwapMax": "infinity", "CPUQuota": ""}
+NOTHING |= {"CPUWeight": "", "IOWeight": "", "IPAddressAllow": ""}
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def told(systemctl: ScriptedSystemctl) -> dict[str, str]:
     (args,) = systemctl.asked("set-property")
     assert "--runtime" in args[:2]
     settings = [pair.split("=", 1) for pair in args[args.index(UNIT) + 1 :]]
-    assert settings[4] == ["IPAddressAllow", ""]  # the list of the last run goes first
+    assert settings[5] == ["IPAddressAllow", ""]  # the list of the last run goes first
     return dict(settings)
 
 
@@ -221,7 +221,13 @@ def told(systemctl: ScriptedSystemctl) -> dict[str, str]:
         ({"cpu_weight": 50}, {"CPUWeight": "50"}),
         (
             {"memory_max_mib": 1, "cpu_limit_percent": 2, "cpu_weight": 3, "io_weight": 4},
-            {"MemoryMax": "1M", "CPUQuota": "2%", "CPUWeight": "3", "IOWeight": "4"},
+            {
+                "MemoryMax": "1M",
+                "MemorySwapMax": "1M",
+                "CPUQuota": "2%",
+                "CPUWeight": "3",
+                "IOWeight": "4",
+            },
         ),
     ],
 )

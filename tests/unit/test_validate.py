@@ -321,6 +321,7 @@ def test_a_spec_that_xen_knows() -> None:
         ({"cdroms": ["/cd.iso"]}, "/cdroms"),
         ({"security_model": "pool"}, "/security_model"),
         ({"memory_max_mib": 4096}, "/memory_max_mib"),
+        ({"serial_console": False}, "/serial_console"),
         ({"disks": [{"path": "/a"}, {"path": "/d", "interface": "scsi"}]}, "/disks/1/interface"),
         ({"disks": [{"path": "/d", "cache": "writeback"}]}, "/disks/0/cache"),
         ({"nics": [{"mac": MAC, **BR, "vlan": "7"}]}, "/nics/0/vlan"),
@@ -336,6 +337,25 @@ def test_what_only_qemu_knows(keys: dict[str, Any], where: str) -> None:
     with pytest.raises(SpecError) as caught:
         define({**SMALLEST, **keys})
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize(
+    ("keys", "least_mib"),
+    [
+        ({"memory_mib": 1024}, 1024 + 256 + 4),
+        ({"memory_mib": 65536, "disks": [{"path": "/a"}, {"path": "/b"}]}, 65536 + 256 + 256 + 64),
+        ({"memory_mib": 1024, "huge_pages": "/dev/hugepages"}, 256 + 4),
+        ({"memory_mib": 1024, "accel": "tcg"}, 1024 + 256 + 4 + 1024),
+    ],
+)
+def test_a_limit_has_room_for_the_guest_and_qemu(keys: dict[str, Any], least_mib: int) -> None:
+    spec = {"name": "web1", **keys}
+    assert define({**spec, "memory_max_mib": least_mib}).memory_max_mib == least_mib
+    assert define({**spec, "memory_max_mib": 0}).memory_max_mib == 0
+    with pytest.raises(SpecError) as caught:
+        define({**spec, "memory_max_mib": least_mib - 1})
+    assert caught.value.where == "/memory_max_mib"
+    assert str(least_mib) in str(caught.value)
 
 
 def test_a_kernel_must_come_from_somewhere() -> None:

@@ -86,8 +86,75 @@ def test_nics_by_their_mode() -> None:
     assert found == [
         f"mac={mac},bridge=br0,script=vif-bridge,mtu=9000",
         f"mac={mac},bridge=br1,script=vif-openvswitch",
-        f"mac={mac},ip=192.0.2.1 2001:db8::1,script=vif-route",
+        f"mac={mac},script=vif-route,ip=192.0.2.1 2001:db8::1",
     ]
+
+
+ROUTED = {"mode": "routed", "ips": ["192.0.2.1"]}
+
+
+def test_a_routed_nic_has_no_table_of_its_own() -> None:
+    given = {"name": "web1", "hypervisor": "xen-pvh", "kernel": "/k"}
+    assert define({**given, "nics": [ROUTED]}).nics[0].link == ""
+    with pytest.raises(SpecError, match="100 can't be the routing table") as caught:
+        define({**given, "nics": [{"link": "br0"}, {**ROUTED, "link": "100"}]})
+    assert caught.value.where == "/nics/1/link"
+
+
+# Accepted keys that xl is not told of: other parts act on them, and some only name a thing.
+ELSEWHERE = {
+    *("node", "version", "admin_state", "admin_state_source", "tags", "user_shutdown"),
+    *("shutdown_timeout", "start_timeout", "wait_for_network", "start_order", "owner", "ignored"),
+}
+VALUES: dict[str, Any] = {
+    "uuid": UUID.replace("6", "7"),
+    "hypervisor": "xen-pvm",
+    "name": "web2",
+    "vcpus": 2,
+    "memory_mib": 512,
+    "kernel": "/l",
+    "initrd": "/i",
+    "append": "quiet",
+    "disks": [{"path": "/d"}],
+    "nics": [{"link": "br0"}],
+    "reboot_behavior": "exit",
+    "extra_arguments": ["nestedhvm = 1"],
+    "cpu_weight": 5,
+    "cpu_limit_percent": 50,
+    "path": "/e",
+    "format": "qcow2",
+    "read_only": True,
+    "discard": False,
+    "mac": "52:54:00:00:00:02",
+    "mode": "openvswitch",
+    "link": "br1",
+    "mtu": 1400,
+    "ips": ["192.0.2.7"],
+}
+
+
+@pytest.mark.parametrize("key", sorted(KEYS - ELSEWHERE))
+def test_a_key_that_is_accepted_acts(key: str) -> None:
+    before = {"name": "web1", "uuid": UUID, "kernel": "/k", "hypervisor": "xen-pvh"}
+    texts = [configuration(parse(Spec, one)) for one in (before, {**before, key: VALUES[key]})]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("key", sorted(DISK_KEYS - {"uuid", "format_source"}))
+def test_a_disks_key_that_is_accepted_acts(key: str) -> None:
+    disks = ({"path": "/d"}, {"path": "/d", key: VALUES[key]})
+    first, second = (settings(disks=[one])["disk"] for one in disks)
+    assert first != second
+
+
+@pytest.mark.parametrize("mode", ["bridged", "openvswitch", "routed"])
+@pytest.mark.parametrize("key", sorted(NIC_KEYS - {"uuid"}))
+def test_a_nics_key_that_is_accepted_acts(key: str, mode: str) -> None:
+    if (key, mode) in (("link", "routed"), ("mode", "openvswitch")):
+        return  # the first is refused, and the second is no change
+    nic = {"mac": "52:54:00:00:00:01", "mode": mode, **({} if mode == "routed" else {"link": "b"})}
+    first, second = (settings(nics=[one])["vif"] for one in (nic, {**nic, key: VALUES[key]}))
+    assert first != second
 
 
 def test_further_lines_come_last() -> None:

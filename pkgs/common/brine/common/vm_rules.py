@@ -47,6 +47,13 @@ def security_faults(model: str, user: str) -> Iterator[KeyFault]:
         yield key, f"is not used by the security model {model}", None
 
 
+def xen_nic_faults(*, mode: str, link: str) -> Iterator[KeyFault]:
+    """The mistakes of a domain's NIC, by its keys in a spec: Xen's own scripts connect it."""
+    if mode == "routed" and link:
+        hint = "leave link out: Xen's vif-route routes in the main table"
+        yield "link", f"{link} can't be the routing table of a domain's NIC", hint
+
+
 def vnc_port_fault(port: int) -> str | None:
     """Why VNC can't have that port; 0 is none, and right."""
     if 0 < port < SMALLEST_VNC_PORT:

@@ -50,9 +50,15 @@ MACHINE_VERSIONS = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 
+QEMU_ITSELF_MIB = 256
+"""What QEMU takes beside the guest's memory, without what grows with it or with disks."""
+
 _LONGEST_WATCHDOG_S = 24 * 3600
 _LARGEST_ID = (1 << 32) - 2  # of users and groups: the next one is none (chown(2))
 _LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
+_PAGE_TABLES = 256  # this part of the guest's memory: the kernel's, and those of the processor
+_DISK_MIB = 32  # QEMU's largest cache of the clusters of an image
+_TRANSLATED_MIB = 1024  # what an emulated processor may keep of translated code
 _START_S_PER_GIB = 2  # to have huge pages cleared, or memory locked, by a slow machine
 _NETWORK_S = 120
 _HOTPLUG_PORTS = 8
@@ -318,6 +324,13 @@ class Spec:
         limit_s = 150 if self.is_xen() else 90
         limit_s += _START_S_PER_GIB * self.memory_mib // 1024
         return min(limit_s + (_NETWORK_S if self.wait_for_network else 0), _LONGEST_S)
+
+    def least_memory_max_mib(self) -> int:
+        """The smallest ``memory_max_mib`` with which its QEMU can do all that the spec has. Huge
+        pages count in no limit."""
+        guest_mib = 0 if self.huge_pages else self.memory_mib
+        own_mib = QEMU_ITSELF_MIB + self.memory_mib // _PAGE_TABLES + _DISK_MIB * len(self.disks)
+        return guest_mib + own_mib + (_TRANSLATED_MIB if self.accel == "tcg" else 0)
 
     def is_down_by_user(self) -> bool:
         """Whether it should be down, by its user's will."""

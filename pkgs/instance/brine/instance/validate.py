@@ -19,6 +19,7 @@ from brine.common.vm_rules import (
     short_uuid,
     topology_fault,
     vnc_port_fault,
+    xen_nic_faults,
 )
 from brine.hotplug.address import NoSlotError, default_serial, uuid_of_mac, uuid_of_path
 from brine.hotplug.choices import Mode
@@ -202,7 +203,7 @@ def _made(text: str) -> Iterator[str]:
 
 def check(spec: Spec) -> None:
     """Refuse a spec whose keys conflict."""
-    for part in (_boot, _disks, _nics, _display_and_user):
+    for part in (_boot, _disks, _nics, _display_and_user, _limits):
         for where, text, hint in part(spec):
             raise SpecError(text, where=where, hint=hint)
     if spec.is_xen():
@@ -287,6 +288,14 @@ def _display_and_user(spec: Spec) -> Iterator[Fault]:
         yield f"/{key}", text, advice
 
 
+def _limits(spec: Spec) -> Iterator[Fault]:
+    least_mib = spec.least_memory_max_mib()
+    if not spec.is_xen() and 0 < spec.memory_max_mib < least_mib:
+        text = f"is {spec.memory_max_mib}, but the guest and QEMU may need {least_mib}"
+        hint = "raise it, or leave it out: the kernel ends an instance that exceeds it"
+        yield "/memory_max_mib", text, hint
+
+
 def _short(device: DiskSpec | NicSpec) -> str:
     return short_uuid(device.uuid)
 
@@ -314,6 +323,9 @@ def _check_domain(spec: Spec) -> None:
                     where=f"{where}/{one.name}",
                     hint="leave it out; brine-spec(5) says what Xen knows",
                 )
+    for index, nic in enumerate(spec.nics):
+        for key, text, advice in xen_nic_faults(mode=nic.mode, link=nic.link):
+            raise SpecError(text, where=f"/nics/{index}/{key}", hint=advice)
     if len(spec.disks) > MOST_XEN_DISKS:
         text = f"has {len(spec.disks)}, and a domain may have {MOST_XEN_DISKS}"
         raise SpecError(text, where="/disks")

@@ -37,7 +37,15 @@ from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of
 from brine.instance.kvm.programs import faults_of_writers, version_of
-from brine.instance.spec import MACHINE_VERSIONS, UEFI, FormatSource, SecurityModel, Spec, to_json
+from brine.instance.spec import (
+    MACHINE_VERSIONS,
+    QEMU_ITSELF_MIB,
+    UEFI,
+    FormatSource,
+    SecurityModel,
+    Spec,
+    to_json,
+)
 from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.instance.unit import UnitError, set_properties
 
@@ -49,7 +57,6 @@ LONGEST_PASSWORD = 8
 
 _KVM = Path("/dev/kvm")
 _MOUNTS = Path("/proc/self/mounts")
-_QEMU_ITSELF_MIB = 256  # beside the guest's memory; it grows with the devices
 _MODE = 0o600
 
 
@@ -133,7 +140,7 @@ def _allow_locked_memory(spec: Spec) -> None:
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         resource.setrlimit(resource.RLIMIT_MEMLOCK, unlimited)
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    needed = spec.memory_mib + _QEMU_ITSELF_MIB << 20
+    needed = spec.memory_mib + QEMU_ITSELF_MIB << 20
     if limit == resource.RLIM_INFINITY or limit >= needed:
         return
     if spec.security_model == SecurityModel.NONE and may(Capability.IPC_LOCK):
@@ -347,6 +354,7 @@ def set_limits(spec: Spec) -> None:
     cpu_quota = f"{spec.cpu_limit_percent}%" if spec.cpu_limit_percent else ""
     properties = [  # systemd.resource-control(5)
         f"MemoryMax={memory_max}",
+        f"MemorySwapMax={memory_max}",
         f"CPUQuota={cpu_quota}",
         f"CPUWeight={spec.cpu_weight or ''}",
         f"IOWeight={spec.io_weight or ''}",

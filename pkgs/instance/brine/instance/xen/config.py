@@ -33,7 +33,7 @@ KEYS = frozenset(
     {
         *("name", "node", "version", "uuid", "hypervisor", "admin_state", "admin_state_source"),
         *("tags", "vcpus", "memory_mib", "kernel", "initrd", "append", "disks", "nics"),
-        *("serial_console", "reboot_behavior", "user_shutdown", "shutdown_timeout"),
+        *("reboot_behavior", "user_shutdown", "shutdown_timeout"),
         *("start_timeout", "wait_for_network", "extra_arguments", "cpu_weight"),
         *("cpu_limit_percent", "start_order", "owner", "ignored"),
     }
@@ -91,7 +91,9 @@ def _vif(nic: NicSpec) -> str:
     elif nic.mode == Mode.OPEN_VSWITCH:
         options += [f"bridge={nic.link}", "script=vif-openvswitch"]
     else:
-        options += [f"ip={' '.join(nic.ips)}", "script=vif-route"]
+        options.append("script=vif-route")
+    if nic.ips:
+        options.append(f"ip={' '.join(nic.ips)}")
     if nic.mtu:
         options.append(f"mtu={nic.mtu}")
     return ",".join(options)
