@@ -47,12 +47,19 @@ class ScriptedXl:
         (self._folder / "list").write_text("\n".join([HEADING, *rows]) + "\n")
 
     def domain(
-        self, name: str, number: int, state: str, uuid: str, reason: int | None = None
+        self,
+        name: str,
+        number: int,
+        state: str,
+        uuid: str,
+        reason: int | None = None,
+        *,
+        cpu_s: float = 0.4,
     ) -> None:
         """Have one more row of a domain."""
         code = "-" if reason is None else f"{reason:x}"
         with (self._folder / "list").open("a") as file:
-            file.write(f"{name}  {number}  64  1  {state}  0.4 {uuid}  {code}  -\n")
+            file.write(f"{name}  {number}  64  1  {state}  {cpu_s} {uuid}  {code}  -\n")
 
     def be_deaf(self) -> None:
         """Have no guest do what it is told."""

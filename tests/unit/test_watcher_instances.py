@@ -212,6 +212,7 @@ def test_a_users_shutdown_on_xen_is_worked_on_once(on_xen: ScriptedXl, restart: 
         outbox.acknowledge(event.id)
     if not restart:
         assert done() == {"web1": ()}
+        assert end_of(seen()["web1"]) is EndCause.USER
         assert list(outbox.events()) == []
         define_instance({**to_json(spec), "admin_state": "up"})
         assert done() == {"web1": ("try",)}
@@ -261,6 +262,26 @@ def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedX
     assert done() == {"web1": ()}
     assert end_of(seen()["web1"]) is EndCause.ADMIN
     assert on_xen.asked() == []
+
+
+def test_what_a_broken_start_left_is_cleaned_and_the_start_tried_again(
+    on_xen: ScriptedXl, systemctl: ScriptedSystemctl
+) -> None:
+    spec = define({"name": "web1", "admin_state": "up", "hypervisor": "xen-pvh", "kernel": "/k"})
+    store.save(spec)
+    config.write(spec)
+    on_xen.domain("web1", 3, "--p---", spec.uuid, cpu_s=0.0)
+    on_xen.domain("theirs", 4, "--p---", THEIRS, cpu_s=0.0)
+    # While systemd starts it, every domain looks so for a moment.
+    unit_name = "brine-instance@web1.service"
+    systemctl.unit(unit_name, ActiveState="activating")
+    assert done() == {"web1": (), "theirs": ()}
+    systemctl.unit(unit_name, **KILLED, ActiveState="failed")
+    ends = {one.name: end_of(one.seen) for one in outcomes(dry_run=True) if one.seen}
+    assert ends == {"web1": EndCause.FAILED, "theirs": None}
+    systemctl.becomes("start", unit_name, ActiveState="active")
+    assert done() == {"web1": ("clean-up", "try"), "theirs": ()}
+    assert on_xen.asked() == ["destroy 3"]
 
 
 def test_a_crash_that_only_its_domain_told_of_is_not_forgotten_with_it(on_xen: ScriptedXl) -> None:

@@ -71,6 +71,52 @@ def test_one_without_xl_is_stopped_and_removed(
     assert stop_instance("web1") is Stopped.UNCHANGED
 
 
+@pytest.mark.parametrize("name", ["web1", "(null)"])
+def test_what_a_broken_start_left_does_not_run_and_is_removed(xl: ScriptedXl, name: str) -> None:
+    spec = defined()
+    config.write(spec)
+    xl.domain(name, 3, "--p---", spec.uuid, cpu_s=0.0)
+    seen = look("web1")
+    assert (seen.state.oper, seen.state.status) == ("down", "ERROR_down")
+    assert "its start was broken off" in seen.state.why
+    assert clean_up_ended(but=None) == []
+    xl.domain(name, 4, "--p---", spec.uuid, cpu_s=0.0)
+    assert stop_instance("web1") is Stopped.CLEANED_UP
+    assert xl.asked() == ["destroy 3", "destroy 4"]  # no guest is asked
+
+
+@pytest.mark.parametrize(
+    ("row", "is_started_here"),
+    [
+        # Another node sends it, or an administrator made it or paused it.
+        ({"name": "web1--incoming"}, True),
+        ({}, False),
+        ({"cpu_s": 0.1}, True),
+        ({"state": "-b----"}, True),
+    ],
+)
+def test_a_paused_domain_of_others_is_left_alone(
+    xl: ScriptedXl, row: dict[str, Any], is_started_here: bool
+) -> None:
+    spec = defined()
+    if is_started_here:
+        config.write(spec)
+    xl.domain(
+        **{"name": "web1", "number": 3, "state": "--p---", "cpu_s": 0.0, **row}, uuid=spec.uuid
+    )
+    assert look("web1").state.oper == "running"
+    assert clean_up_ended(but=None) == []
+    assert xl.asked() == []
+
+
+def test_a_domain_that_came_up_and_was_paused_at_once_runs(xl: ScriptedXl) -> None:
+    spec = defined()
+    config.write(spec)
+    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
+    xl.domain("web1", 3, "--p---", spec.uuid, cpu_s=0.0)
+    assert look("web1").state.oper == "running"
+
+
 def test_all_that_is_defined_of_a_domain_that_runs_waits_for_a_restart(xl: ScriptedXl) -> None:
     spec = defined()
     config.write(spec)

@@ -36,9 +36,9 @@ def test_domains_without_the_control_domain() -> None:
     domains, unknown = parse_list(LIST)
     assert unknown == ()
     assert domains == (
-        Domain("web1", 1, 32, 1, "-b----"),
-        Domain("web2", 12, 64, 2, "---s--"),
-        Domain("(null)", 7, 0, 1, "--ps-d"),
+        Domain("web1", 1, 32, 1, "-b----", cpu_s=0.4),
+        Domain("web2", 12, 64, 2, "---s--", cpu_s=1.0),
+        Domain("(null)", 7, 0, 1, "--ps-d", cpu_s=0.4),
     )
 
 

@@ -4,6 +4,7 @@ many at once, and the timer."""
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,7 @@ from lab.xen_node import XenNode
 from xen.instances_on_xen import (
     LONG_S,
     ONE_AT_A_TIME,
+    PVH_MEMORY_MIB,
     forget_log,
     have,
     start,
@@ -70,6 +72,92 @@ def test_memory_comes_back_when_it_is_cleaned_up(node: XenNode) -> None:
     assert states(node)["off"]["admin_state_source"] == "user"
     done = {name: one["actions"] for name, one in watch(node).items()}
     assert done == {"off": [], "other": [], "again": ["start"], "crash": ["try"]}
+
+
+NO_LAST_STEP = """[Service]
+ExecStopPost=
+ExecStopPost=-/bin/true
+"""
+HANGS = "#!/bin/sh\nexec sleep infinity\n"
+VIF_BRIDGE = "/etc/xen/scripts/vif-bridge"
+
+
+def break_start_off(node: XenNode, name: str) -> None:
+    """Kill the start of an instance with a NIC while Xen connects that. Its unit clears nothing,
+    as where xl does not answer."""
+    folder = f"/run/systemd/system/brine-instance@{name}.service.d"
+    node.write(f"{folder}/no-last-step.conf", NO_LAST_STEP)
+    node.shell(f"systemctl daemon-reload; mv {VIF_BRIDGE} {VIF_BRIDGE}.away")
+    node.write(VIF_BRIDGE, HANGS, mode=0o755)
+    node.run(["systemctl", "start", "--no-block", f"brine-instance@{name}"])
+    wait_state(node, name, "--p---")
+    node.run(["systemctl", "kill", "--signal=KILL", f"brine-instance@{name}"])
+    wait_for(
+        "the unit's end",
+        lambda: unit_says(node, name, "ActiveState") == "failed",
+        timeout_s=LONG_S,
+        interval_s=1,
+    )
+    node.shell(f"mv {VIF_BRIDGE}.away {VIF_BRIDGE}; rm -r {folder}; systemctl daemon-reload")
+
+
+def test_all_ends_of_pvh_domains(node: XenNode) -> None:
+    free = free_memory_mib(node)
+    node.shell("ip link add br0 type bridge; ip link set br0 up")
+    pvh: dict[str, Any] = {"hypervisor": "xen-pvh", "memory_mib": PVH_MEMORY_MIB}
+    pvh["shutdown_timeout"] = 400  # a young one may be deaf to xl shutdown for minutes
+    for name in ("off", "again", "crash", "admin"):
+        have(node, name, **pvh, user_shutdown="restart" if name == "again" else "stop")
+    create(node, "theirs", "-p", kind="pvh", memory_mib=PVH_MEMORY_MIB)
+    # As the node's boot starts them.
+    node.run(["systemctl", "start", "brine-instances.service"], timeout_s=2 * LONG_S)
+    for name in states(node):
+        wait_ready(node, name)
+    forget_log(node, "again")
+    forget_log(node, "crash")
+    for name, ordered in {"off": "poweroff", "again": "poweroff", "crash": "crash"}.items():
+        order(node, name, ordered)
+    node.run(["brine", "instance", "stop", "admin"], timeout_s=LONG_S)
+    wait_status(node, ["off", "again"], "USER_down")
+    wait_status(node, ["crash"], "ERROR_down")
+    have(node, "broken", **pvh, nics=[{"link": "br0"}])
+    break_start_off(node, "broken")
+    found = states(node)
+    assert found["broken"]["status"] == "ERROR_down"
+    assert "its start was broken off" in found["broken"]["why"]
+    assert found["admin"]["status"] == "ADMIN_down"
+
+    done = {name: (one["ended_by"], one["actions"]) for name, one in watch(node).items()}
+    for name, end in {"broken": "failed", "crash": "crash"}.items():
+        # A start beside it also removes what is left of others. Whoever comes first does.
+        assert done[name] in ((end, ["clean-up", "try"]), (end, ["try"]))
+    assert done["off"] == ("user", ["set-down", "clean-up"])
+    assert done["again"] == ("user", ["clean-up", "start"])
+    assert (done["admin"], done["theirs"]) == (("admin", []), (None, []))
+    again = watch(node)
+    assert (again["off"]["ended_by"], again["admin"]["ended_by"]) == ("user", "admin")
+    assert {name: one["actions"] for name, one in again.items()} == {key: [] for key in again}
+    running = {"again", "crash", "broken"}
+    wait_status(node, running, "running")
+    assert {row.name for row in rows(node)} == {*running, "theirs"}
+    assert state_of(node, "theirs") == "--p---"
+    for name in running:
+        wait_ready(node, name)
+        order(node, name, "poweroff")
+    wait_status(node, running, "USER_down")
+    # The node goes down: what their users wanted is noted by a unit.
+    node.shell("systemctl start brine-user-shutdowns; systemctl stop brine-user-shutdowns")
+    sources = {name: one["admin_state_source"] for name, one in states(node).items()}
+    assert sources == {
+        "off": "user",
+        "crash": "user",
+        "broken": "user",
+        "again": "admin",
+        "admin": "admin",
+    }
+    assert {one["name"] for one in watch(node, "cleanup").values() if one["actions"]} == running
+    node.shell("xl destroy theirs; ip link delete br0")
+    assert free_memory_mib(node) == free
 
 
 def test_stopping_one_that_hears_nothing(node: XenNode) -> None:

@@ -74,6 +74,7 @@ class Observed:
 
     :param unit: of systemd; None if systemd has not loaded the unit.
     :param domain: of Xen; None if there is no domain, or the instance is a QEMU.
+    :param is_half_made: its domain is what a start left that was broken off.
     :param run: the last run of the unit, which the markers name.
     :param has_user_marker: a marker says that its user has shut it down since its last start.
     :param was_stopped: an admin has stopped that run.
@@ -95,6 +96,7 @@ class Observed:
     spec: Spec
     unit: Unit | None = None
     domain: Domain | None = None
+    is_half_made: bool = False
     run: str = markers.UNKNOWN_RUN
     has_user_marker: bool = False
     was_stopped: bool = False
@@ -253,6 +255,7 @@ def _observed(
         spec,
         found,
         domain,
+        is_half_made=_is_half_made(spec, found, domain),
         run=run,
         has_user_marker=read(MarkerKind.SHUTDOWN, run) is not None,
         was_stopped=was_stopped,
@@ -265,6 +268,14 @@ def _observed(
         failed_later=failure is not None and read(MarkerKind.STARTED, failure.run) is not None,
         lacks_owner=why_owner_absent(spec),
     )
+
+
+def _is_half_made(spec: Spec, found: Unit | None, domain: Domain | None) -> bool:
+    if domain is None or not domain.never_ran() or oper_of(found) is not Oper.DOWN:
+        return False
+    from brine.instance.xen import config  # few domains are so
+
+    return config.is_half_made(spec, domain)
 
 
 def _overdue(spec: Spec, found: Unit | None) -> str:
@@ -319,6 +330,8 @@ _ENDED = "QEMU ended by itself"
 _STOPPED = "it was stopped"
 _NOT_RUN = "it has not run since the node's start"
 _REBOOTS = "its guest reboots"
+_BROKEN_OFF = "its start was broken off before its guest ran"
+_TAKES_MEMORY = "what is left of it takes memory"
 _RESULTS = {
     "exit-code": "its process ended with status {status}",
     "signal": "QEMU was ended by signal {status}",
@@ -369,6 +382,8 @@ def _of_domain(seen: Observed) -> InstanceState:
         return _down(spec, _reason(seen), by_user=seen.has_user_marker, note=note)
     if domain.is_dying():
         return _stopping("Xen takes back what it had")
+    if seen.is_half_made:
+        return _down(spec, _BROKEN_OFF, by_user=False, note=_TAKES_MEMORY)
     if not domain.has_ended():
         return _running(spec, *_notes(domain, has_unit=oper is Oper.RUNNING))
     if oper is Oper.RUNNING:  # its xl still has to see to its end
@@ -379,7 +394,7 @@ def _of_domain(seen: Observed) -> InstanceState:
     is_stopped = seen.was_stopped and not domain.is_suspended()
     reason = _STOPPED if is_stopped else domain.how_it_ended()
     by_user = domain.was_powered_off() and not seen.was_stopped
-    return _down(spec, reason, by_user=by_user, note="what is left of it takes memory")
+    return _down(spec, reason, by_user=by_user, note=_TAKES_MEMORY)
 
 
 def _starting(seen: Observed, why: str = "") -> InstanceState:

@@ -380,7 +380,8 @@ def _told_to_stop(
 def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
     """End and remove a domain without a unit; returns whether there was one, and whether it ran."""
     domain = xl.domain_of(spec.uuid)
-    ran = domain is not None and domain.lives()
+    # What a start left that was broken off has no guest to ask.
+    ran = domain is not None and domain.lives() and not config.is_half_made(spec, domain)
     if ran:
         with _told_to_stop(spec.name, None, spec) as guest:
             _end(spec.name, guest, "stop", force=force, timeout_s=timeout_s)

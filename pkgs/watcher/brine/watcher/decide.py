@@ -22,9 +22,9 @@ from brine.watcher.settings import WatcherSettings
 class Life(StrEnum):
     """The life of an instance or a domain.
 
-    ``PRESERVED`` is a domain that has ended and still has its memory. ``SUSPENDED`` is a domain
-    that goes on later, or on another node. ``DOWN`` is no domain or QEMU. ``ZOMBIE`` is a domain
-    that Xen can't free.
+    ``PRESERVED`` is a domain that has ended, or was half-made, and has its memory. ``SUSPENDED``
+    is a domain that goes on later, or on another node. ``DOWN`` is no domain or QEMU. ``ZOMBIE``
+    is a domain that Xen can't free.
     """
 
     RUNNING = "running"
@@ -115,6 +115,8 @@ def life_of(seen: Observed | Domain) -> Life:
         return _life_of_domain(seen)
     domain, oper = seen.domain, seen.state.oper
     # A zombie is a case of its own, and blocks no start.
+    if seen.is_half_made:
+        return Life.PRESERVED
     if domain and not domain.is_zombie() and oper not in (Oper.STARTING, Oper.STOPPING):
         return _life_of_domain(domain)
     return _LIVES.get(oper, Life.DOWN)
@@ -165,6 +167,8 @@ def has_not_run(seen: Observed) -> bool:
 def _end_but_for_failures(seen: Observed) -> EndCause:
     if life_of(seen) is Life.DOWN:
         end = _end_of_unit(seen)
+    elif seen.is_half_made:
+        end = EndCause.ADMIN if seen.was_stopped else EndCause.FAILED
     else:
         end = EndCause.ADMIN if seen.was_stopped or not seen.domain else _end_of(seen.domain)
     # An admin's stop may be the first half of a reboot.
@@ -182,6 +186,8 @@ def _end_of_unit(seen: Observed) -> EndCause:
         return EndCause.USER
     if seen.was_stopped:
         return EndCause.ADMIN
+    if seen.spec.is_down_by_user():
+        return EndCause.USER  # which was noted in the spec, and its marker removed
     if not seen.ended_in_order():
         if seen.failed_to_start():
             return EndCause.FAILED

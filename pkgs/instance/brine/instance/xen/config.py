@@ -15,9 +15,11 @@ from string import ascii_lowercase
 from brine.common import markers
 from brine.common.files import read_regular, write_whole
 from brine.common.instances import DOMAIN_SPEC
+from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.hotplug.choices import Mode
 from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
+from brine.instance.xen.xl import Domain
 
 TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}
 """Xen's type of domain for each hypervisor of a spec."""
@@ -141,6 +143,19 @@ def is_of_this_run(name: str) -> bool:
     """Whether this run of the unit wrote the configuration. A start that was refused has written
     none."""
     return f"{_RUN}{markers.this_run()}" in _heading(name)
+
+
+def is_half_made(spec: Spec, domain: Domain) -> bool:
+    """Whether a domain is the leftover of a start that was broken off, as by the end of its xl.
+
+    A domain that another program makes or receives is none, and neither is one that ran and was
+    paused then. A start in progress looks the same: the caller knows that there is none.
+    """
+    if not domain.never_ran() or not (domain.has_no_name() or domain.name == spec.name):
+        return False
+    run = markers.last_run(spec.name)
+    has_come_up = markers.read_marker(MarkerKind.STARTED, spec.name, run=run) is not None
+    return f"{_RUN}{run}" in _heading(spec.name) and not has_come_up
 
 
 def uuid_of(name: str) -> str | None:

@@ -80,7 +80,9 @@ class Xen(Hypervisor):
         for one in failed:
             warn(str(one), program=_PROGRAM)
         domain = xl.domain_of(spec.uuid)
-        if domain and domain.lives():
+        if domain and config.is_half_made(spec, domain):
+            xl.destroy(domain)
+        elif domain and domain.lives():
             text = f"runs already, as domain {domain.number}, and not as this unit"
             raise InstanceError(spec.name, text, hint=f"brine instance stop {spec.name}")
         if domain and domain.is_suspended():
@@ -218,7 +220,8 @@ def clean_up_ended(*, but: str | None) -> list[BrineError]:
     :param but: an instance whose lock the caller holds, if any.
     :returns: the errors of those that could not be removed.
     """
-    ended = {domain.uuid for domain in xl.domains().domains if domain.has_ended()}
+    listed = xl.domains().domains
+    ended = {one.uuid for one in listed if one.has_ended() or one.never_ran()}
     failed: list[BrineError] = []
     for spec in store.load_all() if ended else ():
         if isinstance(spec, InstanceError) or spec.uuid not in ended or spec.name == but:
@@ -236,8 +239,9 @@ def clean_up_ended(*, but: str | None) -> list[BrineError]:
 
 
 def is_left(seen: Observed) -> bool:
-    """Whether an instance has ended, and its domain is still there, which no command works on."""
-    is_over = seen.domain is not None and seen.domain.is_over()
+    """Whether an instance has ended, or was made by half, and its domain is still there, which no
+    command works on."""
+    is_over = seen.domain is not None and (seen.domain.is_over() or seen.is_half_made)
     is_down = seen.state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN)
     return is_over and is_down and not seen.is_being_stopped
 

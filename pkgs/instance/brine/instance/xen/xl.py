@@ -72,6 +72,7 @@ class Domain:
     :param uuid: empty if it was not asked for.
     :param reason: a number of :class:`ShutdownReason`; None if it has not shut down, or the reason
         is not known.
+    :param cpu_s: the processor time that it has taken, in tenths of a second.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Domain:
     state: str
     uuid: str = ""
     reason: int | None = None
+    cpu_s: float = 0.0
 
     def has(self, flag: str) -> bool:
         """Whether a letter of :data:`FLAGS` is in its place."""
@@ -107,6 +109,11 @@ class Domain:
     def lives(self) -> bool:
         """Whether its guest runs, or is paused."""
         return not self.has_ended() and not self.is_dying()
+
+    def never_ran(self) -> bool:
+        """Whether it is paused, and its guest has not run yet. xl makes it so, and resumes it when
+        all its devices are there."""
+        return self.lives() and self.has("p") and not self.cpu_s
 
     def has_ended(self) -> bool:
         """Whether it has shut down or crashed, and is still there."""
@@ -194,6 +201,7 @@ def _domain(match: re.Match[str]) -> Domain:
         state=match["state"],
         uuid=match["uuid"] or "",
         reason=None if number == _NO_REASON else number,
+        cpu_s=float(match["time"]),
     )
 
 
