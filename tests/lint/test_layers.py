@@ -152,6 +152,7 @@ LATE = {
     "brine.instance.kvm.resources": "only a start needs all that makes a QEMU",
     "brine.instance.settings": "with it a reader of TOML",
     "brine.instance.validate": "most specs have nothing pending",
+    "brine.instance.xen.config": "few domains look as if their start was broken off",
     "brine.instance.xen.xl": "most nodes have no Xen",
     "brine.instance.xen.domain": "an instance has one of the two",
     "difflib": "only a mistake needs it",
