@@ -184,6 +184,9 @@ REFUSED: dict[str, Json] = {
     "a routed NIC of loopback": web(
         {"nics": [{"ip": "127.0.0.1", "nicparams": {"mode": "routed"}}]}
     ),
+    "a routing table of Xen's": domain(
+        {"nics": [{"ip": "10.0.0.5", "nicparams": {"mode": "routed", "link": "100"}}]}
+    ),
     "a VLAN of Xen's": domain({"nics": [{"nicparams": {"vlan": "5"}}]}),
     "a domain of nothing": domain({"disks": []}),
     "a bootloader": domain({"hvparams": {"use_bootloader": True, "bootloader_path": "/b"}}),

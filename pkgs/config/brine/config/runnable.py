@@ -20,6 +20,7 @@ from brine.common.vm_rules import (
     slots_fault,
     topology_fault,
     vnc_port_fault,
+    xen_nic_faults,
 )
 from brine.common.vm_values import (
     line_fault,
@@ -144,6 +145,9 @@ class NodeRules:
         if vlan and instance.hypervisor == _XEN:
             text = f"vlan means nothing to the hypervisor {_XEN}"
             yield Mistake(f"{where}/nicparams/vlan", text, "nic")
+        if instance.hypervisor == _XEN:
+            for key, text, _ in xen_nic_faults(mode=mode, link=link):
+                yield Mistake(f"{where}/nicparams/{key}", text, "nic")
         try:
             check_connection(mode, link, vlan, [nic.ip] if nic.ip else [])
         except UsageError as error:
