@@ -114,7 +114,6 @@ LOST = {
     "os/nvram /var/lib/libvirt/qemu/nvram/web1_VARS.fd: the UEFI variables begin anew",
     "on_crash destroy: the watcher starts it again",
     "devices/graphics passwd: put it into a file, for vnc_password_file",
-    "devices/disk[sda]/target bus=sata: the spec has ide",
     "features/vmport state=off",
     "clock/timer name=rtc tickpolicy=catchup",
     "devices/disk[vda]/iotune (total_iops_sec 100)",

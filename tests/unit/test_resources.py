@@ -64,16 +64,27 @@ def test_what_is_no_file_is_not_booted(tmp_path: Path, key: str) -> None:
         check_node(web1(**keys, **{key: str(tmp_path / "image")}))
 
 
-@pytest.mark.parametrize("key", ["qemu", "firmware"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("qemu", "{}"),
+        ("firmware", "{}"),
+        ("extra_arguments", ["-netdev", "tap,id=n,downscript={},script=/etc/qemu-ifup"]),
+    ],
+)
 def test_a_program_that_others_may_change_is_neither_defined_nor_started(
-    own_node: Path, tmp_path: Path, key: str
+    own_node: Path, tmp_path: Path, key: str, value: str | list[str]
 ) -> None:
     folder = tmp_path / "theirs"
     folder.mkdir()
     folder.chmod(0o777)
     (folder / "program").touch(0o755)
-    spec = {"name": "web1", "accel": "tcg", "qemu": "/bin/true", key: str(folder / "program")}
-    with pytest.raises(SpecError, match=f"^/{key}: .* others than root may write {folder}"):
+    program = str(folder / "program")
+    given = (
+        value.format(program) if isinstance(value, str) else [one.format(program) for one in value]
+    )
+    spec = {"name": "web1", "accel": "tcg", "qemu": "/bin/true", key: given}
+    with pytest.raises(SpecError, match=f"^/{key}.* others than root may write {folder}"):
         define_instance(spec)
     with pytest.raises(InstanceError, match=f"web1: .* others than root may write {folder}"):
         check_node(define(spec))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from brine.common.errors import BrineError
 from brine.common.vm_values import CACHE_MODES
 from brine.hotplug.choices import LONGEST_SERIAL
 from brine.instance.spec import NOT_CONFINED, DiskSpec, NicSpec, Spec
@@ -19,6 +20,16 @@ NO_BRIDGE_HINT = "name the bridge that it is to be on: --link BRIDGE"
 
 _MACHINE = re.compile(r"pc|q35|pc-(i440fx|q35)-([2-9]|[1-9][0-9])\.[0-9]{1,2}")
 _SERIAL = re.compile(rf"[ -~]{{1,{LONGEST_SERIAL}}}")
+
+
+def number_of(text: str, what: str) -> int:
+    """The whole number that *text* is.
+
+    :raises BrineError: if it is none; *what* is what it would be.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        raise BrineError(f"{what} is {text!r}, and should be a number")
+    return int(text)
 
 
 def known_machine(text: str) -> str:

@@ -10,40 +10,29 @@ import ipaddress
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.vm_values import AIO_MODES, CACHE_MODES
-from brine.hotplug.choices import FORMATS, MODELS
-from brine.hotplug.disk import MOST_BACKING
 from brine.instance.foreign.fitting import (
-    NO_BRIDGE_HINT,
     by_boot_order,
     fitted,
     known_machine,
+    number_of,
     topology,
 )
+from brine.instance.foreign.libvirt_devices import Domain, read_disks, read_nics
 from brine.instance.foreign.parts import Definition, Part
 from brine.instance.spec import UEFI
 
 _MIB = 1 << 20
 _XEN = {"linux": "xen-pvm", "xen": "xen-pvm", "xenpvh": "xen-pvh"}
 _BOOT_DEVICES = {"hd": "disk", "cdrom": "cdrom", "network": "network"}
-_INTERFACES = {"virtio": "virtio", "scsi": "scsi", "ide": "ide", "sata": "ide", "xen": "virtio"}
-# What libvirt takes if there is no bus: the names of the guest's devices begin so.
-_BUS_OF_NAME = {"hd": "ide", "sd": "scsi", "vd": "virtio", "xv": "xen"}
 _CPU_OF_MODE = {"host-passthrough": "host", "host-model": "host", "maximum": "max"}
 _ON = {"require": "+", "force": "+", "optional": "+", "disable": "-", "forbid": "-"}
 _FEATURE = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _CPU_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _QEMU_FEATURES = {"pclmuldq": "pclmulqdq"}
 """libvirt's names of processor features that QEMU calls otherwise."""
-_MODELS = {name: name for name in MODELS} | {
-    "virtio-transitional": "virtio",
-    "virtio-non-transitional": "virtio",
-    "netfront": "virtio",
-}
 _EMULATORS = {
     *("/usr/bin/kvm", "/usr/bin/kvm-spice", "/usr/bin/qemu-kvm", "/usr/libexec/qemu-kvm"),
     *("/usr/bin/qemu-system-x86_64", "/usr/lib/xen/bin/qemu-system-i386"),
@@ -57,36 +46,6 @@ _PLACES = ("chassis", "port", "chassisNr", "busNr", "index")
 # Places, names and labels that libvirt gives: Brine has its own.
 _BOOKKEEPING = frozenset({"address", "alias", "seclabel"})
 _LOCALHOST = "127.0.0.1"
-
-
-@dataclass
-class _Domain:
-    """A domain on its way to a spec.
-
-    :param link: the bridge for NICs that are on no bridge.
-    :param storages: the folder of each storage pool, by name.
-    :param named: lines about what has no counterpart.
-    :param boots: the devices with a place in the boot order: it, the kind, and the index.
-    """
-
-    root: Part
-    link: str
-    storages: Mapping[str, str]
-    named: list[str]
-    data: dict[str, Any] = field(default_factory=dict)
-    boots: list[tuple[int, str, int]] = field(default_factory=list)
-
-    def is_kvm(self) -> bool:
-        return bool(self.data["hypervisor"] == "kvm")
-
-    def note_boot(self, device: Part, kind: str, index: int) -> None:
-        """Note the place of a device in the boot order."""
-        if boot := device.first("boot"):
-            order = boot.get("order")
-            if order.isascii() and order.isdecimal():
-                self.boots.append((int(order[:9]), kind, index))
-            else:
-                boot.lose()
 
 
 def spec_of_domain(
@@ -106,13 +65,23 @@ def spec_of_domain(
     if definition.tag != "domain":
         raise BrineError(f"is the XML of a {definition.tag}, not of a domain", hint=hint)
     root = definition.root
-    domain = _Domain(root, link, storages or {}, definition.named)
+    domain = Domain(root, link, storages or {}, definition.named)
     domain.data = {"name": root.first("name").text(), "uuid": root.first("uuid").text()}
     root.get("id")  # of a running domain
     if metadata := root.first("metadata"):
         metadata.skip()
         domain.named.append("metadata: the notes of other programs")
-    for part in (_hypervisor, _processors, _memory, _boot, _ends, _display, _lines, _disks, _nics):
+    for part in (
+        _hypervisor,
+        _processors,
+        _memory,
+        _boot,
+        _ends,
+        _display,
+        _lines,
+        read_disks,
+        read_nics,
+    ):
         part(domain)
     _controllers(domain)
     _boot_order(domain)
@@ -122,7 +91,7 @@ def spec_of_domain(
     return data, [*definition.lost(_BOOKKEEPING), *unfit]
 
 
-def _hypervisor(domain: _Domain) -> None:
+def _hypervisor(domain: Domain) -> None:
     kind, system, data = domain.root.get("type"), domain.root.first("os/type"), domain.data
     word, emulator = system.text(), domain.root.first("devices/emulator")
     if emulator.text() not in ("", *_EMULATORS):
@@ -156,13 +125,13 @@ def _hypervisor(domain: _Domain) -> None:
         system.lose("machine", f"the spec has {data['machine']}")
 
 
-def _processors(domain: _Domain) -> None:
+def _processors(domain: Domain) -> None:
     data, vcpu, cpu = domain.data, domain.root.first("vcpu"), domain.root.first("cpu")
     if vcpu:
-        data["vcpus"] = most = _number(vcpu.text(), "vcpu")
+        data["vcpus"] = most = number_of(vcpu.text(), "vcpu")
         vcpu.expect("placement", "static")
         if current := vcpu.get("current"):
-            data["vcpus"] = _number(current, "vcpu current")
+            data["vcpus"] = number_of(current, "vcpu current")
             if data["vcpus"] != most:
                 vcpu.lose("current", f"the guest has these, and never {most}")
     if cpu:
@@ -202,7 +171,7 @@ def _cpu_model(cpu: Part) -> str:
 def _topology(element: Part, data: dict[str, Any]) -> None:
     """Take over sockets, cores and threads. Dies and clusters are more cores of a socket."""
     names = ("sockets", "dies", "clusters", "cores", "threads")
-    found = {name: _number(element.get(name) or "1", f"cpu/topology {name}") for name in names}
+    found = {name: number_of(element.get(name) or "1", f"cpu/topology {name}") for name in names}
     for name in ("dies", "clusters"):
         if found[name] != 1:
             element.lose(name, "they are cores of the socket")
@@ -214,7 +183,7 @@ def _topology(element: Part, data: dict[str, Any]) -> None:
         element.lose(why=f"it does not make {vcpus} processors")
 
 
-def _memory(domain: _Domain) -> None:
+def _memory(domain: Domain) -> None:
     root, data = domain.root, domain.data
     if memory := root.first("memory"):
         data["memory_mib"] = _mib(memory)
@@ -231,7 +200,7 @@ def _memory(domain: _Domain) -> None:
             data["huge_pages"] = "/dev/hugepages"
 
 
-def _boot(domain: _Domain) -> None:
+def _boot(domain: Domain) -> None:
     root, data = domain.root, domain.data
     system, loader, nvram = root.first("os"), root.first("os/loader"), root.first("os/nvram")
     image, kind = loader.text(), loader.get("type")
@@ -260,7 +229,7 @@ def _boot(domain: _Domain) -> None:
     _clock(root.first("clock"), data)
 
 
-def _features(features: Part, domain: _Domain) -> None:
+def _features(features: Part, domain: Domain) -> None:
     features.first("apic")
     features.first("pae")  # each processor of Brine's has both
     if not features.first("acpi") and domain.is_kvm():
@@ -278,7 +247,7 @@ def _clock(clock: Part, data: dict[str, Any]) -> None:
         clock.lose("offset")
 
 
-def _ends(domain: _Domain) -> None:
+def _ends(domain: Domain) -> None:
     root, data = domain.root, domain.data
     poweroff, reboot = root.first("on_poweroff"), root.first("on_reboot")
     if poweroff.text() == "restart":
@@ -297,7 +266,7 @@ def _ends(domain: _Domain) -> None:
 # The display, and the lines to the guest.
 
 
-def _display(domain: _Domain) -> None:
+def _display(domain: Domain) -> None:
     displays = domain.root.all("devices/graphics")
     screens = [one for one in displays if one.get("type") == "vnc"] if domain.is_kvm() else []
     for other in displays:
@@ -313,7 +282,7 @@ def _display(domain: _Domain) -> None:
         model.expect("primary", "yes")
 
 
-def _vnc(display: Part, domain: _Domain) -> None:
+def _vnc(display: Part, domain: Domain) -> None:
     data, named = domain.data, domain.named
     listens = display.all("listen")
     for other in listens[1:]:
@@ -375,7 +344,7 @@ def _address(text: str) -> str:
         return ""
 
 
-def _lines(domain: _Domain) -> None:
+def _lines(domain: Domain) -> None:
     serials = domain.root.all("devices/serial")
     consoles = domain.root.all("devices/console")
     if not domain.is_kvm():
@@ -437,7 +406,7 @@ def _is_agent(channel: Part, target: Part) -> bool:
     return True
 
 
-def _inputs(domain: _Domain) -> None:
+def _inputs(domain: Domain) -> None:
     """Read pointers and keyboards: each guest has those of the PS/2 port."""
     for device in domain.root.all("devices/input"):
         kind, bus = device.get("type"), device.get("bus")
@@ -447,7 +416,7 @@ def _inputs(domain: _Domain) -> None:
             device.lose()
 
 
-def _controllers(domain: _Domain) -> None:
+def _controllers(domain: Domain) -> None:
     """Read the controllers that Brine has by itself, and devices that are none."""
     for controller in domain.root.all("devices/controller"):
         kind = controller.get("type")
@@ -477,206 +446,10 @@ def _controllers(domain: _Domain) -> None:
         partition.lose()
 
 
-# Disks.
-
-
-def _disks(domain: _Domain) -> None:
-    domain.data["disks"], domain.data["cdroms"] = [], []
-    for disk in domain.root.all("devices/disk"):
-        target, kind = disk.first("target"), disk.get("device") or "disk"
-        disk.label(target.get("dev"))
-        source = disk.first("source")
-        path = _path(domain, source)
-        if kind == "cdrom":
-            _cdrom(domain, disk, source, path)
-        elif kind in ("disk", "lun") and path and not _is_covered(source, disk):
-            if kind == "lun":
-                disk.lose("device", "the guest sees a plain disk")
-            disk.expect("type", "file", "block", "volume")
-            domain.note_boot(disk, "disk", len(domain.data["disks"]))
-            domain.data["disks"].append(_disk(domain, disk, path))
-        else:
-            disk.lose(why="the guest does not have it")
-
-
-def _cdrom(domain: _Domain, disk: Part, source: Part, path: str) -> None:
-    disk.expect("type", "file", "block", "volume")
-    if source and not path:
-        source.lose(why="the drive is empty")
-    driver, target = disk.first("driver"), disk.first("target")
-    driver.expect("name", "qemu")
-    driver.expect("type", "raw")
-    target.expect("bus", "ide", "sata")  # the drive of each machine is an IDE one
-    target.expect("tray", "closed", *([] if path else ["open"]))
-    disk.first("readonly")
-    if end := disk.first("backingStore"):
-        end.skip()
-    domain.note_boot(disk, "cdrom", len(domain.data["cdroms"]))
-    domain.data["cdroms"].append(path)
-
-
-def _path(domain: _Domain, source: Part) -> str:
-    """The file or device of a disk or backing file; empty if it is neither."""
-    source.get("index")  # of a running domain
-    path = source.get("file") or source.get("dev")
-    pool, volume = source.get("pool"), source.get("volume")
-    if pool and volume and (folder := domain.storages.get(pool)):
-        path = path or f"{folder}/{volume}"
-    return path
-
-
-def _is_covered(source: Part, disk: Part) -> bool:
-    """Whether the guest sees something else than the content of the file."""
-    parts = [source.first("encryption"), source.first("slices"), disk.first("encryption")]
-    return any(parts)
-
-
-def _disk(domain: _Domain, disk: Part, path: str) -> dict[str, Any]:
-    if disk.first("transient"):
-        raise BrineError(
-            f"the disk {path} is transient: what the guest writes would stay, and is to be lost",
-            hint="leave <transient/> out, and name a copy of the image",
-        )
-    found: dict[str, Any] = {"path": path} | _driver(disk, path)
-    target = disk.first("target")
-    bus = target.get("bus") or _BUS_OF_NAME.get(target.get("dev")[:2], "virtio")
-    if bus not in _INTERFACES or bus == "sata":
-        target.lose("bus", f"the spec has {_INTERFACES.get(bus, 'virtio')}")
-    if (interface := _INTERFACES.get(bus, "virtio")) != "virtio" and domain.is_kvm():
-        found["interface"] = interface
-    disk.expect("model", "virtio", "virtio-transitional", "virtio-non-transitional")
-    disk.expect("snapshot", "internal")
-    if disk.first("readonly"):
-        found["read_only"] = True
-    if serial := disk.first("serial").text():
-        found["serial"] = serial
-    return found | _backing(domain, disk)
-
-
-def _driver(disk: Part, path: str) -> dict[str, Any]:
-    driver, found = disk.first("driver"), dict[str, Any]()
-    driver.expect("name", "qemu", "phy", "file", "tap", "tap2")
-    found["format"] = driver.get("type") or "raw"
-    if found["format"] == "aio":  # Xen's name of it
-        found["format"] = "raw"
-    if found["format"] not in FORMATS:
-        hint = f"qemu-img convert -O qcow2 {path} NEW, and have the definition name that"
-        raise BrineError(f"{path} is an image of the format {found['format']}", hint=hint)
-    if cache := driver.choice("cache", {one: one for one in CACHE_MODES} | {"default": ""}):
-        found["cache"] = cache
-    if aio := driver.choice("io", {one: one for one in AIO_MODES}):
-        found["aio"] = aio
-    driver.expect("discard", "unmap", "ignore")
-    if driver.get("discard") == "ignore":
-        found["discard"] = False
-    driver.expect("error_policy", "enospace")
-    return found
-
-
-def _backing(domain: _Domain, image: Part) -> dict[str, Any]:
-    """The backing file of a disk, with those behind it. One that is no file or device is named."""
-    chain: list[dict[str, Any]] = []
-    while store := image.first("backingStore"):
-        path, kind = _path(domain, store.first("source")), store.first("format")
-        store.get("index")  # of a running domain
-        if not path:
-            if store.first("source"):
-                store.lose()
-            break  # the end of a chain
-        if len(chain) == MOST_BACKING:
-            raise BrineError(f"a disk has more than {MOST_BACKING} backing files")
-        store.expect("type", "file", "block", "volume")
-        chain.append({"path": path, "format": kind.get("type") or "raw"})
-        image = store
-    inner: dict[str, Any] = {}
-    for one in reversed(chain):
-        inner = {"backing": one | inner}
-    return inner
-
-
-# NICs.
-
-
-def _nics(domain: _Domain) -> None:
-    domain.data["nics"] = []
-    for index, interface in enumerate(domain.root.all("devices/interface")):
-        interface.label(interface.first("mac").get("address"))
-        domain.note_boot(interface, "network", index)
-        domain.data["nics"].append(_nic(domain, interface))
-
-
-def _nic(domain: _Domain, interface: Part) -> dict[str, Any]:
-    nic: dict[str, Any] = {"mac": interface.first("mac").get("address")}
-    nic["link"] = _link(domain, interface)
-    port = interface.first("virtualport")
-    if port.get("type") == "openvswitch":
-        nic["mode"] = "openvswitch"
-    elif port:
-        port.lose()
-    nic["vlan"] = _vlan(interface.first("vlan"))
-    model = interface.first("model")
-    nic["model"] = model.choice("type", _MODELS, "the spec has virtio")
-    if not nic["model"]:
-        # Where a definition names none, libvirt takes the latter.
-        nic["model"] = "virtio" if model.get("type") or not domain.is_kvm() else "rtl8139"
-    if size := interface.first("mtu").get("size"):
-        nic["mtu"] = _number(size, "mtu")
-    driver = interface.first("driver")
-    if queues := driver.get("queues"):
-        nic["queues"] = _number(queues, "queues")
-    driver.expect("name", "vhost", "qemu")
-    if driver.get("name") == "vhost":
-        nic["vhost"] = True
-    interface.first("link").expect("state", "up")
-    tap = interface.first("target").get("dev")
-    if tap and not tap.startswith(("vnet", "vif", "tap")):
-        interface.first("target").lose(why="Brine chooses the name of the tap")
-    interface.first("script").expect("path", "vif-bridge")
-    return {key: value for key, value in nic.items() if value}
-
-
-def _link(domain: _Domain, interface: Part) -> str:
-    """The bridge of a NIC."""
-    kind, source = interface.get("type"), interface.first("source")
-    bridge = source.get("bridge")
-    if kind == "bridge" and bridge:
-        return bridge
-    mac = interface.first("mac").get("address")
-    names = ("network", "dev", "name", "path")
-    given = next((value for name in names if (value := source.get(name))), "")
-    if not domain.link:
-        what = f"{kind} {given}".rstrip()
-        raise BrineError(f"the NIC {mac} is on no bridge, but of the {what}", hint=NO_BRIDGE_HINT)
-    interface.lose("type", f"it is on {domain.link}")
-    if source:
-        source.lose()
-    return domain.link
-
-
-def _vlan(vlan: Part) -> str:
-    """The VLANs, in Ganeti's notation: ``42``, ``:42:43``, ``.42:43``."""
-    native, tagged = "", []
-    tags = vlan.all("tag")
-    vlan.expect("trunk", "yes", "no")
-    for tag in tags:
-        mode = tag.choice("nativeMode", {"untagged": "untagged", "tagged": "tagged"})
-        if mode == "tagged":
-            tag.lose("nativeMode", "frames without a tag are not in this VLAN")
-        if mode == "untagged" and not native:
-            native = tag.get("id")
-        else:
-            tagged.append(tag.get("id"))
-    if not tags:
-        return ""
-    if vlan.get("trunk") != "yes" and len(tags) == 1:
-        return native or tagged[0]
-    return (f".{native}" if native else "") + "".join(f":{one}" for one in tagged)
-
-
 # The boot order.
 
 
-def _boot_order(domain: _Domain) -> None:
+def _boot_order(domain: Domain) -> None:
     """Take over the order of the devices, or else that of the kinds."""
     data, order = domain.data, []
     for boot in domain.root.all("os/boot"):
@@ -703,10 +476,4 @@ def _mib(element: Part) -> int:
     if not (unit and base and power):
         raise BrineError(f"{what} is in {unit}, which is no unit of memory")
     size: int = base**power
-    return max(1, -(-_number(element.text(), what) * size // _MIB))
-
-
-def _number(text: str, what: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise BrineError(f"{what} is {text!r}, and should be a number")
-    return int(text)
+    return max(1, -(-number_of(element.text(), what) * size // _MIB))

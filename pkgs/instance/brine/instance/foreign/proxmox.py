@@ -19,6 +19,7 @@ from brine.instance.foreign.fitting import (
     by_boot_order,
     fitted,
     known_machine,
+    number_of,
     topology,
 )
 
@@ -108,7 +109,7 @@ class _Machine:
 
     def number(self, key: str, usual: int) -> int:
         """The number of a line."""
-        return _number(self.lines.pop(key, str(usual)), key)
+        return number_of(self.lines.pop(key, str(usual)), key)
 
     def is_on(self, key: str, *, usual: bool) -> bool:
         value = self.lines.pop(key, "1" if usual else "0").lower()
@@ -219,7 +220,7 @@ def _processors(machine: _Machine) -> None:
 
 def _memory(machine: _Machine) -> None:
     memory = machine.options("memory", "current")
-    machine.data["memory_mib"] = size = _number(memory.first or "512", "memory")
+    machine.data["memory_mib"] = size = number_of(memory.first or "512", "memory")
     machine.lost += memory.left()
     if balloon := machine.take("balloon", "0", str(size)):
         machine.lost.append(f"balloon {balloon}: the guest has all of its memory")
@@ -331,7 +332,7 @@ def _disk(machine: _Machine, disk: _Options, bus: str) -> dict[str, Any]:
         found["backing"] = {"path": base, "format": _format(base)}
     if bus != "virtio":
         found["interface"] = _INTERFACES[bus]
-    if bus == "sata":
+    if bus == "sata" and "q35" not in machine.data["machine"]:
         machine.lost.append(f"{disk.key}: its bus sata: the spec has ide")
     for name, key, known in (("cache", "cache", CACHE_MODES), ("aio", "aio", AIO_MODES)):
         if value := disk.take(name):
@@ -413,9 +414,9 @@ def _nic(machine: _Machine, nic: _Options) -> dict[str, Any]:
         found["link"] = machine.link
     found["vlan"] = _vlan(machine, nic)
     if mtu := nic.take("mtu", "1"):  # 1 is the bridge's own
-        found["mtu"] = _number(mtu, f"{nic.key} mtu")
+        found["mtu"] = number_of(mtu, f"{nic.key} mtu")
     if queues := nic.take("queues", "0"):
-        found["queues"] = _number(queues, f"{nic.key} queues")
+        found["queues"] = number_of(queues, f"{nic.key} queues")
     for name in ("firewall", "link_down"):
         if value := nic.take(name, "0"):
             machine.lost.append(f"{nic.key} {name}={value}")
@@ -428,7 +429,10 @@ def _vlan(machine: _Machine, nic: _Options) -> str:
     tag, tagged = nic.take("tag"), []
     for word in filter(None, nic.take("trunks").split(";")):
         first, _, last = word.partition("-")
-        low, high = _number(first, f"{nic.key} trunks"), _number(last or first, f"{nic.key} trunks")
+        low, high = (
+            number_of(first, f"{nic.key} trunks"),
+            number_of(last or first, f"{nic.key} trunks"),
+        )
         if high > 4094:
             raise BrineError(f"{nic.key} trunks {word}: a VLAN is at most 4094")
         tagged += [str(one) for one in range(low, high + 1) if str(one) != tag]
@@ -471,13 +475,7 @@ def _times(machine: _Machine) -> None:
         machine.lost.append("onboot 1: brine instance start has it start with the node, too")
     startup = machine.options("startup", "order")
     if startup.first:
-        data["start_order"] = min(_number(startup.first, "startup order"), 999)
+        data["start_order"] = min(number_of(startup.first, "startup order"), 999)
     if down := startup.take("down"):
-        data["shutdown_timeout"] = max(1, min(_number(down, "startup down"), 3600))
+        data["shutdown_timeout"] = max(1, min(number_of(down, "startup down"), 3600))
     machine.lost += startup.left()
-
-
-def _number(text: str, what: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise BrineError(f"{what} is {text!r}, and should be a number")
-    return int(text)

@@ -16,18 +16,21 @@ from brine.instance.store import InstanceError
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
 _ALIAS = re.compile(r"^(\S+) .*\(alias of ([A-Za-z0-9.-]+)\)", re.MULTILINE)
 _ANSWER_TIMEOUT_S = 20
+# Of QEMU's -netdev, and of xl.cfg(5).
+_SCRIPT = re.compile(r"""(?:script|bootloader|device_model_override)\s*=\s*["']?(/[^\s,"']+)""")
 _NOBODY = 65534
 
 
 def faults_of_writers(spec: Spec) -> Iterator[tuple[str, str]]:
     """The keys of a spec whose files users other than root may change, each with the reason.
 
-    A start runs QEMU as root before it confines it, and the firmware is the first program of the
-    guest.
+    A start runs QEMU as root before it confines it, the firmware is the first program of the
+    guest, and further arguments of QEMU's or lines of xl's may name scripts.
     """
-    if spec.is_xen():
-        return
-    for key, file in (("qemu", spec.qemu), ("firmware", spec.firmware)):
+    files = [] if spec.is_xen() else [("qemu", spec.qemu), ("firmware", spec.firmware)]
+    for index, argument in enumerate(spec.extra_arguments):
+        files += [(f"extra_arguments/{index}", file) for file in _SCRIPT.findall(argument)]
+    for key, file in files:
         if file not in ("", UEFI) and (fault := fault_of_writers(file)):
             yield key, f"{file} is not run: {fault}"
 
