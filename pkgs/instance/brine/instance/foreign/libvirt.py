@@ -20,7 +20,7 @@ from brine.instance.foreign.fitting import (
     number_of,
     topology,
 )
-from brine.instance.foreign.libvirt_devices import Domain, read_disks, read_nics
+from brine.instance.foreign.libvirt_devices import LibvirtDomain, read_disks, read_nics
 from brine.instance.foreign.parts import Definition, Part
 from brine.instance.spec import UEFI
 
@@ -65,7 +65,7 @@ def spec_of_domain(
     if definition.tag != "domain":
         raise BrineError(f"is the XML of a {definition.tag}, not of a domain", hint=hint)
     root = definition.root
-    domain = Domain(root, link, storages or {}, definition.named)
+    domain = LibvirtDomain(root, link, storages or {}, definition.named)
     domain.data = {"name": root.first("name").text(), "uuid": root.first("uuid").text()}
     root.get("id")  # of a running domain
     if metadata := root.first("metadata"):
@@ -91,7 +91,7 @@ def spec_of_domain(
     return data, [*definition.lost(_BOOKKEEPING), *unfit]
 
 
-def _hypervisor(domain: Domain) -> None:
+def _hypervisor(domain: LibvirtDomain) -> None:
     kind, system, data = domain.root.get("type"), domain.root.first("os/type"), domain.data
     word, emulator = system.text(), domain.root.first("devices/emulator")
     if emulator.text() not in ("", *_EMULATORS):
@@ -125,7 +125,7 @@ def _hypervisor(domain: Domain) -> None:
         system.lose("machine", f"the spec has {data['machine']}")
 
 
-def _processors(domain: Domain) -> None:
+def _processors(domain: LibvirtDomain) -> None:
     data, vcpu, cpu = domain.data, domain.root.first("vcpu"), domain.root.first("cpu")
     if vcpu:
         data["vcpus"] = most = number_of(vcpu.text(), "vcpu")
@@ -183,7 +183,7 @@ def _topology(element: Part, data: dict[str, Any]) -> None:
         element.lose(why=f"it does not make {vcpus} processors")
 
 
-def _memory(domain: Domain) -> None:
+def _memory(domain: LibvirtDomain) -> None:
     root, data = domain.root, domain.data
     if memory := root.first("memory"):
         data["memory_mib"] = _mib(memory)
@@ -200,7 +200,7 @@ def _memory(domain: Domain) -> None:
             data["huge_pages"] = "/dev/hugepages"
 
 
-def _boot(domain: Domain) -> None:
+def _boot(domain: LibvirtDomain) -> None:
     root, data = domain.root, domain.data
     system, loader, nvram = root.first("os"), root.first("os/loader"), root.first("os/nvram")
     image, kind = loader.text(), loader.get("type")
@@ -229,7 +229,7 @@ def _boot(domain: Domain) -> None:
     _clock(root.first("clock"), data)
 
 
-def _features(features: Part, domain: Domain) -> None:
+def _features(features: Part, domain: LibvirtDomain) -> None:
     features.first("apic")
     features.first("pae")  # each processor of Brine's has both
     if not features.first("acpi") and domain.is_kvm():
@@ -247,7 +247,7 @@ def _clock(clock: Part, data: dict[str, Any]) -> None:
         clock.lose("offset")
 
 
-def _ends(domain: Domain) -> None:
+def _ends(domain: LibvirtDomain) -> None:
     root, data = domain.root, domain.data
     poweroff, reboot = root.first("on_poweroff"), root.first("on_reboot")
     if poweroff.text() == "restart":
@@ -266,7 +266,7 @@ def _ends(domain: Domain) -> None:
 # The display, and the lines to the guest.
 
 
-def _display(domain: Domain) -> None:
+def _display(domain: LibvirtDomain) -> None:
     displays = domain.root.all("devices/graphics")
     screens = [one for one in displays if one.get("type") == "vnc"] if domain.is_kvm() else []
     for other in displays:
@@ -282,7 +282,7 @@ def _display(domain: Domain) -> None:
         model.expect("primary", "yes")
 
 
-def _vnc(display: Part, domain: Domain) -> None:
+def _vnc(display: Part, domain: LibvirtDomain) -> None:
     data, named = domain.data, domain.named
     listens = display.all("listen")
     for other in listens[1:]:
@@ -344,7 +344,7 @@ def _address(text: str) -> str:
         return ""
 
 
-def _lines(domain: Domain) -> None:
+def _lines(domain: LibvirtDomain) -> None:
     serials = domain.root.all("devices/serial")
     consoles = domain.root.all("devices/console")
     if not domain.is_kvm():
@@ -406,7 +406,7 @@ def _is_agent(channel: Part, target: Part) -> bool:
     return True
 
 
-def _inputs(domain: Domain) -> None:
+def _inputs(domain: LibvirtDomain) -> None:
     """Read pointers and keyboards: each guest has those of the PS/2 port."""
     for device in domain.root.all("devices/input"):
         kind, bus = device.get("type"), device.get("bus")
@@ -416,7 +416,7 @@ def _inputs(domain: Domain) -> None:
             device.lose()
 
 
-def _controllers(domain: Domain) -> None:
+def _controllers(domain: LibvirtDomain) -> None:
     """Read the controllers that Brine has by itself, and devices that are none."""
     for controller in domain.root.all("devices/controller"):
         kind = controller.get("type")
@@ -449,7 +449,7 @@ def _controllers(domain: Domain) -> None:
 # The boot order.
 
 
-def _boot_order(domain: Domain) -> None:
+def _boot_order(domain: LibvirtDomain) -> None:
     """Take over the order of the devices, or else that of the kinds."""
     data, order = domain.data, []
     for boot in domain.root.all("os/boot"):

@@ -24,7 +24,7 @@ _MODELS = {name: name for name in MODELS} | {
 
 
 @dataclass
-class Domain:
+class LibvirtDomain:
     """A domain on its way to a spec.
 
     :param link: the bridge for NICs that are on no bridge.
@@ -56,7 +56,7 @@ class Domain:
 # Disks.
 
 
-def read_disks(domain: Domain) -> None:
+def read_disks(domain: LibvirtDomain) -> None:
     """Read the disks and CD-ROMs."""
     domain.data["disks"], domain.data["cdroms"] = [], []
     for disk in domain.root.all("devices/disk"):
@@ -76,7 +76,7 @@ def read_disks(domain: Domain) -> None:
             disk.lose(why="the guest does not have it")
 
 
-def _cdrom(domain: Domain, disk: Part, source: Part, path: str) -> None:
+def _cdrom(domain: LibvirtDomain, disk: Part, source: Part, path: str) -> None:
     disk.expect("type", "file", "block", "volume")
     if source and not path:
         source.lose(why="the drive is empty")
@@ -92,7 +92,7 @@ def _cdrom(domain: Domain, disk: Part, source: Part, path: str) -> None:
     domain.data["cdroms"].append(path)
 
 
-def _path(domain: Domain, source: Part) -> str:
+def _path(domain: LibvirtDomain, source: Part) -> str:
     """The file or device of a disk or backing file; empty if it is neither."""
     source.get("index")  # of a running domain
     path = source.get("file") or source.get("dev")
@@ -108,7 +108,7 @@ def _is_covered(source: Part, disk: Part) -> bool:
     return any(parts)
 
 
-def _disk(domain: Domain, disk: Part, path: str) -> dict[str, Any]:
+def _disk(domain: LibvirtDomain, disk: Part, path: str) -> dict[str, Any]:
     if disk.first("transient"):
         raise BrineError(
             f"the disk {path} is transient: what the guest writes would stay, and is to be lost",
@@ -151,7 +151,7 @@ def _driver(disk: Part, path: str) -> dict[str, Any]:
     return found
 
 
-def _backing(domain: Domain, image: Part) -> dict[str, Any]:
+def _backing(domain: LibvirtDomain, image: Part) -> dict[str, Any]:
     """The backing file of a disk, with those behind it. One that is no file or device is named."""
     chain: list[dict[str, Any]] = []
     while store := image.first("backingStore"):
@@ -175,7 +175,7 @@ def _backing(domain: Domain, image: Part) -> dict[str, Any]:
 # NICs.
 
 
-def read_nics(domain: Domain) -> None:
+def read_nics(domain: LibvirtDomain) -> None:
     """Read the NICs."""
     domain.data["nics"] = []
     for index, interface in enumerate(domain.root.all("devices/interface")):
@@ -184,7 +184,7 @@ def read_nics(domain: Domain) -> None:
         domain.data["nics"].append(_nic(domain, interface))
 
 
-def _nic(domain: Domain, interface: Part) -> dict[str, Any]:
+def _nic(domain: LibvirtDomain, interface: Part) -> dict[str, Any]:
     nic: dict[str, Any] = {"mac": interface.first("mac").get("address")}
     nic["link"] = _link(domain, interface)
     port = interface.first("virtualport")
@@ -214,7 +214,7 @@ def _nic(domain: Domain, interface: Part) -> dict[str, Any]:
     return {key: value for key, value in nic.items() if value}
 
 
-def _link(domain: Domain, interface: Part) -> str:
+def _link(domain: LibvirtDomain, interface: Part) -> str:
     """The bridge of a NIC."""
     kind, source = interface.get("type"), interface.first("source")
     bridge = source.get("bridge")
