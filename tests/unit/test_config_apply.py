@@ -765,3 +765,47 @@ def test_a_master_must_be_able_to_be_one(
     connected: Configuration, node: Json, expected: str
 ) -> None:
     assert expected in mistakes(connected, {"nodes": {"node1.example.com": node}})
+
+
+SIX = {"primary_ip": "2001:db8::1"}
+OF_V4, OF_V6 = (2, 32), (10, 128)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "node", "expected"),
+    [
+        ({}, {"primary_ip": "192.0.2.1"}, OF_V4),
+        ({}, SIX, OF_V6),
+        ({"primary_ip_family": 10, "master_ip": "2001:db8::9"}, SIX, OF_V6),
+        ({"master_netmask": 64}, SIX, (10, 64)),
+        ({"primary_ip_family": None, "master_netmask": None}, SIX, OF_V6),
+        ({"master_ip": "192.0.2.9"}, SIX, OF_V4),
+    ],
+)
+def test_a_new_cluster_has_the_family_of_its_address(
+    cluster: Json, node: Json, expected: tuple[int, int]
+) -> None:
+    given = {"cluster": {"name": "c.example.com", **cluster}, "nodes": {"n1.example.com": node}}
+    made = apply(None, given).new
+    assert (made.cluster.primary_ip_family, made.cluster.master_netmask) == expected
+    assert verify.find(made) == []
+    reset = {"cluster": {"primary_ip_family": None, "master_netmask": None}}
+    again = apply(made, {"cluster": {"tags": ["x"]}}).new
+    assert (again.cluster.primary_ip_family, again.cluster.master_netmask) == expected
+    back = apply(made, reset).new.cluster
+    assert (back.primary_ip_family, back.master_netmask) == (OF_V6 if expected[0] == 10 else OF_V4)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "where"),
+    [
+        ({"primary_ip_family": 2}, "/cluster/primary_ip_family"),
+        ({"primary_ip_family": 10, "master_ip": "192.0.2.9"}, "/cluster/primary_ip_family"),
+        ({"master_ip": "192.0.2.9", "master_netmask": 64}, "/cluster/master_netmask"),
+    ],
+)
+def test_an_address_of_the_other_family_is_refused(cluster: Json, where: str) -> None:
+    given = {"cluster": {"name": "c.example.com", **cluster}, "nodes": {"n1.example.com": SIX}}
+    with pytest.raises(InputError) as raised:
+        apply(None, given)
+    assert [mistake.where for mistake in raised.value.mistakes] == [where]

@@ -779,3 +779,40 @@ def test_a_number_that_nothing_can_have_is_one_line(
     told = err or out
     assert "Traceback" not in told
     assert max(map(len, told.splitlines())) < 200
+
+
+def test_case_does_not_count_in_names_of_hosts(filled: Run) -> None:
+    """A minion's id, a query, and a declaration may have capitals."""
+    node, web = node_name(1), instance_name(1)
+    uuid = uuid_of("instance", 1)
+    config = ("config", "show")
+    for name in (web.upper(), web.partition(".")[0].title(), uuid.upper()):
+        assert json.loads(filled(*config, f"/instances/{name}")[1])["name"] == web
+    for name in (node.upper(), "NODE1", "Node1.Example.COM"):
+        assert json.loads(filled("config", "export-node", name)[1])["node"] == node
+    event = {
+        "id": f"{1_700_000_000_000_000_000:020}-0123abcd",
+        "time": 1.0,
+        "kind": "admin-state",
+        "instance": uuid,
+        "name": web,
+        "data": {"admin_state": "down", "source": "user"},
+    }
+    status, out, err = filled("config", "record", "--node", "NODE1", "-", "--json", stdin=[event])
+    assert (status, json.loads(out)["events"][0]["reason"], err) == (0, "", "")
+    change = {
+        "cluster": {"master": "NODE1"},
+        "nodes": {node.upper(): {"tags": ["a"]}},
+        "instances": {web.upper(): {"tags": ["b"], "primary_node": "NODE1"}},
+    }
+    status, out, err = filled("config", "apply", "-", stdin=change)
+    assert (status, err) == (0, "")
+    lines = [line for line in out.splitlines() if line[0] in "+-~"]
+    assert [line.partition(":")[0] for line in lines] == [
+        f"~ /nodes/{node}/tags",
+        f"~ /instances/{web}/tags",
+    ]
+    assert filled("config", "verify")[0] == 0
+    assert filled("config", "apply", "-", stdin={"instances": {web.upper(): None}})[0] == 0
+    assert filled(*config, f"/instances/{web}")[0] == 1
+    assert filled(*config, f"/instances/{instance_name(2)}")[0] == 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from brine.common import cli
 from unit.salt_loader import CommandExecutionError, execution_module, load
@@ -148,3 +150,26 @@ def test_the_grain_needs_no_process(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     nothing = load("grains", "brine", _FOLDERS=[], _XEN="/nowhere")
     monkeypatch.setattr(module.os.path, "exists", lambda path: False)
     assert nothing.brine() == {"brine": {"version": "", "parts": [], "hypervisor": ""}}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("{instances: {on: {}}}", "/instances/True: a key must be a string: put it in quotes"),
+        ("{nodes: {100: {}}}", "/nodes/100: a key must be a string: put it in quotes"),
+        ("{nodes: {null: {}}}", "/nodes/None: a key must be a string: put it in quotes"),
+        ("{nodes: {1.5: {}}}", "/nodes/1.5: a key must be a string: put it in quotes"),
+        ("{a/b: {2026-05-04: {}}}", "/a~1b/2026-05-04: a key must be a string: put it in quotes"),
+        ("{c: [2026-05-04]}", "/c/0: is a date, which JSON lacks: put it in quotes"),
+        ("{c: 2026-05-04 10:00:00}", "/c: is a datetime, which JSON lacks: put it in quotes"),
+        ("{c: !!set {a, b}}", "/c: is a set, which JSON lacks: put it in quotes"),
+        ("{c: !!binary aGkK}", "/c: is a bytes, which JSON lacks: put it in quotes"),
+    ],
+)
+@pytest.mark.parametrize("function", ["config_apply", "define"])
+def test_what_yaml_has_and_json_lacks_is_refused(function: str, text: str, fault: str) -> None:
+    runs = Runs()
+    module = execution_module(runs)
+    with pytest.raises(CommandExecutionError, match=f"^{re.escape(fault)}$"):
+        getattr(module, function)(yaml.safe_load(text))
+    assert runs.command == []

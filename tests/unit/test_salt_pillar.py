@@ -97,6 +97,11 @@ def test_a_node_gets_its_own_and_the_files_with_their_owners(
     [
         (NODE, NODE, ["node1.customer.org", "node1"], True),
         (NODE, "node1", ["node2.example.com"], True),
+        (NODE, "NODE1", ["NODE1"], True),
+        (NODE, "NODE1.example.com", ["NODE1.example.com"], True),
+        ("Node1.Example.com", NODE, [NODE], True),
+        (NODE, "NODE1.example.com", [NODE, "NODE1.example.com"], False),
+        (NODE, "NODE1", ["NODE1", "NODE1.Example.com"], False),
         (NODE, "node1", [NODE], False),
         ("node1", "node1.customer.org", [], True),
         ("node1", "node1.customer.org", ["node1", "node1.example.com"], False),

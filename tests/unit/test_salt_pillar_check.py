@@ -146,7 +146,10 @@ def test_no_pillar_is_all_defaults(state: ModuleType, pillar: dict[str, Any]) ->
         ),
         (
             {"hotplug": {"scripts": {50: "x"}}},
-            "brine:hotplug:scripts:50: a name here must be a string; put it in quotes",
+            (
+                "brine:hotplug:scripts:50: a key must be a string, but is a whole number; "
+                "put it in quotes"
+            ),
         ),
         (
             {"hotplug": {"scripts": {"a": {"b": 1}}}},
@@ -241,7 +244,7 @@ def test_the_faults_of_an_instance_are_its_own(state: ModuleType) -> None:
         "db1": 5,
         "good": {"memory_mib": 512, "disks": [{"path": "/dev/vg0/x"}]},
         "disk": {"disks": [{"path": "/x", "formt": "raw"}, {}, 5]},
-        7: {"nics": {}},
+        "7": {"nics": {}},
     }
     brine = {"instance": {"instances": specs}, "instances": {"web2": {"primary_nod": 5}, "x": 5}}
     assert of_brine(state, brine) == []
@@ -328,3 +331,31 @@ def test_what_the_manual_declares_is_valid(state: ModuleType) -> None:
         assert of_brine(state, {section: {"x": {**whole, "unknown": None}}}) == []
     fill("cluster", whole := {})
     assert of_brine(state, {"cluster": whole}) == []
+
+
+@pytest.mark.parametrize("key", ["on", "100", "null", "1.5", "2026-05-04"])
+@pytest.mark.parametrize(
+    "where", ["instance:instances", "instances", "nodes", "networks", "kvmd", "hotplug:scripts", ""]
+)
+def test_a_key_that_yaml_makes_no_string_of_is_refused(
+    state: ModuleType, where: str, key: str
+) -> None:
+    (inner,) = yaml.safe_load(f"{{{key}: {{}}}}")
+    pillar: Any = {inner: {}}
+    for part in reversed(where.split(":") if where else []):
+        pillar = {part: pillar}
+    place = ":".join(filter(None, ["brine", where, str(inner)]))
+    (fault,) = of_brine(state, pillar)
+    assert fault.startswith(f"{place}: a key must be a string, but is ")
+    assert fault.endswith("; put it in quotes")
+
+
+@pytest.mark.parametrize("value", ["2026-05-04", "!!set {a}", "!!binary aGkK"])
+def test_a_value_that_json_lacks_is_refused(state: ModuleType, value: str) -> None:
+    given = yaml.safe_load(f"{{cluster: {{osparams: {{x: {{y: {value}}}}}, name: {value}}}}}")
+    faults_found = of_brine(state, given)
+    assert [fault.partition(": ")[0] for fault in faults_found] == [
+        "brine:cluster:osparams:x:y",
+        "brine:cluster:name",
+    ]
+    assert all(fault.endswith("; put it in quotes") for fault in faults_found)

@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from salt.exceptions import CommandExecutionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator
 
     __context__: dict[str, Any] = {}
     __salt__: dict[str, Callable[..., Any]] = {}
@@ -37,8 +38,11 @@ __func_alias__ = {"list_": "list"}
 log = logging.getLogger(__name__)
 
 
-def ask(*command: str, stdin: str = "") -> dict[str, Any]:
+def ask(*command: str, stdin: Any = "") -> dict[str, Any]:
     """Run ``brine`` with ``--json``. For states, which must not end in a traceback.
+
+    :param stdin: a text; or data, which becomes JSON. Keys that are no strings, and values that
+        JSON lacks, are refused: YAML has them where quotes are missing.
 
     Returns ``said``, what it printed, and ``refused``, one line, if it failed; some commands print
     JSON and fail, too. Neither the input nor the environment is logged, or told.
@@ -48,6 +52,10 @@ def ask(*command: str, stdin: str = "") -> dict[str, Any]:
         salt kvm1 brine.ask instance list
     """
     line = ["brine", *map(str, command), "--json"]
+    if not isinstance(stdin, str):
+        if unfit := next(_unfit(stdin, ""), ""):
+            return {"refused": unfit}
+        stdin = json.dumps(stdin, default=_plain)
     try:
         # Quiet: what is declared may hold secrets. Raw: Salt would make newlines of JSON's \n.
         run = __salt__["cmd.run_all"](
@@ -73,6 +81,27 @@ def ask(*command: str, stdin: str = "") -> dict[str, Any]:
     elif not answer:
         answer["refused"] = f"{' '.join(line)} succeeded, but did not print JSON"
     return answer
+
+
+def _unfit(data: Any, where: str) -> Iterator[str]:
+    """What of data can't be in JSON, with its JSON pointer. No text of the data is told but keys,
+    as it may be a secret."""
+    if isinstance(data, Mapping):
+        for key, inner in data.items():
+            place = f"{where}/{str(key).replace('~', '~0').replace('/', '~1')}"
+            if not isinstance(key, str):
+                yield f"{place}: a key must be a string: put it in quotes"
+            yield from _unfit(inner, place)
+    elif isinstance(data, Sequence) and not isinstance(data, (str, bytes, bytearray)):
+        for index, inner in enumerate(data):
+            yield from _unfit(inner, f"{where}/{index}")
+    elif not (data is None or isinstance(data, (str, bool, int, float))):
+        yield f"{where or '/'}: is a {type(data).__name__}, which JSON lacks: put it in quotes"
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: Salt has mappings and lists of its own."""
+    return dict(value) if isinstance(value, Mapping) else list(value)
 
 
 def list_() -> Any:
@@ -144,7 +173,7 @@ def define(spec: Any, live: bool = False, test: bool = False) -> Any:
         salt kvm1 brine.define '{name: web1, memory_mib: 2048, nics: [{link: br0}]}' live=True
     """
     options = _options({"live": live, "dry_run": test})
-    return _said("instance", "define", "-", *options, stdin=json.dumps(spec))
+    return _said("instance", "define", "-", *options, stdin=spec)
 
 
 def undefine(name: str) -> Any:
@@ -291,7 +320,7 @@ def config_apply(data: Any, prune: bool = False, test: bool = False) -> Any:
         salt kvm1 brine.config_apply '{cluster: {uid_pool: 4000-4099}}' test=True
     """
     options = _options({"prune": prune, "dry_run": test})
-    return _said("config", "apply", "-", *options, stdin=json.dumps(data))
+    return _said("config", "apply", "-", *options, stdin=data)
 
 
 def config_verify() -> Any:
@@ -393,7 +422,7 @@ def outbox_acknowledge(*ids: str) -> Any:
     return _said("outbox", "acknowledge", *ids)
 
 
-def _said(*command: str, stdin: str = "") -> Any:
+def _said(*command: str, stdin: Any = "") -> Any:
     """The output of ``brine``. If the command failed, Salt's exit status is 1. If it also printed
     nothing, an error of Salt's is raised."""
     answer = ask(*command, stdin=stdin)

@@ -111,16 +111,22 @@ def _is_node(node: str, minion_id: str) -> bool:
     accepted = []
     with contextlib.suppress(FileNotFoundError):  # without a master
         accepted = os.listdir(os.path.join(__opts__["pki_dir"], "minions"))
-    if minion_id == node or node in accepted or not _is_same(node, minion_id):
+    if minion_id == node or not _is_same(node, minion_id):
         return minion_id == node
-    others = ", ".join(sorted(one for one in accepted if _is_same(node, one) and one != minion_id))
+    wholes = [one for one in accepted if one.lower() == node.lower()]
+    is_whole = minion_id.lower() == node.lower()
+    if node in wholes or (wholes and not is_whole):
+        return False
+    rivals = [one for one in (wholes if is_whole else accepted) if _is_same(node, one)]
+    others = ", ".join(sorted(one for one in rivals if one != minion_id))
     if others:
         raise ValueError(f"{others} may be {node}, too: give the node its whole name")
     return True
 
 
 def _is_same(node: str, minion_id: str) -> bool:
-    """Whether both name the same node. ``brine`` also knows it by its UUID."""
+    """Whether both name the same node; case does not count. ``brine`` also knows it by its UUID."""
+    node, minion_id = node.lower(), minion_id.lower()
     return minion_id in (node, node.partition(".")[0]) or minion_id.partition(".")[0] == node
 
 

@@ -700,7 +700,8 @@ def _is_here(node: str) -> bool:
 
 
 def _is_same(node: str, minion: str) -> bool:
-    """Whether both name the same node, where either may be the short name."""
+    """Whether both name the same node, where either may be the short name. Case does not count."""
+    node, minion = node.lower(), minion.lower()
     return minion in (node, node.partition(".")[0]) or minion.partition(".")[0] == node
 
 
@@ -750,7 +751,7 @@ def _execute(
         return {}
     ids = "|".join(map(_pattern, nodes))
     answers = __salt__["salt.execute"](
-        f"(?:{ids})$", function, arguments, timeout=timeout, tgt_type="pcre", kwarg=named
+        f"(?i)(?:{ids})$", function, arguments, timeout=timeout, tgt_type="pcre", kwarg=named
     )
     found: dict[str, Any] = {}
     minions: dict[str, list[str]] = {}

@@ -69,7 +69,7 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
         return _failure(name, f"pillar {pillar} must be a mapping")
     declared = {key: inside[key] for key in inside if key not in _OTHERS}
     options = ["--prune"] if prune else []
-    done = _run(name, "config", "apply", "-", *options, stdin=json.dumps(declared))
+    done = _run(name, "config", "apply", "-", *options, stdin=declared)
     if "result" in done:
         return done
     changes = {one["pointer"]: _change(one) for one in done["said"]["changes"]}
@@ -321,7 +321,7 @@ def _change(one: dict[str, Any]) -> dict[str, Any]:
     return {"old": old, "new": new}
 
 
-def _run(name: str, *command: str, stdin: str = "") -> Result:
+def _run(name: str, *command: str, stdin: str | Result = "") -> Result:
     """The output of a command, as ``said``; or the state's return value, if that is an error."""
     if __opts__["test"]:
         command = (*command, "--dry-run")

@@ -115,12 +115,13 @@ class _Check:
         names = schema.get("propertyNames")
         for key, inner in value.items():
             place = f"{where}:{_shown(key)}" if where else _shown(key)
-            if key in known:
+            if not isinstance(key, str):
+                # YAML makes true of on, and a number or a date of what looks like one.
+                yield f"{place}: a key must be a string, but is {_noun_of(key)}; put it in quotes"
+            elif key in known:
                 yield from self.faults(known[key], inner, place)
             elif others is False or (others == {"type": "null"} and inner is not None):
                 yield f"{place}: there is no such key; {_nearest(str(key), known, 'key')}"
-            elif names and not isinstance(key, str):
-                yield f"{place}: a name here must be a string; put it in quotes"
             elif names and not re.fullmatch(names["pattern"], key):
                 yield f"{place}: a name here is {names['title']} only"
             elif where not in self._alone:
@@ -137,6 +138,8 @@ def _fault(schema: Node, value: Any) -> str:
     if kinds and not any(_is(kind, value) for kind in kinds):
         noun = schema.get("title") or " or ".join(NOUNS[kind] for kind in kinds)
         return f"must be {noun}, but is {_noun_of(value)}{_meant(kinds, value)}"
+    if not kinds and not any(_is(kind, value) for kind in NOUNS):
+        return f"must be something that JSON has, but is {_noun_of(value)}; put it in quotes"
     if "enum" in schema and value not in schema["enum"]:
         known = [str(one) for one in schema["enum"]]
         return f"must be one of {', '.join(known)}"
@@ -168,8 +171,8 @@ def _is(kind: str, value: Any) -> bool:
 
 
 def _noun_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
     found = (noun for kind, noun in NOUNS.items() if _is(kind, value))
     return next(found, f"a {type(value).__name__}")
 

@@ -294,12 +294,12 @@ def _other_master(declared: Mapping[str, Any], node_name: str) -> str:
     """The master that is declared, if it is another node of the cluster than this one. A host that
     is no node of the cluster may make the configuration for its master."""
     nodes, cluster = _mapping(declared.get("nodes")), _mapping(declared.get("cluster"))
-    master = str(cluster.get("master") or cluster.get("master_node") or "")
-    names = [
-        str(name)
-        for name, node in nodes.items()
-        if master in (name, str(name).split(".")[0], _mapping(node).get("uuid"))
-    ]
+    master = str(cluster.get("master") or cluster.get("master_node") or "").lower()
+    names = []
+    for name, node in nodes.items():
+        whole, uuid = str(name).lower(), str(_mapping(node).get("uuid")).lower()
+        if master in (whole, whole.split(".")[0], uuid):
+            names.append(str(name))
     is_here = not node_name or node_name in names or any(map(_is_this_node, names))
     return "" if is_here else "".join(names[:1])
 

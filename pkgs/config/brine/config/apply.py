@@ -14,7 +14,7 @@ from brine.config import params, verify
 from brine.config.devices import merge_devices
 from brine.config.effect import without_effect
 from brine.config.merge import Draft, Json, fill
-from brine.config.model import KINDS, VERSION, Cluster, Configuration
+from brine.config.model import HOSTS, IPV4, IPV6, KINDS, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
 from brine.config.runnable import UNSUPPORTED
 from brine.config.schema import ConfigError, canonical_uuid, is_uuid, same, shallow
@@ -34,7 +34,6 @@ _MOST_NAMES = 5
 _OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters"})
 # Networks come before what names them as a key.
 _ORDER = ("networks", "nodegroups", "nodes", "instances", "disks")
-_HOSTS = frozenset({"nodes", "instances"})
 
 
 class InputError(ConfigError):
@@ -103,6 +102,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     merge_devices(draft, cluster)
     _resolve(draft, cluster)
     _choose_master(draft, cluster)
+    _choose_family(draft, cluster)
     try:
         new = _build(draft, cluster)
     except SchemaError as error:
@@ -221,6 +221,25 @@ def _choose_master(draft: Draft, cluster: Json) -> None:
             count += node["master_candidate"]
 
 
+def _choose_family(draft: Draft, cluster: Json) -> None:
+    """Give a new cluster, or one whose keys are reset, the family of its own address, and that
+    address alone as its network.
+
+    :param cluster: its JSON, changed in place; it has its address already.
+    """
+    declared = draft.declared.get("cluster")
+    declared = declared if type(declared) is dict else {}
+
+    def is_open(key: str) -> bool:
+        is_reset = key in declared or draft.current is None
+        return not draft.foreign and is_reset and declared.get(key) is None
+
+    if is_open("primary_ip_family"):
+        cluster["primary_ip_family"] = IPV6 if ":" in str(cluster.get("master_ip")) else IPV4
+    if is_open("master_netmask"):
+        cluster["master_netmask"] = 128 if cluster.get("primary_ip_family") == IPV6 else 32
+
+
 # Sections, object by object.
 
 
@@ -236,7 +255,7 @@ def _merge_section(draft: Draft, section: str, *, prune: bool) -> None:
         if value is None:
             found = draft.uuid(section, key)
             if found not in draft.old[section]:
-                found = draft.old_names(section).by_name.get(key, "")
+                found = draft.old_names(section).named(key) or ""
             if found:
                 _remove(draft, section, found)
             elif not _is_short(draft, section, key):
@@ -270,10 +289,10 @@ def _is_uuid(draft: Draft, section: str, key: str) -> bool:
 def _is_short(draft: Draft, section: str, key: str) -> bool:
     """Whether *key*, which is nobody's name, is the first part of one: a mistake then. What is
     merged goes by whole names, as a short one may be another object's tomorrow."""
-    if section not in _HOSTS or "." in key or _is_uuid(draft, section, key):
+    if section not in HOSTS or "." in key or _is_uuid(draft, section, key):
         return False
     declared, old = draft.declared[section], draft.old[section]
-    found = draft.old_names(section).by_short_name.get(key, ())
+    found = draft.old_names(section).short(key)
     names = [old[one].name for one in found]
     # A name that is declared as null goes.
     names = [name for name in names if name not in declared or declared[name] is not None]
@@ -301,7 +320,8 @@ def _merge_object(draft: Draft, section: str, key: str, value: Json) -> None:
     if section == "disks":
         apart = {"uuid"}
     elif not _is_uuid(draft, section, key):
-        base["name"] = key
+        if not old or not _is_named(section, old.name, key):
+            base["name"] = key
     elif type(value.get("name")) is str:
         base["name"] = value["name"]
     elif value.get("name") is not None:
@@ -344,16 +364,23 @@ def _identify(draft: Draft, section: str, where: str, key: str, value: Json) -> 
         found: str | None = draft.uuid(section, key)
         fault = f"is {given}, but the key says {key}"
     else:
-        if value.get("name") not in (None, key):
+        if not _is_named(section, value.get("name"), key):
             text = f"is {shown(value['name'])}, but the key says {key}"
             draft.wrong(f"{where}/name", text)
             return None
-        found = draft.old_names(section).by_name.get(key)
+        found = draft.old_names(section).named(key)
         fault = f"is {given}, but {key} has {found}: a UUID never changes"
     if given and found and given != found:
         draft.wrong(f"{where}/uuid", fault)
         return None
     return given or found or str(uuid.uuid4())
+
+
+def _is_named(section: str, name: Any, key: str) -> bool:
+    """Whether *key* is the name, where one is given. Case does not count in names of hosts."""
+    if section in HOSTS and type(name) is str:
+        return name.lower() == key.lower()
+    return name in (None, key)
 
 
 def _by_network(draft: Draft, declared: Any, where: str) -> Any:

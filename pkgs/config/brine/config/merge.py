@@ -59,7 +59,7 @@ class Draft:
     def old_names(self, section: str) -> Names:
         """A finder of present objects by name; disks have none."""
         if self.current is None or section not in NOUNS:
-            return Names("object", {})
+            return Names("", {})
         return self.current.names(section)
 
     def value(self, section: str, uuid: str | None, key: str) -> Any:
@@ -108,10 +108,10 @@ class Draft:
             return None
         if section not in self._names:
             every = {uuid: self.value(section, uuid, "name") for uuid in self.objects[section]}
-            self._names[section] = Names(NOUNS[section], every)
+            self._names[section] = Names(section, every)
         names = self._names[section]
         found = names.exact(reference) or names.exact(self.uuid(section, reference))
-        short = names.by_short_name.get(reference, []) if found is None else []
+        short = names.short(reference) if found is None else []
         return short[0] if len(short) == 1 else found
 
     def merge(

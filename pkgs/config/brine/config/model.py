@@ -49,8 +49,12 @@ _MAC_PREFIX: Params = {"fault": mac_prefix_fault, "kind": "mac"}
 _NETWORK: Params = {"fault": ip_network_fault, "kind": "ip"}
 
 
+IPV4, IPV6 = 2, 10
+"""Families of addresses, in Linux's numbers."""
+
+
 def _ip_family_fault(value: int) -> str | None:
-    return None if value in (2, 10) else f"must be 2 (IPv4) or 10 (IPv6), but is {value}"
+    return None if value in (IPV4, IPV6) else f"must be 2 (IPv4) or 10 (IPv6), but is {value}"
 
 
 def _negative_fault(value: int) -> str | None:
@@ -278,34 +282,60 @@ NOUNS = {section: section[:-1] for section in KINDS if section != "disks"}
 NOUNS["nodegroups"] = "node group"
 """The noun for a named object, by section."""
 
+HOSTS = frozenset({"nodes", "instances"})
+"""The sections whose names are host names: case does not count in these."""
+
 
 class Names:
-    """Finds the UUIDs of one section's objects by UUID, name, or a short name that only one has;
-    *names* is by UUID."""
+    """Finds the UUIDs of one section's objects by UUID, name, or a short name that only one has.
+    Case does not count in UUIDs, nor in names of hosts.
 
-    def __init__(self, noun: str, names: Mapping[str, str]) -> None:
-        self._noun = noun
+    :param section: a key of :data:`NOUNS`; empty if there is none to be found.
+    :param names: by UUID.
+    """
+
+    def __init__(self, section: str, names: Mapping[str, str]) -> None:
+        self._noun = NOUNS.get(section, "object")
         self._names = names
+        self._is_folded = section in HOSTS
 
     @cached_property
-    def by_name(self) -> dict[str, str]:
+    def _by_name(self) -> dict[str, str]:
         """UUIDs by whole name; of several that have the same, the first."""
-        return {name: key for key, name in reversed([*self._names.items()])}
+        return {self._fold(name): key for key, name in reversed([*self._names.items()])}
 
     @cached_property
-    def by_short_name(self) -> dict[str, list[str]]:
+    def _by_short_name(self) -> dict[str, list[str]]:
         """UUIDs by the first part of a name, by its first two, and so on."""
         found: dict[str, list[str]] = {}
         for key, name in self._names.items():
+            name = self._fold(name)
             end = name.find(".")
             while end > 0:
                 found.setdefault(name[:end], []).append(key)
                 end = name.find(".", end + 1)
         return found
 
+    def _fold(self, name: str) -> str:
+        return name.lower() if self._is_folded else name
+
+    def named(self, name: str) -> str | None:
+        """The UUID of the object of that whole name."""
+        return self._by_name.get(self._fold(name))
+
+    def short(self, name: str) -> list[str]:
+        """The UUIDs of objects of whose names this is the first part, or are the first parts."""
+        return self._by_short_name.get(self._fold(name), [])
+
     def exact(self, reference: str) -> str | None:
         """The UUID of the object of that UUID or whole name."""
-        return self.by_name.get(reference) or (reference if reference in self._names else None)
+        if (found := self.named(reference)) is not None:
+            return found
+        return next((one for one in (reference, reference.lower()) if one in self._names), None)
+
+    def every(self) -> list[str]:
+        """The names of all objects."""
+        return list(self._names.values())
 
     def get(self, reference: str, *, hint: bool = True) -> str:
         """The UUID of the object.
@@ -315,7 +345,7 @@ class Names:
         """
         if (found := self.exact(reference)) is not None:
             return found
-        several = self.by_short_name.get(reference, [])
+        several = self.short(reference)
         if len(several) > 1:
             first = ", ".join(sorted(self._names[uuid] for uuid in several)[:5])
             text = f"{len(several)} {self._noun}s are named {reference}"
@@ -326,7 +356,7 @@ class Names:
         if hint:
             meant = f"there are no {self._noun}s at all"
             if self._names:
-                meant = nearest(reference, self.by_name)
+                meant = nearest(reference, self.every())
         text = f"there is no {self._noun} {shown(reference)}"
         raise ConfigError(text, hint=meant if meant and len(meant) < 200 else None)
 
@@ -405,7 +435,7 @@ class Configuration(JsonObject):
         if section not in self._names:
             objects = getattr(self, section)
             names = {key: item.name for key, item in objects.items()}
-            self._names[section] = Names(NOUNS[section], names)
+            self._names[section] = Names(section, names)
         return self._names[section]
 
     def node(self, reference: str) -> Node:

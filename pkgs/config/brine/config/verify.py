@@ -12,6 +12,9 @@ from brine.common.errors import closest, nearest
 from brine.common.schema import member, shape_of, shown, unknown_key
 from brine.config import params
 from brine.config.model import (
+    HOSTS,
+    IPV4,
+    IPV6,
     KINDS,
     NOUNS,
     Cluster,
@@ -26,10 +29,9 @@ from brine.config.model import (
 )
 from brine.config.params import Mistake
 from brine.config.runnable import NodeRules
-from brine.config.schema import ConfigObject, canonical_ip, is_uuid, shallow
+from brine.config.schema import ConfigObject, canonical_ip, ip_fault, is_uuid, shallow
 
 _TOP_LEVEL = frozenset({"filters", "maintenance"})
-_HOSTS = frozenset({"nodes", "instances"})  # their names are host names: case does not count
 _LEGACY_DISK_TYPES = ("", "lvm", "drbd8")
 _RULES: dict[type[ConfigObject], list[dataclasses.Field[Any]]] = {
     kind: [one for one in dataclasses.fields(kind) if one.metadata.get("rules")]
@@ -190,6 +192,7 @@ class _Verifier:
             yield Mistake(where, "the master is no master candidate", "master")
         elif nodes and not any(node.master_candidate for node in nodes):
             yield Mistake(where, "no node is a master candidate", "master")
+        yield from _family(cluster)
         other = self._node_ips.get(canonical_ip(cluster.master_ip))
         if master and other and other is not master:
             text = f"{cluster.master_ip} is also {self._place('nodes', other)}'s"
@@ -305,9 +308,9 @@ class _Verifier:
             text = f"must name a {noun}, and there is none of that name or UUID"
         elif value in self._removed:
             text = f"the {noun} {self._removed[value]} is being removed"
-        elif names and (several := names.by_short_name.get(value)):
+        elif names and (several := names.short(value)):
             text = f"{len(several)} {noun}s are named {value}: give the whole name"
-        elif names and self._has_hints and (hint := closest(value, names.by_name)):
+        elif names and self._has_hints and (hint := closest(value, names.every())):
             text = f"{text}; {hint}"
         yield Mistake(where, text, "dangling")
 
@@ -321,7 +324,7 @@ class _Verifier:
         if section not in NOUNS:
             return
         name = getattr(item, "name", "")
-        folded = name.lower() if section in _HOSTS else name
+        folded = name.lower() if section in HOSTS else name
         if (twin := self._names.setdefault((section, folded), item)) is not item:
             text = f"{name} is also the name of {twin.uuid}"
             if getattr(twin, "name", None) != name:
@@ -329,6 +332,19 @@ class _Verifier:
             yield Mistake(member(f"/{section}", key) + "/name", text, "duplicate-name")
         if is_uuid(name):
             yield Mistake(f"{where}/name", "a name must not look like a UUID", "name")
+
+
+def _family(cluster: Cluster) -> Iterator[Mistake]:
+    """Whether the cluster's family of addresses is that of its own address, with such a netmask."""
+    family, netmask = cluster.primary_ip_family, cluster.master_netmask
+    if cluster.master_ip and not ip_fault(cluster.master_ip):
+        of_address = IPV6 if ":" in cluster.master_ip else IPV4
+        if family in (IPV4, IPV6) and of_address != family:
+            text = f"is {family}, but {cluster.master_ip} is of the family {of_address}"
+            yield Mistake("/cluster/primary_ip_family", text, "ip")
+    if family == IPV4 and 32 < netmask <= 128:
+        text = f"must be at most 32 with primary_ip_family {IPV4}, but is {netmask}"
+        yield Mistake("/cluster/master_netmask", text, "value")
 
 
 def _choice(where: str, value: str, choices: Iterable[str]) -> Iterator[Mistake]:
