@@ -93,6 +93,27 @@ def test_a_vm_does_not_outlive_a_unit_that_is_killed(node: Node) -> None:
     assert "its owner is not there" in refused(node, "brine", "instance", "start", "ci1")
 
 
+def test_a_vm_that_starts_again_as_it_ends_outlives_no_owner(node: Node) -> None:
+    """A command tries to start it again and again while its former run is being ended."""
+    define(node, "ci1", owner=SOON)
+    unit = own(node, "ci1", "--start")
+    wait_ready(node, "ci1")
+    node.run(["systemctl", "kill", "--signal=KILL", unit])
+    wait_events(node, "ci1", "owner-gone")
+    unit = own(node, "ci1", unit="own-ci1-again")
+    run = "until brine instance start ci1; do :; done"
+    node.run(["systemd-run", "--wait", "sh", "-c", run], timeout_s=90)
+    assert info(node, "ci1")["status"] == "running"
+    node.run(["systemctl", "kill", "--signal=KILL", unit])
+    wait_status(node, "ci1", "ADMIN_down")
+    # The same for an admin's stop, which returns when the former run has ended.
+    own(node, "ci1", unit="own-ci1-at-last")
+    node.run(["systemd-run", "--wait", "sh", "-c", run], timeout_s=90)
+    node.run(["systemd-run", "sh", "-c", f"sleep 1; {run}"])
+    wait_ready(node, "ci1")
+    node.run(["brine", "instance", "stop", "ci1"], timeout_s=90)
+
+
 @pytest.mark.both_releases
 def test_a_unit_that_is_stopped_waits_for_its_vm(node: Node) -> None:
     define(node, "ci1", owner=OWNER)

@@ -717,6 +717,49 @@ def test_a_unit_that_does_not_stop_is_told(
         stop_instance("web1")
 
 
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
+def test_a_stop_waits_for_the_run_that_it_stops_and_for_no_later_one(
+    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """Another command starts it as soon as its former run has ended."""
+    monkeypatch.setattr(operations, "_GONE_S", 30.0)
+    next_run = {"ActiveState": "active", "MainPID": str(os.getpid()), "InvocationID": "b"}
+    pid = str(running.qemu.pid)
+    systemctl.unit(UNIT, ActiveState=state, MainPID=pid, InvocationID="a")
+    systemctl.becomes("stop", UNIT, **next_run)
+
+    def end(self: Running) -> None:
+        self.qemu.end()
+        systemctl.unit(UNIT, **next_run)
+
+    monkeypatch.setattr(Running, "end", end)
+    assert stop_instance("web1") is Stopped.STOPPED
+    now = unit.find("web1")
+    assert now
+    assert (now.active, now.invocation) == ("active", "b")
+
+
+def test_a_start_that_waits_is_called_off(systemctl: ScriptedSystemctl) -> None:
+    defined(admin_state="up")
+    systemctl.queues(UNIT)
+    systemctl.becomes("stop", UNIT, ActiveState="inactive", Result="success")
+    assert stop_instance("web1") is Stopped.STOPPED
+
+
+def test_a_reboot_waits_for_no_later_run(
+    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_GONE_S", 30.0)
+
+    def end(self: Running) -> None:
+        self.qemu.end()
+        systemctl.unit(UNIT, ActiveState="active", MainPID=str(os.getpid()), InvocationID="b")
+
+    monkeypatch.setattr(Running, "end", end)
+    reboot_instance("web1")
+    assert systemctl.asked("start") == []
+
+
 # reboot
 
 

@@ -27,6 +27,7 @@ from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemu, FakeQemus, Refused
+from lab.runtime_file import write_runtime_file
 from lab.stand_in import StandIn
 
 RUN = "0d" * 16
@@ -336,6 +337,8 @@ def test_the_unit_gives_a_guest_the_time_that_its_spec_does_if_there_is_one(
     assert not file_of(MarkerKind.REBOOT, "web1").exists()
     store.remove("web1")
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [120]
+    write_runtime_file(define({"name": "web1", "shutdown_timeout": 66}))
+    assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [66]
     assert "warning: web1: there is no such instance" in capsys.readouterr().err
 
 

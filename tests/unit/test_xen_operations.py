@@ -31,6 +31,7 @@ from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.instance.xen import config
+from brine.instance.xen import xl as tool
 from brine.instance.xen.domain import clean_up_ended
 from brine.instance.xen.xl import ShutdownReason
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -115,6 +116,22 @@ def test_a_domain_that_came_up_and_was_paused_at_once_runs(xl: ScriptedXl) -> No
     write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
     xl.domain("web1", 3, "--p---", spec.uuid, cpu_s=0.0)
     assert look("web1").state.oper == "running"
+
+
+def test_a_domain_of_a_later_run_is_not_stopped_with_the_former_one(
+    xl: ScriptedXl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = defined()
+    xl.domain("web1", 3, "-b----", spec.uuid)
+
+    def shut_down(number: int, **_: object) -> None:
+        assert number == 3
+        xl.rows([])
+        xl.domain("web1", 4, "-b----", spec.uuid)  # which a start has made meanwhile
+
+    monkeypatch.setattr(tool, "shut_down", shut_down)
+    assert stop_instance("web1", force=True, timeout_s=5) is Stopped.STOPPED
+    assert xl.asked() == []
 
 
 def test_all_that_is_defined_of_a_domain_that_runs_waits_for_a_restart(xl: ScriptedXl) -> None:

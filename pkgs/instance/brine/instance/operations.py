@@ -31,7 +31,7 @@ from brine.instance.kvm.guest import monitor_of
 from brine.instance.kvm.programs import refuse_writers
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
 from brine.instance.owner import make_folder, remove_folder
-from brine.instance.shutdown import DEFAULT_TIMEOUT_S, shut_down, stop_marked
+from brine.instance.shutdown import shut_down, shutdown_timeout_of, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, start_instance
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
@@ -317,35 +317,37 @@ def stop_instance(
     """
     unnoted = None
     with ExitStack() as stack:
+        # What is told while the lock is held, a start that comes next sees.
         with store.alone(name):
             store.settle(name)
             found = unit.find(name)
-            is_going = oper_of(found) in GOING
+            oper = oper_of(found)
+            is_going = oper in GOING
             spec, is_noted = None, False
             try:
                 spec = store.load(name)
                 is_noted = want(spec, AdminState.DOWN, by)
             except BrineError as error:
                 unnoted = error
-            guest = None
-            if found and oper_of(found) is Oper.RUNNING:
-                # While the lock is held: a start that comes next sees that the instance is being
-                # stopped.
+            if timeout_s is None:
+                timeout_s = shutdown_timeout_of(name, spec)
+            limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
+            guest = by_systemd = None
+            # Another command may be stopping it with a longer timeout.
+            if found and (oper is Oper.RUNNING or (force and oper is Oper.STOPPING)):
                 guest = stack.enter_context(_told_to_stop(name, found, cause=cause))
+            elif found and is_going:
+                stopped = _stopped_by_systemd(found, limit_s=limit_s, cause=cause)
+                by_systemd = stack.enter_context(stopped)
         if unnoted and not is_going:
             raise unnoted
-        if timeout_s is None:
-            timeout_s = spec.shutdown_timeout if spec else DEFAULT_TIMEOUT_S
-        if found and force and oper_of(found) is Oper.STOPPING:
-            # Another command may be stopping it with a longer timeout.
-            guest = stack.enter_context(_told_to_stop(name, found, cause=cause))
-        if guest:
+        if found and guest:
             _end(name, guest, "stop", force=force, timeout_s=timeout_s)
-            _wait_stopped(name)
-        elif found and is_going:
-            _stop_by_systemd(found, force=force, timeout_s=timeout_s, cause=cause)
+            _wait_stopped(found)
+        elif by_systemd:
+            _wait_for_systemd(by_systemd, force=force, limit_s=limit_s)
     was_there = False
-    if spec and spec.is_xen():
+    if spec and spec.is_xen() and not _is_started_again(name, found):
         was_there, ran = _stop_domain(spec, force=force, timeout_s=timeout_s)
         is_going = is_going or ran
     if is_going and unnoted and spec:
@@ -385,33 +387,53 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
     if ran:
         with _told_to_stop(spec.name, None, spec) as guest:
             _end(spec.name, guest, "stop", force=force, timeout_s=timeout_s)
-        domain = xl.domain_of(spec.uuid)
+        left = xl.domain_of(spec.uuid)
+        # A domain with another number is a later run's.
+        domain = left if left and domain and left.number == domain.number else None
     if domain and not domain.is_dying():
         if domain.is_suspended() and not force:
             raise suspended(spec.name)
         xl.destroy(domain)
-    return domain is not None, ran
+    return domain is not None or ran, ran
 
 
-def _stop_by_systemd(found: Unit, *, force: bool, timeout_s: float, cause: str) -> None:
-    """Stop a start in progress, or wait for a stop in progress. There is no guest to ask."""
+@contextmanager
+def _stopped_by_systemd(
+    found: Unit, *, limit_s: float, cause: str
+) -> Iterator[tuple[Unit, Process | None]]:
+    """Have systemd stop a start in progress, or go on with a stop; there is no guest to ask. Gives
+    the run that it stops, and its process."""
     name = found.name
-    limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
     messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
         if qemu:
             stack.enter_context(stop_marked(name, qemu, _run(found, name), must=False, cause=cause))
         unit.stop(name)
-        with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
-            has_stopped = unit.wait_until(name, _is_down, timeout_s=limit_s)
-        if has_stopped:
+        # The run of a start that waited may have begun just before.
+        yield ((unit.find(name) if found.is_queued else None) or found), qemu
+
+
+def _wait_for_systemd(stopped: tuple[Unit, Process | None], *, force: bool, limit_s: float) -> None:
+    """Wait until systemd has stopped a run; with *force*, end its process if that takes long."""
+    run, qemu = stopped
+    name = run.name
+    with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
+        if unit.wait_ended(run, timeout_s=limit_s):
             return
-        if not force:
-            text = f"did not stop within {timeout_s:g} s, and is being stopped still"
-            raise InstanceError(name, text, hint=f"brine instance stop --force {name} ends it")
-        if qemu and (number := qemu.terminate()):
-            messages.tell(messages.ENDED, name, timeout=limit_s, signal=number.name)
-    _wait_stopped(name)
+    if not force:
+        text = f"did not stop within {limit_s:g} s, and is being stopped still"
+        raise InstanceError(name, text, hint=f"brine instance stop --force {name} ends it")
+    if qemu and (number := qemu.terminate()):
+        messages.tell(messages.ENDED, name, timeout=limit_s, signal=number.name)
+    _wait_stopped(run)
+
+
+def _is_started_again(name: str, before: Unit | None) -> bool:
+    """Whether a later run of an instance has begun since its unit was looked at."""
+    now = unit.find(name)
+    if now is None or oper_of(now) not in GOING:
+        return False
+    return now.is_queued or before is None or now.invocation != before.invocation
 
 
 def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> None:
@@ -427,7 +449,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
             stack.enter_context(_noted_reboot(seen, timeout_s))
         with _told_to_stop(name, seen.unit, seen.spec if seen.domain else None) as guest:
             _end(name, guest, "reboot", force=force, timeout_s=timeout_s)
-        _start_again(seen.spec)
+        _start_again(seen)
     messages.tell(messages.REBOOTED, name)
 
 
@@ -480,14 +502,15 @@ def _reset_by_start(seen: Observed) -> None:
         if qemu and not qemu.ended(TERM_TIMEOUT_S):
             hint = f"brine instance reboot --force {name}"
             raise InstanceError(name, "its QEMU does not follow the reset button", hint=hint)
-        _start_again(seen.spec)
+        _start_again(seen)
 
 
-def _start_again(before: Spec) -> None:
+def _start_again(before: Observed) -> None:
     """Start an instance that has ended for a reboot, unless its admin_state has changed since."""
     name = before.name
-    _wait_stopped(name)
-    if store.load(name).admin_state != before.admin_state:
+    if before.unit:
+        _wait_stopped(before.unit)
+    if store.load(name).admin_state != before.spec.admin_state:
         text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
         raise InstanceError(name, text, hint=f"brine instance start {name}")
     start_instance(name)
@@ -532,15 +555,11 @@ def _end(name: str, told: tuple[Guest, str], verb: str, *, force: bool, timeout_
     raise InstanceError(name, text, hint=f"brine instance {verb} --force {name} ends it")
 
 
-def _wait_stopped(name: str) -> None:
-    """Wait until the unit has cleaned up after QEMU."""
-    with spoken_wait(f"{name}: waiting for its unit to clear up, at most {_GONE_S:g} s"):
-        if not unit.wait_until(name, _is_down, timeout_s=_GONE_S):
-            raise InstanceError(name, f"its unit has not stopped within {_GONE_S:g} s")
-
-
-def _is_down(found: Unit | None) -> bool:
-    return oper_of(found) not in GOING
+def _wait_stopped(run: Unit) -> None:
+    """Wait until a run has ended, and its unit has cleaned up after QEMU."""
+    with spoken_wait(f"{run.name}: waiting for its unit to clear up, at most {_GONE_S:g} s"):
+        if not unit.wait_ended(run, timeout_s=_GONE_S):
+            raise InstanceError(run.name, f"its unit has not stopped within {_GONE_S:g} s")
 
 
 # The verbs of ``brine instance`` for a running instance.

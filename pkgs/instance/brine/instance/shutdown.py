@@ -16,10 +16,12 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.errors import BrineError, die, warn
+from brine.common.instances import started_with
 from brine.common.markers import MarkerKind
 from brine.common.process import Process, main_pid, unit_of
 from brine.instance import messages, store
 from brine.instance.hypervisor import Guest, hypervisor_running
+from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 
 DEFAULT_TIMEOUT_S = 120.0
@@ -58,12 +60,13 @@ def stop_run(name: str, pid: int, run: str) -> None:
             return
         with suppress(OSError):  # or its end is a reboot's
             markers.remove_marker(MarkerKind.REBOOT, name)
-        timeout_s: float = DEFAULT_TIMEOUT_S
+        spec = None
         try:
-            timeout_s = store.load(name).shutdown_timeout
+            spec = store.load(name)
         except BrineError as error:
             # An instance that was undefined while it ran, or has a damaged spec, must still stop.
             warn(str(error), program=_PROGRAM)
+        timeout_s = shutdown_timeout_of(name, spec)
         messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
         is_marked = False
         try:
@@ -75,6 +78,18 @@ def stop_run(name: str, pid: int, run: str) -> None:
         guest = stack.enter_context(hypervisor_running(name).guest(name, pid))
         # systemd ends it in any case, so the marker stays.
         shut_down(name, guest, run, timeout_s=timeout_s, force=True, may_use_agent=is_marked)
+
+
+def shutdown_timeout_of(name: str, spec: Spec | None) -> float:
+    """How long the guest of an instance may take to shut down, in seconds.
+
+    :param spec: of it; without one, the spec of its last start says so.
+    """
+    if spec:
+        return spec.shutdown_timeout
+    started = started_with(name)
+    timeout_s = started.get("shutdown_timeout") if isinstance(started, dict) else None
+    return timeout_s if isinstance(timeout_s, int) and timeout_s > 0 else DEFAULT_TIMEOUT_S
 
 
 def shut_down(

@@ -129,12 +129,8 @@ def _runs(spec: Spec) -> tuple[bool, Unit | None]:
 
 def _wait_ended(name: str, found: Unit, deadline: float) -> None:
     """Wait until a run of a unit has ended, with its cleanup."""
-
-    def is_over(now: Unit | None) -> bool:
-        return now is None or now.invocation != found.invocation or oper_of(now) is Oper.DOWN
-
     with spoken_wait(f"{name}: waiting for its QEMU to end, at most {_ENDING_S:g} s"):
-        if not unit.wait_until(name, is_over, timeout_s=deadline - time.monotonic()):
+        if not unit.wait_ended(found, timeout_s=deadline - time.monotonic()):
             text = f"its QEMU has begun to end, and has not within {_ENDING_S:g} s"
             hint = f"brine instance stop --force {name}, then start it"
             raise InstanceError(name, text, hint=hint)

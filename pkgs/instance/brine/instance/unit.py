@@ -123,6 +123,21 @@ def wait_until(name: str, is_over: Callable[[Unit | None], bool], *, timeout_s: 
     return True
 
 
+def wait_ended(run: Unit, *, timeout_s: float) -> bool:
+    """Wait until a run of a unit has ended, with its cleanup; False if it has not in time. Its next
+    run may begin before the unit was seen to be down, and is not waited for.
+
+    :param run: the unit as it was seen in that run.
+    """
+
+    def is_over(now: Unit | None) -> bool:
+        if now is None or now.invocation != run.invocation:
+            return True
+        return now.active in (Active.INACTIVE, Active.FAILED)
+
+    return wait_until(run.name, is_over, timeout_s=timeout_s)
+
+
 def is_told_to_stop(name: str) -> bool:
     """Whether systemd stops an instance's unit because of a stop job, and not by itself."""
     return name in _jobs_for("stop")

@@ -30,7 +30,7 @@ from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
 from brine.instance.spec import AdminState
 from brine.lifecycle import messages
 from brine.lifecycle.executor_client import ExecutorClient, Outcome
-from brine.lifecycle.owner_watch import PAUSE_S, EndReason, OwnerWatch, is_older_run
+from brine.lifecycle.owner_watch import PAUSE_S, EndReason, OwnerWatch, is_other_run
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,7 @@ _LONGEST_GRACE_S = 30.0
 _SPEC_S = 3.0  # an editor may have a spec be away for a moment
 _CHECK_S = 5.0  # between two looks for what was missed
 _JUMP_S = 1.0  # two clocks that differ by more have not gone alike
+_AGAIN_S = 1.0  # before an instance that was started while it was ended is ended again
 _REQUEST_S = 5.0  # between two requests of one owner: one that asks again and again costs little
 _NOISE_S = 10.0  # so long a folder with too many events is looked at by the clock
 _UNKNOWN_TIMEOUT_S = 60.0  # of an instance whose spec is damaged
@@ -306,8 +307,8 @@ class Handler:
             if owned.name in asked:
                 continue
             if owned.request and not owned.request.fault:
-                if _is_about_older_run(owned.name):
-                    self._remove_request(owned)
+                if _is_about_other_run(owned.name):
+                    self._drop_request(owned)
                 else:
                     self._executor.ask(owned.name, EndReason.REQUEST)
             elif owned.is_gone and owner.runs(owned.name):
@@ -348,8 +349,8 @@ class Handler:
         if request.fault:
             self._tell_fault(owned, f"the request {request.fault}: it does not count")
             return
-        if _is_about_older_run(owned.name):
-            self._remove_request(owned)
+        if _is_about_other_run(owned.name):
+            self._drop_request(owned)
             return
         owned.note_asking(watchdog)
         now_s = time.monotonic()
@@ -482,14 +483,22 @@ class Handler:
         if owned.request and not owned.request.fault:
             if owner.runs(owned.name):
                 # It was started meanwhile.
-                self._executor.ask(owned.name, EndReason.REQUEST, after_s=1.0)
+                self._executor.ask(owned.name, EndReason.REQUEST, after_s=_AGAIN_S)
             elif self._remove_request(owned):
                 owned.confirm(time.monotonic())
                 self._tell(messages.CONFIRMED, owned.name)
+        elif owned.is_gone and owner.runs(owned.name):
+            # It was started meanwhile, for an owner that has gone since.
+            self._executor.ask(owned.name, EndReason.GONE, after_s=_AGAIN_S)
         elif owned.restarts and not owned.is_gone:
             self._executor.ask(owned.name, None)  # its owner has come back meanwhile
         if cause is not EndReason.REQUEST and not owned.has_spec:
             self._forget(owned.name)
+
+    def _drop_request(self, owned: OwnerWatch) -> None:
+        """Remove a request about a run that has ended already, and do nothing."""
+        if self._remove_request(owned):
+            self._tell(messages.DROPPED, owned.name)
 
     def _remove_request(self, owned: OwnerWatch) -> bool:
         """Tell an owner that the instance that it has asked about is no more."""
@@ -537,14 +546,14 @@ def _folders() -> set[str]:
     return set()
 
 
-def _is_about_older_run(name: str) -> bool:
-    """Whether an owner has asked for the end of an earlier run than the present or last one. A run
+def _is_about_other_run(name: str) -> bool:
+    """Whether an owner has asked for the end of another run than the present or last one. A run
     that begins is noted in ``pid`` first."""
     text = process = ""
     with contextlib.suppress(OSError), owner.below(owner.folder_of(name)) as folder:
         text, process = owner.read(folder, TERMINATE), owner.read(folder, PID)
     runs = [markers.last_run(name), *process.split()[2:3]]
-    return all(is_older_run(text, run) for run in runs)
+    return all(is_other_run(text, run) for run in runs)
 
 
 def _is_any_there() -> bool:

@@ -31,7 +31,7 @@ from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, Tri
 from brine.instance.spec import AdminState
 from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
-from brine.instance.unit import Active, Unit, UnitError
+from brine.instance.unit import Active, UnitError
 from brine.instance.xen import xl
 from brine.instance.xen.domain import is_left, remove_domain
 from brine.instance.xen.xl import Domain
@@ -398,12 +398,9 @@ def take_ended() -> frozenset[str]:
 def wait_cleared(names: Iterable[str]) -> None:
     """Wait until the units of instances have cleared up after them; not for long."""
     deadline = time.monotonic() + _CLEARED_S
-    for name in names:
-        unit.wait_until(name, _is_cleared, timeout_s=deadline - time.monotonic())
-
-
-def _is_cleared(found: Unit | None) -> bool:
-    return found is None or found.active is not Active.DEACTIVATING
+    for found in unit.units(names).values():
+        if found.active is Active.DEACTIVATING:
+            unit.wait_ended(found, timeout_s=deadline - time.monotonic())
 
 
 def _is_stopped(name: str) -> bool:

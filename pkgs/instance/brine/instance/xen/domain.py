@@ -31,7 +31,7 @@ from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, clear_last_run
 from brine.instance.xen import config, xl
 from brine.instance.xen.config import GRUBS, kernel_of
-from brine.instance.xen.xl import ShutdownReason, XlError
+from brine.instance.xen.xl import Domain, ShutdownReason, XlError
 
 _PROGRAM = "brine-instance"
 _FIRST_PAUSE_S = 0.1
@@ -43,6 +43,7 @@ _NOTICED_S = 30.0
 _DESTROY_AGAIN_S = 1.0
 _DESTROY = "xl destroy"
 _LOCK_S = 2.0
+_NO_DOMAIN = -1
 
 
 class Xen(Hypervisor):
@@ -137,7 +138,8 @@ class Xen(Hypervisor):
 
 
 class DomainGuest:
-    """The domain of an instance. After a reboot of its guest it is another domain.
+    """The domain of an instance. After a reboot of its guest it is another domain, which its xl
+    makes. Without that xl, a further domain is another run's.
 
     :param waiter: the xl that waits for its end; None if it was killed.
     """
@@ -146,6 +148,17 @@ class DomainGuest:
         self._name = name
         self._uuid = uuid
         self._waiter = waiter
+        self._last: int | None = None  # the number of the domain that its xl has left
+
+    def _domain(self) -> Domain | None:
+        domain = xl.domain_of(self._uuid)
+        if self._waiter is None:
+            number = domain.number if domain else _NO_DOMAIN
+            if self._last is None:
+                self._last = number
+            elif number != self._last:
+                return None
+        return domain
 
     def ended(self, timeout_s: float = 0) -> bool:
         """Whether it has ended, or ends within the timeout. Leftovers of it don't count."""
@@ -153,7 +166,7 @@ class DomainGuest:
         while True:
             left_s = max(deadline - time.monotonic(), 0)
             if self._waiter is None:
-                domain = xl.domain_of(self._uuid)
+                domain = self._domain()
                 if domain is None or not domain.lives():
                     return True
                 time.sleep(min(left_s, _LOOK_AGAIN_S))
@@ -166,7 +179,7 @@ class DomainGuest:
     def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
         """Ask its guest to shut down; returns None, or why the guest was not asked."""
         try:
-            domain = xl.domain_of(self._uuid)
+            domain = self._domain()
             if domain is None or not domain.lives():
                 return "its domain is not there just now"
             if domain.has("p"):
@@ -183,7 +196,7 @@ class DomainGuest:
         while True:
             fault: BrineError | None = None
             try:
-                domain = xl.domain_of(self._uuid)
+                domain = self._domain()
                 if domain and not domain.is_dying():
                     xl.destroy(domain)
             except XlError as error:
