@@ -21,6 +21,7 @@ from lab.waiting import wait_for
 
 OWNER_SCRIPT = ROOT / "pkgs/lifecycle/system/examples/owner.sh"
 MANY = 200_000
+NOW, BEFORE = "0a" * 16, "0b" * 16
 
 
 @pytest.fixture
@@ -77,24 +78,35 @@ def test_a_request_is_confirmed_when_the_instance_has_ended(host: LifecycleHost)
 def test_a_request_about_a_run_that_begins_is_not_of_another_run(host: LifecycleHost) -> None:
     folder = host.define("ci1", watchdog_timeout=600)
     # The process is noted before the run is.
-    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "before", "pid": 1}')
-    (folder / "pid").write_text("1 2 now\n")
+    (host.root / "run/brine/marks/ci1.start").write_text(f'{{"run": "{BEFORE}", "pid": 1}}')
+    (folder / "pid").write_text(f"1 2 {NOW}\n")
     host.start_handler()
-    (folder / ".terminate").write_text("now\n")
+    (folder / ".terminate").write_text(f"{NOW}\n")
     (folder / ".terminate").rename(folder / "terminate")
     assert host.request() == "ci1 end owner-request"
+
+
+@pytest.mark.parametrize("text", ["Thu Nov 26 17:23:24 UTC 2026\n", "please\n", BEFORE + " -\n"])
+def test_a_request_with_any_text_is_one(host: LifecycleHost, text: str) -> None:
+    folder = host.define("ci1", watchdog_timeout=600)
+    (host.root / "run/brine/marks/ci1.start").write_text(f'{{"run": "{NOW}", "pid": 1}}')
+    host.start_handler()
+    (folder / "terminate").write_text(text)
+    assert host.request() == "ci1 end owner-request"
+    assert (folder / "terminate").exists()
 
 
 def test_a_request_of_another_run_ends_nothing_and_the_owner_still_counts(
     host: LifecycleHost,
 ) -> None:
     folder = host.define("ci1")
-    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
+    (host.root / "run/brine/marks/ci1.start").write_text(f'{{"run": "{NOW}", "pid": 1}}')
     host.start_handler()
     (folder / "watchdog").touch()
-    (folder / ".terminate").write_text("before\n")
+    (folder / ".terminate").write_text(f"{BEFORE}\n")
     (folder / ".terminate").rename(folder / "terminate")
     confirmed(folder)
+    host.logged("another run, which is over")
     touch_for(folder, 12)
     assert host.requests_within(0.1) == []
     assert host.request() == "ci1 end owner-gone"
@@ -102,8 +114,8 @@ def test_a_request_of_another_run_ends_nothing_and_the_owner_still_counts(
 
 def test_a_request_of_another_run_that_cant_be_confirmed_ends_nothing(host: LifecycleHost) -> None:
     folder = host.define("ci1", watchdog_timeout=600)
-    (host.root / "run/brine/marks/ci1.start").write_text('{"run": "now", "pid": 1}')
-    (folder / "terminate").write_text("before\n")
+    (host.root / "run/brine/marks/ci1.start").write_text(f'{{"run": "{NOW}", "pid": 1}}')
+    (folder / "terminate").write_text(f"{BEFORE}\n")
     with read_only(host, folder):
         host.start_handler()
         host.logged("can't confirm its end yet")

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from brine.common.markers import UNKNOWN_RUN
 from brine.instance import owner
 from brine.instance.owner import OwnersFile, refuse_without_owner, why_not_alive
 from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError
-from brine.lifecycle.owner_watch import ENDING_S, MOST_RENEWALS, OwnerWatch, is_older_run
+from brine.lifecycle.owner_watch import ENDING_S, MOST_RENEWALS, OwnerWatch, is_other_run
 
 TIMEOUT_S = 15.0
+NOW, BEFORE = "0a" * 16, "0b" * 16
 NOON = 1_800_000_000.0
 
 
@@ -135,10 +137,22 @@ def test_the_same_fault_is_told_once_in_a_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_older"), [("", False), ("now\n", False), ("before\n", True), ("before x", True)]
+    ("text", "is_other"),
+    [
+        ("", False),
+        (f"{NOW}\n", False),
+        (NOW.upper(), False),
+        (f"{BEFORE}\n", True),
+        (f"{BEFORE}{BEFORE}", False),
+        (f"{BEFORE} x", False),
+        (f"{BEFORE[:-1]}g", False),
+        ("Thu Nov 26 17:23:24 UTC 2026\n", False),
+        ("\ufffd\0\n", False),
+    ],
 )
-def test_a_request_is_about_one_run(text: str, is_older: bool) -> None:
-    assert is_older_run(text, "now") == is_older
+def test_only_the_id_of_another_run_makes_a_request_another_runs(text: str, is_other: bool) -> None:
+    assert is_other_run(text, NOW) == is_other
+    assert not is_other_run(text, UNKNOWN_RUN)
 
 
 @pytest.mark.parametrize(

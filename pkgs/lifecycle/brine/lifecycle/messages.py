@@ -23,6 +23,12 @@ CONFIRMED = Message(
     NOTICE,
     "has ended, and its owner may, too",
 )
+DROPPED = Message(
+    "bd24c962a12342b8a93f5f68d662f9ed",
+    "request-dropped",
+    NOTICE,
+    "its owner has asked for the end of another run, which is over: nothing is done",
+)
 NOT_ENDED = Message(
     "2c8f5e7b9a0d4f3c8b6a1d4e5f7092b6",
     "not-ended",

@@ -10,6 +10,7 @@ and how old a watchdog is that the handler sees for the first time.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,6 +26,7 @@ MOST_RENEWALS = 3
 ENDING_S = 30.0
 """So long after its request was confirmed an owner may still touch its watchdog while it ends."""
 
+_RUN = re.compile("[0-9a-f]{32}")  # an invocation id (systemd.exec(5))
 _FAULT_S = 3600.0  # a fault that stays, or comes again and again, is told once in that time
 
 
@@ -149,11 +151,12 @@ class OwnerWatch:
         return True
 
 
-def is_older_run(request: str, run: str) -> bool:
-    """Whether a request is about an earlier run of an instance than *run*.
+def is_other_run(request: str, run: str) -> bool:
+    """Whether a request is about another run of an instance than *run*.
 
-    :param request: the content of the request; the run that it is about, or empty, which means
-        the present one.
+    :param request: the content of the request. The id of a run, alone, means that run; anything
+        else is about the present one.
     :param run: the present or last one; may be unknown.
     """
-    return run != UNKNOWN_RUN and bool(request.strip()) and request.split()[0] != run
+    text = request.strip().lower()
+    return run != UNKNOWN_RUN and _RUN.fullmatch(text) is not None and text != run
