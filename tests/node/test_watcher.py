@@ -611,6 +611,36 @@ def test_a_crash_is_mended_without_the_timer(node: Node) -> None:
     assert node.run(["systemctl", "is-active", ENDED], check=False).stdout.strip() == "inactive"
 
 
+KILLS = {
+    "systemctl": "systemctl kill --signal=KILL {unit}",
+    # As systemd-oomd does, and again, so that no step of the unit comes to its end.
+    "cgroup": "while [ -e {cgroup}/cgroup.kill ] && systemctl is-active --quiet {unit}"
+    " || systemctl status {unit} | grep -q deactivating; do"
+    " echo 1 2>/dev/null >{cgroup}/cgroup.kill || true; done",
+}
+
+
+@pytest.mark.both_releases
+@pytest.mark.parametrize("way", list(KILLS))
+def test_a_unit_whose_last_step_is_killed_with_it_is_mended_without_the_timer(
+    node: Node, way: str
+) -> None:
+    give_timer_that_never_comes(node)
+    boot_idle(node, "kill8")
+    before = invocation(node, "kill8")
+    node.run(["systemctl", "start", TIMER])
+    try:
+        unit = "brine-instance@kill8.service"
+        show = ["systemctl", "show", "--property=ControlGroup", "--value", unit]
+        cgroup = f"/sys/fs/cgroup{node.run(show).stdout.strip()}"
+        node.shell(KILLS[way].format(unit=unit, cgroup=cgroup))
+        wait_for("another run", lambda: invocation(node, "kill8") != before)
+        wait_status(node, "kill8", "running")
+        assert tries(node)["kill8"]["count"] == 1
+    finally:
+        node.run(["systemctl", "stop", TIMER])
+
+
 DEAD_STORAGE = """
 import ctypes, os, stat, sys
 os.mknod("/dev/fuse", 0o600 | stat.S_IFCHR, os.makedev(10, 229))

@@ -43,8 +43,8 @@ def main() -> None:
     forget_process(name, markers.this_run())
     note_stop(name)
     note_unknown_end(name)
-    note_failure(name)
     tell_watcher(name)
+    note_failure(name)
     if InstanceFiles(name).domain.exists():
         from brine.instance.xen.domain import clear_domain  # most are QEMU's
 
@@ -215,7 +215,8 @@ def note_failure(name: str) -> None:
 
 def tell_watcher(name: str) -> None:
     """Make the watcher look at an instance as soon as its unit has ended, if it had come up and no
-    admin has stopped it. A start that failed waits for the next pass."""
+    admin has stopped it. A start that failed waits for the next pass. If this program is killed,
+    the unit has failed, and brine-instance-failed@.service does the same."""
     run = markers.this_run()
     if not markers.read_marker(MarkerKind.STARTED, name, run=run):
         return
