@@ -93,10 +93,36 @@ def test_a_vm_does_not_outlive_a_unit_that_is_killed(node: Node) -> None:
     assert "its owner is not there" in refused(node, "brine", "instance", "start", "ci1")
 
 
+def test_the_list_says_why_an_owner_does_not_count(node: Node) -> None:
+    define(node, "ci1", owner={"watchdog_timeout": 600}, **IDLE)
+    folder = FOLDERS / "ci1"
+    for make, why in (
+        (f"mkdir {folder}/watchdog", "the watchdog is no regular file"),
+        (f"rm -r {folder}/watchdog; touch -d 2100-01-01 {folder}/watchdog", "is in the future"),
+        (f"touch {folder}/watchdog; mkdir {folder}/terminate", "the request is no regular file"),
+    ):
+        node.shell(make)
+        listed = node.run(["brine", "lifecycle", "list"])
+        assert why in listed.stdout
+        assert not re.search(r"-\d", listed.stdout)
+        assert listed.stderr == ""
+    node.shell(f"rmdir {folder}/terminate")
+    node.run(["systemctl", "mask", "--runtime", "--now", HANDLER])
+    try:
+        node.run(["rm", "/run/brine-lifecycle/clock"])
+        for command in ("lifecycle list", "instance start ci1"):
+            said = node.run(["brine", *command.split()]).stderr
+            assert f"{HANDLER} is masked, and looks after no owner" in said
+    finally:
+        node.run(["systemctl", "unmask", "--runtime", HANDLER])
+        node.run(["systemctl", "start", HANDLER])
+
+
 def test_a_vm_that_starts_again_as_it_ends_outlives_no_owner(node: Node) -> None:
     """A command tries to start it again and again while its former run is being ended."""
     define(node, "ci1", owner=SOON)
     unit = own(node, "ci1", "--start")
+    wait_status(node, "ci1", "running")
     wait_ready(node, "ci1")
     node.run(["systemctl", "kill", "--signal=KILL", unit])
     wait_events(node, "ci1", "owner-gone")

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from brine.common.markers import UNKNOWN_RUN
 from brine.instance import owner
-from brine.instance.owner import OwnersFile, refuse_without_owner, why_not_alive
+from brine.instance.owner import (
+    OwnersFile,
+    refuse_without_owner,
+    warn_without_handler,
+    why_not_alive,
+)
 from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError
 from brine.lifecycle.owner_watch import ENDING_S, MOST_RENEWALS, OwnerWatch, is_other_run
+from lab.scripted_systemctl import ScriptedSystemctl
 
+HANDLER = "brine-lifecycle.service"
 TIMEOUT_S = 15.0
 NOW, BEFORE = "0a" * 16, "0b" * 16
 NOON = 1_800_000_000.0
@@ -179,3 +187,34 @@ def test_a_start_without_the_handler_names_its_package(
     with pytest.raises(InstanceError, match="its owner is not there") as error:
         refuse_without_owner(Spec(name="ci1", owner=OwnerSpec()))
     assert error.value.hint == "install the package brine-lifecycle"
+
+
+@pytest.mark.parametrize(
+    ("clock", "properties", "said"),
+    [
+        (None, {"LoadState": "masked", "ActiveState": "inactive"}, "is masked"),
+        ("old", {"LoadState": "loaded", "ActiveState": "failed"}, "is failed"),
+        ("old", {"LoadState": "loaded", "ActiveState": "active"}, "gives no sign of life for"),
+        (None, {"LoadState": "loaded", "ActiveState": "activating"}, ""),
+        (None, {"LoadState": "loaded", "ActiveState": "inactive", "Job": "7"}, ""),
+        ("new", {"LoadState": "masked", "ActiveState": "inactive"}, ""),
+        ("damaged", {"LoadState": "loaded", "ActiveState": "active"}, ""),
+    ],
+)
+def test_where_no_handler_looks_after_owners_that_is_a_warning(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    clock: str | None,
+    properties: dict[str, str],
+    said: str,
+) -> None:
+    ScriptedSystemctl(tmp_path / "systemctl", monkeypatch).unit(HANDLER, **properties)
+    monkeypatch.setattr(owner, "CLOCK", tmp_path / "clock")
+    times = {"old": time.monotonic() - 100, "new": time.monotonic()}
+    if clock:
+        owner.CLOCK.write_text(f"{times.get(clock, clock)} 1800000000.000 0.000\n")
+    warn_without_handler()
+    found = capsys.readouterr().err
+    assert said in found
+    assert bool(found) == bool(said)

@@ -122,8 +122,10 @@ case " $* " in
     *" list-jobs "*) echo "7 brine-instance@web1.service start waiting" ;;
     *" start "*)
         read -r _ <"$folder/queue"
+        echo "Enqueued auxiliary job 9 modprobe@loop.service/start." >&2
         echo "Enqueued anchor job 8 brine-instance@web1.service/start." >&2
         read -r _ <"$folder/end"
+        echo "Enqueued auxiliary job 10 brine-console-log.service/start." >&2
         echo "Job for brine-instance@web1.service canceled." >&2
         exit 1
         ;;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import grp
+import math
 import os
 import pwd
 import stat
@@ -18,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common import markers, paths, process
+from brine.common.errors import warn
 from brine.common.markers import MarkerKind
 from brine.common.process import run_bounded, start_time_of, unit_of
 from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError, telling
+from brine.instance.unit import UnitError, why_not_running
 
 WATCHDOG = "watchdog"
 TERMINATE = "terminate"
@@ -32,9 +35,14 @@ FUTURE_S = 2.0
 
 HANDLER = Path("/usr/sbin/brine-lifecycle")
 
+CLOCK = Path("/run/brine-lifecycle/clock")
+"""The handler's note, which it writes each second. It begins with the monotonic clock."""
+
 USER = "brine-lifecycle"
 """The user of the handler, which owns all folders."""
 
+_UNIT = f"{USER}.service"
+_SILENT_S = 20.0  # systemd restarts a handler that is silent for so long
 _MODE = 0o2770
 _OPTIONS = "size=1m,nr_inodes=256,nosuid,nodev,noexec,X-mount.mkdir"
 _LONGEST = 4096
@@ -175,6 +183,24 @@ def why_owner_absent(spec: Spec) -> str:
     if request and not request.fault:
         return f"{path / TERMINATE}: its owner has asked for its end"
     return ""
+
+
+def warn_without_handler() -> None:
+    """Warn if no handler looks after owners: then an instance may outlive its own."""
+    try:
+        silent_s = time.monotonic() - float(CLOCK.read_text().split()[0])
+    except FileNotFoundError:
+        silent_s = math.inf
+    except (OSError, ValueError, IndexError):
+        return  # this user may not know
+    if 0 <= silent_s <= _SILENT_S:
+        return
+    with contextlib.suppress(UnitError):
+        state = why_not_running(_UNIT)
+        if state or math.isfinite(silent_s):
+            how = f"is {state}" if state else f"gives no sign of life for {silent_s:.0f} s"
+            text = f"{_UNIT} {how}, and looks after no owner: VMs may outlive theirs"
+            warn(text, hint=f"systemctl status {_UNIT}")
 
 
 def refuse_without_owner(spec: Spec) -> None:

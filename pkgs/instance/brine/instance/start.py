@@ -20,7 +20,7 @@ from brine.instance.action import act_on_each
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import forget_end, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
-from brine.instance.owner import refuse_without_owner
+from brine.instance.owner import refuse_without_owner, warn_without_handler
 from brine.instance.restart_counter import TriesError
 from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
@@ -58,6 +58,8 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
             runs, ending = _runs(spec)
             if not runs:
                 refuse_without_owner(spec)
+                if spec.owner:
+                    warn_without_handler()
             is_noted = want(spec, AdminState.UP) or is_noted
             is_wanted = True
             if not keeps_tries:

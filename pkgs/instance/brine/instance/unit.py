@@ -22,6 +22,7 @@ _TIMEOUT_S = 30
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
 _QUEUED = b"Enqueued anchor job "
+_NOTED = ("Enqueued anchor job ", "Enqueued auxiliary job ")
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
 _START_ALL = "brine-instances.service"
 _NUMBERS = {
@@ -49,6 +50,9 @@ class Active(StrEnum):
     RELOADING = "reloading"
     REFRESHING = "refreshing"
     MAINTENANCE = "maintenance"
+
+
+_GOING = (Active.ACTIVE, Active.ACTIVATING, Active.RELOADING, Active.REFRESHING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +156,16 @@ def is_kvmd_off() -> bool:
     )
 
 
+def why_not_running(service: str) -> str:
+    """Why a service of the node does not run, in systemd's word; empty if it does, or is about
+    to."""
+    (values,) = _shown(("LoadState", "ActiveState", "Job"), service)
+    load, active = values.get("LoadState", ""), values.get("ActiveState", "")
+    if _number(values.get("Job")) or active in _GOING:
+        return ""
+    return active if load == "loaded" else load
+
+
 def is_node_starting() -> bool:
     """Whether the node's start of all instances is in progress, or queued."""
     return any(
@@ -210,7 +224,7 @@ def begin_start(name: str) -> Callable[..., None]:
             raise TimeoutError from None
         lines = (first + rest).decode(errors="replace").splitlines()
         if program.returncode != 0:
-            said = "\n".join(line for line in lines if _QUEUED.decode() not in line)
+            said = "\n".join(line for line in lines if not line.startswith(_NOTED))
             raise _refused("start", said, program.returncode)
 
     return wait

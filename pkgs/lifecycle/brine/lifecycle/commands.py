@@ -39,6 +39,8 @@ def own(arguments: argparse.Namespace) -> int:
         text = f"--interval {interval_s:g} is no less than the timeout of its watchdog"
         raise UsageError(text, hint=f"that is {found.watchdog_timeout} s; a third of it is usual")
     folder = Folder(name)
+    if paths.MARKS_DIR.is_dir():  # which no container has
+        owner.warn_without_handler()
     return OwnerProcess(
         folder, interval_s=interval_s, starts=arguments.start, command=arguments.command
     ).run()
@@ -95,6 +97,8 @@ def list_owned(arguments: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
     else:
         print_table(_HEADING, map(_row, rows), none="" if faults else "no instance has an owner")
+    if rows:
+        owner.warn_without_handler()
     for fault in faults:
         tell_error(fault)
     return 1 if faults else 0
@@ -118,7 +122,9 @@ def _summary(seen: Observed, owner_spec: OwnerSpec, now: float) -> dict[str, Any
         fault = str(error).removeprefix(f"{seen.name}: ")
     except OSError as error:
         fault = f"{folder_of(seen.name)}: {error.strerror}"
-    touched_s = None if watchdog is None else round(watchdog.age_s(now), 1)
+    counts = watchdog is not None and not owner.fault_of(watchdog, now)
+    touched_s = max(round(watchdog.age_s(now), 1), 0.0) if watchdog and counts else None
+    faults = [fault, f"the request {request.fault}" if request and request.fault else ""]
     return {
         "name": seen.name,
         "owner": "gone" if fault else "alive",
@@ -128,13 +134,13 @@ def _summary(seen: Observed, owner_spec: OwnerSpec, now: float) -> dict[str, Any
         "request": request is not None and not request.fault,
         "owners": owners,
         "status": seen.state.status,
-        "why": fault,
+        "why": "; ".join(filter(None, faults)),
     }
 
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
     touched, expires = row["touched_s"], row["expires_s"]
-    why = [row["why"]] if row["why"] and touched is None else []
+    why = [row["why"]] if row["why"] else []
     if row["request"]:
         why.append("its owner has asked for its end")
     if len(row["owners"]) > 1:

@@ -23,14 +23,11 @@ from brine.common.settings import SettingsError, load
 from brine.common.systemd import ServiceManager
 from brine.instance.observe import look_at_all
 from brine.instance.operations import stop_instance
-from brine.instance.owner import folder_of
+from brine.instance.owner import CLOCK, folder_of
 from brine.instance.spec import Source
 from brine.instance.store import InstanceError
 from brine.lifecycle.owner_watch import EndReason
 from brine.lifecycle.settings import LifecycleSettings
-
-CLOCK = Path("/run/brine-lifecycle/clock")
-"""The handler's note."""
 
 _PROGRAM = "brine-lifecycle-fence"
 _LOOK_S = 2.0
