@@ -39,6 +39,7 @@ from node.lifecycle_on_node import (
     wait_events,
 )
 
+MARKS = "/run/brine/marks"
 OWNER = {"watchdog_timeout": 10}
 SOON = {"watchdog_timeout": 6}
 OWNER_SCRIPT = Path("/usr/share/doc/brine-lifecycle/examples/owner.sh")
@@ -93,6 +94,58 @@ def test_a_vm_does_not_outlive_a_unit_that_is_killed(node: Node) -> None:
     assert "its owner is not there" in refused(node, "brine", "instance", "start", "ci1")
 
 
+def group_of(node: Node, unit: str) -> str:
+    """The control group of a unit."""
+    show = ["systemctl", "show", "--property=ControlGroup", "--value", unit]
+    return node.run(show).stdout.strip()
+
+
+@pytest.mark.both_releases
+def test_a_vm_in_its_owners_slice_ends_with_the_slice(node: Node) -> None:
+    unit = "brine-instance@ci1.service"
+    place = f"/ci.slice/ci-job1.slice/{unit}"
+    define(node, "ci1", slice="ci-job1.slice", owner={"watchdog_timeout": 600}, **IDLE)
+    owner = ["systemd-run", "--unit=own-ci1", "--slice=ci-job1.slice"]
+    node.run([*owner, "brine", "lifecycle", "own", "ci1", "--start"])
+    wait_status(node, "ci1", "running")
+    assert group_of(node, unit) == place
+    # It stays there whatever systemd reads anew, and the limits of QEMU are still its own.
+    node.run(["systemctl", "daemon-reload"])
+    assert group_of(node, unit) == place
+    pid = info(node, "ci1")["pid"]
+    assert f":{place}\n" in node.run(["cat", f"/proc/{pid}/cgroup"]).stdout
+    node.run(["systemctl", "stop", "ci-job1.slice"], timeout_s=90)
+    wait_status(node, "ci1", "ADMIN_down")
+    assert verdict(node, "ci1")[0] == "admin"
+
+    # A unit that systemd knows by a failure moves, too, and systemctl alone puts it nowhere else.
+    define(node, "ci1", slice="ci-job2.slice", **IDLE)
+    assert "its spec says ci-job2.slice" in failed_start(node, unit)
+    node.run(["brine", "instance", "start", "ci1"])
+    assert group_of(node, unit) == f"/ci.slice/ci-job2.slice/{unit}"
+    node.run(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit])
+    wait_status(node, "ci1", "ERROR_down")
+    define(node, "ci1", slice="ci-job3.slice", **IDLE)
+    node.run(["brine", "watcher", "run"])
+    assert group_of(node, unit) == f"/ci.slice/ci-job3.slice/{unit}"
+    node.run(["brine", "instance", "stop", "--force", "ci1"])
+    node.run(["brine", "instance", "rename", "ci1", "ci2"])
+    node.run(["brine", "instance", "start", "ci2"])
+    assert group_of(node, "brine-instance@ci2.service").startswith("/ci.slice/ci-job3.slice/")
+    node.run(["brine", "instance", "stop", "--force", "ci2"])
+    node.run(["brine", "instance", "undefine", "ci2"])
+    assert not list(node.path("/run/systemd/system").glob("brine-instance@*"))
+    define(node, "ci1", **IDLE)
+    node.run(["systemctl", "start", unit])
+    assert group_of(node, unit) == f"/machine.slice/{unit}"
+
+
+def failed_start(node: Node, unit: str) -> str:
+    """What the journal has of a start by systemctl alone."""
+    assert node.run(["systemctl", "start", unit], check=False).returncode != 0
+    return "\n".join(str(one["MESSAGE"]) for one in node.journal(f"_SYSTEMD_UNIT={unit}"))
+
+
 def test_the_list_says_why_an_owner_does_not_count(node: Node) -> None:
     define(node, "ci1", owner={"watchdog_timeout": 600}, **IDLE)
     folder = FOLDERS / "ci1"
@@ -120,24 +173,26 @@ def test_the_list_says_why_an_owner_does_not_count(node: Node) -> None:
 
 def test_a_vm_that_starts_again_as_it_ends_outlives_no_owner(node: Node) -> None:
     """A command tries to start it again and again while its former run is being ended."""
-    define(node, "ci1", owner=SOON)
-    unit = own(node, "ci1", "--start")
-    wait_status(node, "ci1", "running")
-    wait_ready(node, "ci1")
-    node.run(["systemctl", "kill", "--signal=KILL", unit])
-    wait_events(node, "ci1", "owner-gone")
-    unit = own(node, "ci1", unit="own-ci1-again")
-    run = "until brine instance start ci1; do :; done"
-    node.run(["systemd-run", "--wait", "sh", "-c", run], timeout_s=90)
-    assert info(node, "ci1")["status"] == "running"
-    node.run(["systemctl", "kill", "--signal=KILL", unit])
+    define(node, "ci1", owner=SOON, **{**IDLE, "shutdown_timeout": 5})
+    touching = f"while touch {FOLDERS}/ci1/watchdog; do sleep 1; done"
+    starting = "until brine instance start ci1; do :; done"
+    stopping = node.path(f"{MARKS}/ci1.stop")
+
+    def own_and_start(unit: str) -> None:
+        node.run(["systemd-run", f"--unit={unit}", "sh", "-c", touching])
+        node.run(["systemd-run", "--wait", "sh", "-c", starting], timeout_s=90)
+        assert info(node, "ci1")["status"] == "running"
+
+    own_and_start("own-ci1-first")
+    node.run(["systemctl", "stop", "own-ci1-first"])
+    wait_for("the handler to have it ended", stopping.exists)
+    own_and_start("own-ci1-next")
+    node.run(["systemctl", "stop", "own-ci1-next"])
     wait_status(node, "ci1", "ADMIN_down")
-    # The same for an admin's stop, which returns when the former run has ended.
-    own(node, "ci1", unit="own-ci1-at-last")
-    node.run(["systemd-run", "--wait", "sh", "-c", run], timeout_s=90)
-    node.run(["systemd-run", "sh", "-c", f"sleep 1; {run}"])
-    wait_ready(node, "ci1")
-    node.run(["brine", "instance", "stop", "ci1"], timeout_s=90)
+    # The same for an admin's stop: it returns when the former run has ended.
+    own_and_start("own-ci1-last")
+    node.run(["systemd-run", "sh", "-c", f"until [ -e {MARKS}/ci1.stop ]; do :; done; {starting}"])
+    node.run(["brine", "instance", "stop", "--force", "ci1"], timeout_s=90)
 
 
 @pytest.mark.both_releases

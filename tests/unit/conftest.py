@@ -14,7 +14,7 @@ import pytest
 
 from brine.common import cli, paths
 from brine.common.cli import EntryPoint
-from brine.instance import restart_counter, store
+from brine.instance import restart_counter, store, unit
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -35,6 +35,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(restart_counter, "PAUSE_FILE", tmp_path / "pause")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(store, "_GROUP", "none here")
+    monkeypatch.setattr(unit, "DROP_INS", tmp_path / "systemd")
     return tmp_path
 
 

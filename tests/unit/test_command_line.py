@@ -158,7 +158,7 @@ ELSEWHERE = {
     *("hypervisor", "admin_state", "admin_state_source", "tags", "user_shutdown", "start_order"),
     *("shutdown_timeout", "memory_max_mib", "cpu_limit_percent", "cpu_weight", "io_weight"),
     *("security_model", "security_user", "chroot", "version", "node"),
-    *("start_timeout", "wait_for_network", "owner", "ignored"),
+    *("start_timeout", "wait_for_network", "owner", "ignored", "slice"),
 }
 
 
@@ -185,7 +185,7 @@ def test_what_is_not_qemus_to_know_it_is_not_told(name: str) -> None:
     values = {"admin_state": "up", "admin_state_source": "user", "tags": ["a"], "chroot": True}
     values |= {"user_shutdown": "restart", "security_model": "pool", "wait_for_network": True}
     values |= {"version": 1, "node": "node1", "owner": {}, "ignored": ["os"]}
-    values |= {"memory_max_mib": 8192}
+    values |= {"memory_max_mib": 8192, "slice": "ci.slice"}
     assert line(**{name: values.get(name, 7)}) == line()
 
 

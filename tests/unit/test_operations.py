@@ -345,8 +345,8 @@ def test_a_start_is_queued_before_anybody_else_can_stop_it(monkeypatch: pytest.M
     begin = unit.begin_start
     others = []
 
-    def begin_start(name: str) -> Callable[[], None]:
-        waits = begin(name)
+    def begin_start(name: str, **options: str) -> Callable[[], None]:
+        waits = begin(name, **options)
         try:
             with store.alone(name, timeout_s=0):
                 others.append("came in between")
@@ -531,6 +531,34 @@ def test_who_gives_up_stopping_it_leaves_others_to_it(running: Running) -> None:
         with pytest.raises(InstanceError, match="runs on"):
             stop_instance("web1", timeout_s=0.2)
         assert mark.exists()
+
+
+def test_a_unit_starts_in_the_slice_of_its_spec(systemctl: ScriptedSystemctl) -> None:
+    drop_ins = unit.DROP_INS / f"{UNIT}.d"
+    defined(slice="ci-job1.slice")
+    systemctl.unit(UNIT, ActiveState="inactive", Slice="ci-job1.slice")
+    start_instance("web1")
+    (drop_in,) = drop_ins.iterdir()
+    assert drop_in.read_text().splitlines()[1:] == ["[Service]", "Slice=ci-job1.slice"]
+    assert drop_in.stat().st_mode & 0o777 == 0o644
+    assert systemctl.asked("daemon-reload") == []
+    # Another drop-in says otherwise, or systemd has not read this one yet.
+    systemctl.unit(UNIT, ActiveState="inactive", Slice="machine.slice")
+    with pytest.raises(InstanceError, match="its unit would be in machine.slice, and its spec"):
+        start_instance("web1")
+    assert systemctl.asked("daemon-reload") == [[]]
+    assert len(systemctl.asked("start")) == 1
+    # It goes with the slice, and with the name.
+    define_instance({"name": "web1"})
+    start_instance("web1")
+    assert not drop_ins.exists()
+    systemctl.unit(UNIT, ActiveState="inactive", Slice="ci-job1.slice")
+    for go in (lambda: rename_instance("web1", "web2"), lambda: undefine_instance("web1")):
+        defined(slice="ci-job1.slice")
+        start_instance("web1")
+        assert drop_ins.exists()
+        go()
+        assert not drop_ins.exists()
 
 
 @pytest.mark.parametrize("runs", [False, True])
@@ -944,7 +972,7 @@ class Storage:
         self.mended = threading.Event()
         monkeypatch.setattr(unit, "begin_start", self._begin)
 
-    def _begin(self, name: str) -> Callable[[], None]:
+    def _begin(self, name: str, **_: str) -> Callable[[], None]:
         self.begun.append(name)
 
         def wait() -> None:
@@ -1071,7 +1099,7 @@ def test_a_runtime_file_that_can_not_be_used_is_told_to_who_starts_it(
     (paths.RUNTIME_DIR / "web1.json").write_text("{")
     said: list[object] = []
 
-    def runner(_: str) -> Callable[[], None]:
+    def runner(_: str, **__: str) -> Callable[[], None]:
         said.append(hot_changes_or_aside(one)[1])
         return lambda: None
 

@@ -91,6 +91,17 @@ def runtime() -> dict[str, Any]:
     return data
 
 
+def test_a_unit_that_is_not_in_the_slice_of_its_spec_does_not_start(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defined(slice="ci-job1.slice")
+    monkeypatch.setattr(run_step, "slice_of", lambda _: "machine.slice")
+    said = "web1: its unit is in machine.slice, and its spec says ci-job1.slice"
+    assert refused(capsys) == said
+    monkeypatch.setattr(run_step, "slice_of", lambda _: "ci-job1.slice")
+    run()
+
+
 def test_the_runtime_file_says_what_qemu_is_about_to_be(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(bytes(3 << 20))

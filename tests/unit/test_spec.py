@@ -18,6 +18,7 @@ NUMBER: list[Any] = ["1", 1.0, True, None]
 TEXT: list[Any] = [5, None, [], "a\nb", "\0", "\x1b[2J"]
 LIST: list[Any] = ["a", {}, None, [5], ["a\nb"]]
 OBJECTS: list[Any] = [{}, "a", None, [5], [[]], [{}]]
+NO_SLICES = ["a/b.slice", "a@b.slice", "%i.slice", "ci.slice\n", f"{'x' * 250}.slice"]
 PATH: list[Any] = [*TEXT, "relative", "./x", "~/x"]
 WEIGHT: list[Any] = [*NUMBER, -1, 10_001]
 TOPOLOGY: list[Any] = [*NUMBER, -1, 1025]
@@ -79,6 +80,11 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "cpu_weight": (0, [1, 10_000], WEIGHT),
     "io_weight": (0, [1, 10_000], WEIGHT),
     "start_order": (100, [0, 999], [*NUMBER, -1, 1000]),
+    "slice": (
+        "",
+        ["ci.slice", "-.slice", "kubepods-burstable-pod1_2.slice", r"a\x2db-c:1.slice"],
+        [*TEXT, "ci", ".slice", "ci.service", "-ci.slice", "ci-.slice", "a--b.slice", *NO_SLICES],
+    ),
     "owner": (None, [{"watchdog_timeout": 9, "group": "ci", "restart_with_owner": True}], ["ci"]),
     "ignored": ([], [["vga", "os"]], LIST),
 }

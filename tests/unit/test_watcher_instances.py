@@ -140,7 +140,7 @@ def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str
     """Start web1, with a pass just before systemd hears of it; returns the actions of that pass."""
     in_between: list[dict[str, tuple[str, ...]]] = []
 
-    def begin_start(_: str) -> Callable[[], None]:
+    def begin_start(_: str, **__: str) -> Callable[[], None]:
         in_between.append(done())
         return lambda: None
 

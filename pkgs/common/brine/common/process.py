@@ -82,17 +82,31 @@ def runs_in(pid: int, unit: str) -> bool:
     The whole path counts: a user's own service manager has units of the same names, but below a
     service of the system's. Above a unit of the system's there are slices only.
     """
+    return any(
+        last == unit and all(one.endswith(".slice") for one in slices)
+        for *slices, last in _groups_of(pid)
+    )
+
+
+def slice_of(pid: int) -> str:
+    """The slice of a process of a system's service (:manpage:`systemd.slice(5)`); empty if it is
+    none's."""
+    for *slices, last in _groups_of(pid):
+        if last.endswith(SUFFIX):
+            return slices[-1] if slices else "-.slice"
+    return ""
+
+
+def _groups_of(pid: int) -> Iterator[list[str]]:
+    """The control groups of a process that may be systemd's, each as the parts of its path."""
     try:
         lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
     except OSError:
-        return False
+        return
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "name=systemd"):  # of cgroup v2, and of v1
-            _, *slices, last = path.split("/")
-            if last == unit and all(one.endswith(".slice") for one in slices):
-                return True
-    return False
+            yield path.split("/")[1:]
 
 
 class Process:

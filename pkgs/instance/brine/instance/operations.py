@@ -35,7 +35,7 @@ from brine.instance.shutdown import shut_down, shutdown_timeout_of, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, start_instance
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
-from brine.instance.unit import Active, Unit
+from brine.instance.unit import Active, Unit, UnitError
 from brine.instance.validate import define
 from brine.instance.xen import config, xl
 
@@ -213,7 +213,14 @@ def undefine_instance(name: str) -> None:
         forget_tries(name)
         messages.tell(messages.UNDEFINED, name)
         remove_folder(name)
+    _forget_unit(name)
+
+
+def _forget_unit(name: str) -> None:
+    """Have systemd keep nothing of the unit of an instance that is no more."""
     unit.forget_failure(name)
+    with suppress(UnitError):  # the next start of that name does it
+        unit.forget_slice(name)
 
 
 def _let_go(name: str, what: str) -> None:
@@ -265,7 +272,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
         forget_tries(name)
         messages.tell(messages.RENAMED, new_name, name=name)
         remove_folder(name)
-    unit.forget_failure(name)
+    _forget_unit(name)
     return replace(seen.spec, name=new_name)
 
 

@@ -64,6 +64,8 @@ _NETWORK_S = 120
 _HOTPLUG_PORTS = 8
 
 _NODE = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?"
+_SLICE = r"(-|[A-Za-z0-9:_.\\]+(-[A-Za-z0-9:_.\\]+)*)\.slice"  # systemd.slice(5)
+_LONGEST_UNIT = 255
 _UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
@@ -122,6 +124,12 @@ NOT_CONFINED = {"security_model": SecurityModel.NONE.value, "chroot": False}
 def _group_fault(text: str) -> str | None:
     if text.isdecimal() and not (re.fullmatch("[0-9]{1,10}", text) and int(text) <= _LARGEST_ID):
         return f"is no number of a group, which is at most {_LARGEST_ID}"
+    return None
+
+
+def _slice_fault(text: str) -> str | None:
+    if not re.fullmatch(_SLICE, text) or len(text) > _LONGEST_UNIT:
+        return "is no name of a slice, such as ci-job1.slice"
     return None
 
 
@@ -310,6 +318,7 @@ class Spec:
     cpu_weight: int = key(0, **WHOLE["weight"])
     io_weight: int = key(0, **WHOLE["weight"])
     start_order: int = key(100, minimum=0, maximum=999)
+    slice: str = key("", check=_slice_fault)
     owner: OwnerSpec | None = None
     ignored: tuple[str, ...] = key(())
 

@@ -81,7 +81,7 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
                 since_us = time.monotonic_ns() // 1000
                 try:
                     # Queued while the lock is held, so that a later stop finds the job.
-                    wait = unit.begin_start(name)
+                    wait = unit.begin_start(name, slice_name=spec.slice)
                 except UnitError as error:
                     raise start_failure(name, error, since_us=since_us) from error
         if ending:
@@ -303,10 +303,11 @@ def _start(seen: Observed) -> _Result:
     try:
         with store.alone(name):  # until it is queued, or who stops it now would miss it
             # Other instances were started first, so its admin_state may have changed.
-            if store.load(name).admin_state != AdminState.UP:
+            spec = store.load(name)
+            if spec.admin_state != AdminState.UP:
                 return name, None
             messages.tell(messages.START_ASKED, name)
-            wait = unit.begin_start(name)
+            wait = unit.begin_start(name, slice_name=spec.slice)
         wait()
     except UnitError as error:
         return name, start_failure(name, error, seen.unit)

@@ -47,7 +47,7 @@ LOCK_TIMEOUT_S = 10.0
 
 _MODE = 0o640
 _GROUP = "brine"
-_NEWER_KEYS = ("owner", "ignored")
+_NEWER_KEYS = ("owner", "ignored", "slice")
 _CONTROL_MODE = 0o2770
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 

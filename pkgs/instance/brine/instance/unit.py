@@ -10,10 +10,15 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.common.files import write_whole
 from brine.common.process import PREFIX, SUFFIX, begun, run_bounded, unit_of
+
+DROP_INS = Path("/run/systemd/system")
+"""Where drop-ins of units are until the next boot."""
 
 NETWORK_S = 120
 """How long the network of the node may take to be there."""
@@ -179,17 +184,19 @@ def time_of(clock_us: int) -> float:
     return time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - clock_us / 1e6)
 
 
-def begin_start(name: str) -> Callable[..., None]:
-    """Queue the start of an instance's unit; returns when systemd has queued the job, or refused
-    it.
+def begin_start(name: str, *, slice_name: str = "") -> Callable[..., None]:
+    """Queue the start of an instance's unit, which does not run; returns when systemd has queued
+    the job, or refused it.
 
     If the caller holds the instance's lock until then, a later stop finds the job.
 
+    :param slice_name: of the spec; empty is the slice of the node's instances.
     :returns: a function that waits for the job. It raises :class:`UnitError` if the job failed, and
         TimeoutError after its argument, *timeout_s*; systemd goes on then.
     """
     import subprocess  # takes long to load, and many only want a unit's name
 
+    _set_slice(name, slice_name)
     # With --show-transaction it reports when this very job is queued.
     command = ["systemctl", "--no-ask-password", "--show-transaction", "start", "--", unit_of(name)]
     try:
@@ -243,8 +250,9 @@ def _read_until(descriptor: int, mark: bytes, *, timeout_s: float) -> bytes:
     return said
 
 
-def start_later(name: str) -> None:
-    """Start an instance's unit, without waiting."""
+def start_later(name: str, *, slice_name: str = "") -> None:
+    """Start an instance's unit, as :func:`begin_start` does, without waiting."""
+    _set_slice(name, slice_name)
     _systemctl("start", "--no-block", "--", unit_of(name))
 
 
@@ -256,6 +264,53 @@ def stop(name: str) -> None:
 def set_properties(name: str, properties: Iterable[str]) -> None:
     """Set properties of an instance's unit, as ``NAME=VALUE``, until the next boot."""
     _systemctl("set-property", "--runtime", "--", unit_of(name), *properties)
+
+
+def _set_slice(name: str, slice_name: str) -> None:
+    """Have an instance's unit start in a slice. systemd takes the slice of a unit from files alone.
+
+    :raises UnitError: if that can't be done.
+    """
+    if not slice_name:
+        forget_slice(name)
+        return
+    file = _slice_file(name)
+    text = f"# By brine instance, of the spec.\n[Service]\nSlice={slice_name}\n"
+    try:
+        if not file.exists() or file.read_text() != text:
+            file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            write_whole(file, text.encode(), durable=False)
+    except OSError as error:
+        raise UnitError(f"{file}: can't be written: {error.strerror}") from error
+    # systemd reads it at once, unless it has loaded the unit already.
+    if _slice_of(name) != slice_name:
+        _systemctl("daemon-reload")
+        if (other := _slice_of(name)) != slice_name:
+            text = f"its unit would be in {other}, and its spec says {slice_name}"
+            raise UnitError(text, hint=f"systemctl cat {unit_of(name)}")
+
+
+def forget_slice(name: str) -> None:
+    """Have an instance's unit, which does not run, be in the slice of the node's instances."""
+    file = _slice_file(name)
+    if not file.exists():
+        return
+    try:
+        file.unlink()
+        with contextlib.suppress(OSError):  # there are drop-ins of others
+            file.parent.rmdir()
+    except OSError as error:
+        raise UnitError(f"{file}: can't be removed: {error.strerror}") from error
+    _systemctl("daemon-reload")
+
+
+def _slice_file(name: str) -> Path:
+    return DROP_INS / f"{unit_of(name)}.d" / "50-brine-slice.conf"
+
+
+def _slice_of(name: str) -> str:
+    (values,) = _shown(("Slice",), unit_of(name))
+    return values.get("Slice", "")
 
 
 def wait_for_network() -> None:

@@ -358,12 +358,12 @@ class Instances:
 
         :raises BrineError: if it can't be started, and so does the result if it does not run.
         """
-        name = seen.name
+        name, slice_name = seen.name, "" if isinstance(seen, Domain) else seen.spec.slice
         if not self._timeout_s:
-            unit.start_later(name)
+            unit.start_later(name, slice_name=slice_name)
             return lambda: True
         before = unit.units([name]).get(name)
-        begun = unit.begin_start(name)
+        begun = unit.begin_start(name, slice_name=slice_name)
 
         def runs() -> bool:
             try:

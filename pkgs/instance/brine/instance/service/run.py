@@ -6,6 +6,7 @@ last step undoes the rest.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ from brine.common import markers
 from brine.common.errors import BrineError, die, warn
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
-from brine.common.process import is_listening
+from brine.common.process import is_listening, slice_of
 from brine.instance import messages, store
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor import hypervisor_of
@@ -61,10 +62,20 @@ def _prepared(name: str) -> Spec:
             raise offline(name)  # also if systemd alone starts the unit
         refuse_elsewhere(spec)
         refuse_without_owner(spec)
+        _refuse_other_slice(spec)
         prepared = hypervisor_of(spec).prepared(spec)
         if prepared != spec:
             store.save(prepared)
     return prepared
+
+
+def _refuse_other_slice(spec: Spec) -> None:
+    """Refuse a start outside of the slice of the spec: systemd alone knows that slice only after a
+    start by Brine."""
+    found = slice_of(os.getpid())
+    if spec.slice and found != spec.slice:
+        text = f"its unit is in {found or 'no slice'}, and its spec says {spec.slice}"
+        raise InstanceError(spec.name, text, hint=f"brine instance start {spec.name}")
 
 
 def _note_failure(name: str) -> None:

@@ -37,7 +37,7 @@ KEYS = frozenset(
         *("tags", "vcpus", "memory_mib", "kernel", "initrd", "append", "disks", "nics"),
         *("reboot_behavior", "user_shutdown", "shutdown_timeout"),
         *("start_timeout", "wait_for_network", "extra_arguments", "cpu_weight"),
-        *("cpu_limit_percent", "start_order", "owner", "ignored"),
+        *("cpu_limit_percent", "start_order", "slice", "owner", "ignored"),
     }
 )
 """The keys of a spec that apply to a domain; the others are QEMU's."""
