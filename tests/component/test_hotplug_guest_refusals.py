@@ -50,7 +50,23 @@ def test_what_the_guest_keeps_stays_and_a_later_try_works(deaf: Vm, images: Path
         assert [one["device_id"] for one in deaf.listed(noun)] == [device]
     assert _devices(deaf) == there
     assert [(tap["state"], tap["link"]) for tap in deaf.taps()] == [("open", "br0")]
+    # As the guest may still release it, it is not said to be there.
+    nic_words = ("--link", "br0", "--mac", MAC, "--uuid", NIC)
+    for words in (
+        ("nic", "add", *nic_words),
+        ("nic", "add", *nic_words, "--dry-run"),
+        ("nic", "modify", NIC, "--link", "br0"),
+        ("disk", "add", "--path", image),
+    ):
+        said = deaf.refusal(*words)
+        assert "the guest was asked to release it, and may still do so" in said
+        assert f"brine {words[0]} remove" in said
     # QEMU does at a reset what it was asked for.
+    deaf.guest.reset()
+    assert deaf.plug("nic", *nic_words) == nic
+    assert deaf.plug("disk", "--path", image) == disk
+    for noun, device in (("nic", nic), ("disk", disk)):
+        deaf.refusal(noun, "remove", device, *BRIEFLY)
     deaf.guest.reset()
     for noun, device in (("nic", nic), ("disk", disk)):
         deaf.unplug(noun, device)
@@ -64,6 +80,8 @@ def test_what_the_guest_keeps_is_not_changed(deaf: Vm) -> None:
     assert "refused by the guest" in said
     assert _devices(deaf) == there
     assert [(tap["state"], tap["link"]) for tap in deaf.taps()] == [("open", "br0")]
+    said = deaf.refusal("nic", "add", "--link", "br0", "--mac", MAC, "--uuid", NIC)
+    assert "the guest was asked to release it" in said
     # QEMU takes it out at the reset, and the next of us that changes something puts it back.
     deaf.guest.reset()
     deaf.plug("nic", "--link", "br0", "--mac", MAC, "--uuid", NIC)

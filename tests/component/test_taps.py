@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ from brine.hotplug.net.tap import (
     holders,
     open_tap,
 )
-from brine.hotplug.net.wiring import bring_up, take_down, unwire, wire
+from brine.hotplug.net.wiring import bring_up, open_own_tap, take_down, unwire, wire
 from brine.hotplug.nic import Nic
 from component.namespaces import (
     Wire,
@@ -431,6 +432,36 @@ def test_a_script_that_fails_undoes_the_tap(phase: str) -> None:
     assert records.load_all() == {}
     done = ["pre-up"] if phase == "pre-up" else ["pre-up", "up"]
     assert calls.read_text().split() == [*done, "pre-down", "down"]
+
+
+def test_a_tap_that_its_qemu_made_persistent_is_replaced() -> None:
+    """Any holder of a descriptor can do that."""
+    for queues in (1, 2):
+        nic = replace(WEB, queues=queues)
+        for is_wired in (True, False):
+            with open_own_tap(nic) as tap:
+                index = present(tap.name).index
+                wire(tap, nic)
+                tap.set_persistent(True)
+                with pytest.raises(TapExistsError, match="an interface of that name") as caught:
+                    open_own_tap(nic)
+                assert f"brine tap down {tap.name}" in str(caught.value.hint)
+            assert present().persistent
+            if not is_wired:
+                unwire(NAME)
+            with open_own_tap(nic):
+                assert present().index != index
+                assert records.load(NAME) is None
+            assert link() is None
+    # That of another NIC, or of another program, stays.
+    for alias in ("", "brine instance=web2 nic=0"):
+        with open_tap(NAME) as tap:
+            tap.set_persistent(True)
+        with Netlink() as netlink:
+            netlink.change(netlink.get(NAME), alias=alias)
+        with pytest.raises(TapExistsError):
+            open_own_tap(WEB)
+        ip(f"link delete {NAME}")
 
 
 # Taps that stay.

@@ -170,9 +170,9 @@ def take_out(vm: Vm, device: Device) -> None:
     _remove_back_end(vm.machine, device.device_id)
 
 
-def remove_rest(machine: Machine, pending: Pending) -> None:
+def remove_rest(vm: Vm, pending: Pending) -> None:
     """Remove what interrupted work has left of a disk."""
-    _remove_back_end(machine, pending.device_id)
+    _remove_back_end(vm.machine, pending.device_id)
 
 
 def _remove_back_end(machine: Machine, device_id: str) -> None:

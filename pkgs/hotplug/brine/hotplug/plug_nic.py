@@ -22,9 +22,8 @@ from brine.hotplug.address import (
     new_mac,
     uuid_of_mac,
 )
-from brine.hotplug.choices import MODELS, UNPLUG_TIMEOUT_S
-from brine.hotplug.net.tap import open_tap
-from brine.hotplug.net.wiring import check_wiring, unwire, wire
+from brine.hotplug.choices import MODELS, UNPLUG_TIMEOUT_S, Mode
+from brine.hotplug.net.wiring import check_wiring, open_own_tap, remove_unheld, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, recorded_nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
@@ -73,6 +72,7 @@ def modify_nic(
     """
     before = nic_of(device)
     if before == nic:
+        vm.refuse_leaving(device)
         return device.change(changed=False)
     claims = list(nic.claims()) if nic.mac != before.mac else []
     if claims:
@@ -171,7 +171,7 @@ def put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot) -> None:
     """
     machine, device_id = vm.machine, slot.device_id(DeviceKind.NIC, nic.uuid)
     # The tap outlives this block only if QEMU has opened it.
-    with open_tap(nic.tap_name(), queues=nic.queues, vhost=nic.vhost) as tap:
+    with open_own_tap(nic) as tap:
         undo.by(partial(unwire, tap.name))
         wire(tap, nic)
         back_end = partial(_remove_back_end, machine, device_id, nic.queues, vhost=nic.vhost)
@@ -203,25 +203,29 @@ def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
 
 def take_out(vm: Vm, device: Device) -> None:
     """Remove a NIC from the guest, then its wiring, then its tap."""
-    tap = device.tap_name()
+    tap = device.tap
     try:
         unplug_device(vm.machine, device.device_id, timeout_s=vm.timeout_s)
     except QmpClosedError:
         if tap and vm.is_gone():
-            unwire(tap)
+            unwire(tap.name)
+            remove_unheld(tap.nic, tap.name)
         raise
     if tap:
-        unwire(tap)
+        unwire(tap.name)
     _remove_back_end(vm.machine, device.device_id)
+    if tap:
+        remove_unheld(tap.nic, tap.name)
 
 
-def remove_rest(machine: Machine, pending: Pending) -> None:
+def remove_rest(vm: Vm, pending: Pending) -> None:
     """Remove what interrupted work has left of a NIC."""
     nic = pending.device
     queues, vhost = (nic["queues"], nic["vhost"]) if nic else (0, False)
-    _remove_back_end(machine, pending.device_id, queues, vhost=vhost)
+    _remove_back_end(vm.machine, pending.device_id, queues, vhost=vhost)
     if pending.tap:
         unwire(pending.tap)
+        remove_unheld(Nic(vm.name, pending.uuid, Mode.BRIDGED), pending.tap)
 
 
 def _remove_back_end(

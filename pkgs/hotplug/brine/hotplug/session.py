@@ -117,8 +117,21 @@ class Vm:
             return self.machine.was_started_with(kind, str(device["mac"]))
         return True
 
+    def refuse_leaving(self, device: Device) -> None:
+        """Refuse to keep a device that the guest was asked to release: it may still do so, and no
+        QEMU withdraws that."""
+        if any(
+            one.awaits_guest() and one.device_id == device.device_id for one in self.pending.read()
+        ):
+            text = f"{device.device_id}: the guest was asked to release it, and may still do so"
+            verb = f"{device.name.kind.value.lower()} remove"
+            hint = f"{self.command(verb, device.device_id)} waits for that; then add it again"
+            raise HotplugError(text, hint=hint)
+
     def refuse_otherwise(self, device: Device, unlike: list[str], hint: str) -> None:
-        """Refuse a device that is plugged in already, if its settings are unlike the request's."""
+        """Refuse a device that is plugged in already, if the guest may release it, or if its
+        settings are unlike the request's."""
+        self.refuse_leaving(device)
         if unlike:
             text = f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}"
             raise HotplugError(text, hint=hint)
@@ -256,7 +269,7 @@ def _recover(vm: Vm, pending: Pending) -> None:
         _record(pending, plugged=True)
     else:
         rest = plug_disk if pending.kind is DeviceKind.DISK else plug_nic
-        rest.remove_rest(vm.machine, pending)
+        rest.remove_rest(vm, pending)
         if pending.action is PendingAction.MODIFY:
             _go_back(vm, pending)
         else:

@@ -101,6 +101,11 @@ class Pending:
         """Whether the guest may still release a device that it was asked for."""
         return self.action is not PendingAction.ADD and not self.is_out
 
+    def is_of(self, uuid: str) -> bool:
+        """Whether it is work on the device with that UUID. Of a device that another program plugged
+        in, only the beginning of the UUID is known."""
+        return uuid.lower().replace("-", "").startswith(self.uuid.replace("-", ""))
+
     def record(self, *, plugged: bool) -> None:
         """Record in the runtime file what was plugged or unplugged."""
         if self.runtime is None:
@@ -195,6 +200,21 @@ def begun() -> Iterator[Path]:
         if is_running(file.stem):
             for pending in PendingFile(file.stem).read()[:1]:
                 yield Path(pending.qmp)
+
+
+def being_released(qmp: Path) -> list[Pending]:
+    """The work on devices that the guest of a running VM was asked to release, and may still
+    release.
+
+    :param qmp: the socket of the VM.
+    """
+    return [
+        pending
+        for file in paths.HOTPLUG_DIR.glob("*.json")
+        if is_running(file.stem)
+        for pending in PendingFile(file.stem).read()
+        if pending.awaits_guest() and Path(pending.qmp) == qmp
+    ]
 
 
 # Undoing the steps of failed work, as far as QEMU still answers.

@@ -14,12 +14,13 @@ from typing import Any
 
 from brine.common import markers
 from brine.common.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
-from brine.common.errors import BrineError, UsageError
+from brine.common.errors import BrineError, UsageError, warn
 from brine.common.instances import started_with
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import TERM_TIMEOUT_S, Process, is_listening, spoken_wait, unit_of
 from brine.common.qmp.wire import QmpClosedError
+from brine.hotplug.transaction import being_released
 from brine.instance import messages, store, unit
 from brine.instance.action import act_on, act_on_each
 from brine.instance.conflicts import refuse_conflicts
@@ -454,10 +455,14 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         # Without its xl, the end of a domain could not be explained.
         if seen.unit and seen.unit.main_pid:
             stack.enter_context(_noted_reboot(seen, timeout_s))
+        kept = being_released(InstanceFiles(name).qmp)
         with _told_to_stop(name, seen.unit, seen.spec if seen.domain else None) as guest:
             _end(name, guest, "reboot", force=force, timeout_s=timeout_s)
         _start_again(seen)
     messages.tell(messages.REBOOTED, name)
+    for one in kept:
+        text = f"{name}: its guest had not released {one.device_id}, which is as its spec has it"
+        warn(text, hint=f"brine {one.kind} list {name} shows whether it is there")
 
 
 @contextmanager

@@ -215,8 +215,9 @@ def _attach(name: str, descriptor: int, flags: int) -> None:
     except OSError as error:
         show = f"see ip -d link show {name}"
         if error.errno == errno.EBUSY and flags & _IFF_TUN_EXCL:
-            text, hint = "there is an interface of that name already", "brine tap list shows whose"
-            raise TapExistsError(name, text, hint=f"{show}; {hint} it is") from error
+            text = "there is an interface of that name already"
+            hint = f"brine tap down {name} removes one of Brine's that no process has open"
+            raise TapExistsError(name, text, hint=f"{show}; {hint}") from error
         if error.errno == errno.EBUSY:
             by = ", ".join(map(str, holders(name))) or "somebody"
             raise TapBusyError(name, f"{by} has it open") from error

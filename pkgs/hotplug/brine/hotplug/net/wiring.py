@@ -63,6 +63,39 @@ class Wired:
     changed: bool
 
 
+def open_own_tap(nic: Nic) -> Tap:
+    """Make the tap of a NIC and open it, see :func:`brine.hotplug.net.tap.open_tap`. A tap that the
+    NIC has already, and that no process has open, is replaced.
+
+    :raises TapError: if it can't be made.
+    """
+    make = partial(open_tap, nic.tap_name(), queues=nic.queues, vhost=nic.vhost)
+    try:
+        return make()
+    except TapExistsError:
+        if not remove_unheld(nic):
+            raise
+    return make()
+
+
+def remove_unheld(nic: Nic, name: str | None = None) -> bool:
+    """Remove the tap of a NIC, with its wiring, if no process has it open.
+
+    A QEMU can make its tap persistent (``TUNSETPERSIST``). Then the tap outlives it.
+
+    :param name: of the tap, if it is not the usual one.
+    :returns: whether there was one, and it is gone.
+    """
+    name = name or nic.tap_name()
+    with records.one_at_a_time(name), Netlink() as netlink:
+        link = netlink.find(name)
+        if link is None or link.carrier or link.owner() != (nic.instance, nic.uuid):
+            return False
+        if record := records.load(name):
+            undo_record(netlink, record)
+        return remove(netlink, link)
+
+
 def wire(tap: Tap | str, nic: Nic) -> Wired:
     """Connect a tap with the settings of *nic*, and bring it up.
 

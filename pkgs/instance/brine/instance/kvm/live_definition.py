@@ -7,10 +7,13 @@ command tries again. A device that is in no spec was plugged in by hand, and sta
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.common.paths import InstanceFiles
+from brine.hotplug.transaction import Pending, being_released
 from brine.instance.kvm.layout import SCSI_CONTROLLER
 from brine.instance.kvm.live_changes import KEYS, DevicesNow, as_asked, devices_now
 from brine.instance.observe import Observed, Oper
@@ -75,10 +78,14 @@ class DeviceStep:
         return "attach" if self.new else "detach"
 
 
-def steps_of(spec: Spec, before: Spec | None, devices: DevicesNow) -> list[DeviceStep]:
+def steps_of(
+    spec: Spec, before: Spec | None, devices: DevicesNow, leaving: Collection[Pending] = ()
+) -> list[DeviceStep]:
     """All steps, those first that free a slot, a disk or an address.
 
     :param before: the former spec: what it has too is declared.
+    :param leaving: the work on devices that the guest may still release. A device of these that
+        the spec has gets a step, which plugs it in again if it is gone by then.
     """
     command = devices.runtime.rest.get("command") or ()
     has_scsi = any(
@@ -105,6 +112,8 @@ def steps_of(spec: Spec, before: Spec | None, devices: DevicesNow) -> list[Devic
                 old = None
             if old is None or as_asked(old) != as_asked(new):
                 steps.append(step(key, old, new))
+            elif any(one.is_of(uuid) for one in leaving):
+                steps.append(DeviceStep(key, old, new, is_live=True))
     return sorted(steps, key=lambda one: ("detach", "modify", "attach").index(one.verb))
 
 
@@ -129,7 +138,7 @@ def change_live(
         return LiveResult(spec, pending=pending)
     try:
         devices = devices_now(spec.name)
-        steps = steps_of(spec, before, devices)
+        steps = steps_of(spec, before, devices, being_released(InstanceFiles(spec.name).qmp))
     except BrineError as error:
         is_same = before and (before.disks, before.nics) == (spec.disks, spec.nics)
         return LiveResult(spec, pending=pending, errors=() if is_same else (error,))

@@ -15,6 +15,7 @@ from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.choices import UNPLUG_TIMEOUT_S
 from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import Vm, remove_device, working_on
+from brine.hotplug.transaction import being_released
 from brine.instance import store
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER
@@ -59,7 +60,8 @@ class LiveWork:
                 if not self._dry_run:
                     self.spec = store.load(name)  # another command may have changed it meanwhile
                 # What was interrupted is completed or undone by now.
-                steps = steps_of(self.spec, self._before, devices_now(name))
+                leaving = being_released(files.qmp)
+                steps = steps_of(self.spec, self._before, devices_now(name), leaving)
                 self._undone = list(steps)
                 for step in steps:
                     if step.is_live and not self._try(vm, step):

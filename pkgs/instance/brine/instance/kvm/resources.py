@@ -289,16 +289,15 @@ def open_pipe(name: str) -> int:
 
 
 def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
-    from brine.hotplug.net.tap import open_tap  # both take long to load, and are for NICs only
-    from brine.hotplug.net.wiring import unwire, wire
+    # It takes long to load, and is for NICs only.
+    from brine.hotplug.net.wiring import open_own_tap, unwire, wire
 
     nics = {}
     for each in spec.nics:
         nic = nic_of(spec, each)
-        name = nic.tap_name()
-        tap = stack.enter_context(open_tap(name, queues=nic.queues, vhost=nic.vhost))
+        tap = stack.enter_context(open_own_tap(nic))
         wire(tap, nic)
-        stack.callback(unwire, name)
+        stack.callback(unwire, tap.name)
         nics[each.uuid] = NicFiles(_inherited(tap.queues), _inherited(tap.vhost))
     return nics
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError, die, warn
@@ -26,6 +26,9 @@ from brine.instance import messages, store, unit
 from brine.instance.observe import is_stop_over
 from brine.instance.owner import forget_process
 from brine.instance.spec import SecurityModel
+
+if TYPE_CHECKING:
+    from brine.hotplug.net.records import TapRecord
 
 _PROGRAM = "brine-instance"
 _USER = "user"
@@ -107,17 +110,19 @@ def _vnc_sockets(runtime: Any) -> list[Path]:
 def _disconnect_taps(name: str) -> None:
     from brine.hotplug.net import records  # with it netlink
 
-    ours: list[str] = []
+    ours: list[TapRecord] = []
     with _warned(f"{name}: its taps"):
         taps = records.load_all().values()
-        ours += [record.name for record in taps if record.nic.instance == name]
+        ours += [record for record in taps if record.nic.instance == name]
     if not ours:
         return
-    from brine.hotplug.net.wiring import unwire  # takes long to load, and most have no tap left
+    # It takes long to load, and most have no tap left.
+    from brine.hotplug.net.wiring import remove_unheld, unwire
 
     for tap in ours:
-        with _warned(tap):
-            unwire(tap)
+        with _warned(tap.name):
+            unwire(tap.name)
+            remove_unheld(tap.nic, tap.name)
 
 
 def note_stop(name: str) -> None:
