@@ -864,21 +864,34 @@ def test_what_is_recorded_for_the_next_start_is_defined_live(node: Node) -> None
     assert (runtime["disks"], runtime["spec"]["disks"]) == ([], [])
 
 
-def test_a_disk_moves_between_instances_that_run(node: Node) -> None:
+def test_devices_move_between_instances_that_run(node: Node) -> None:
     node.run(["truncate", "--size=2M", DISKS / "d.img"])
-    disk = {"path": f"{DISKS}/d.img"}
-    define(node, "web1", disks=[disk])
+    disk, nic = {"path": f"{DISKS}/d.img"}, {"link": "br0", "mac": "52:54:00:00:00:01"}
+    define(node, "web1", disks=[disk], nics=[nic])
     define(node, "web2")
     for name in ("web1", "web2"):
         node.run(["brine", "instance", "start", name])
     for name in ("web1", "web2"):
         wait_ready(node, name)
-    specs = [{"name": "web2", **SMALLEST, "disks": [disk]}, {"name": "web1", **SMALLEST}]
+    # As long as the first one runs with it, no other one starts with it.
+    define(node, "web1", disks=[disk])
+    define(node, "web3", nics=[nic])
+    failed = node.run(["brine", "instance", "start", "web3"], check=False)
+    assert f"{nic['mac']}: is in use by web1, as its MAC address" in failed.stderr
+    node.run(["brine", "instance", "undefine", "web3"])
+    define(node, "web1", disks=[disk], nics=[nic])
+    both = {"disks": [disk], "nics": [nic]}
+    specs = [{"name": "web2", **SMALLEST, **both}, {"name": "web1", **SMALLEST}]
+    expected = {disk["path"], nic["mac"]}
     for options in (["--dry-run"], []):
         got, gave = defined_live(node, specs, *options)["instances"]
-        assert [one["path"] for one in got["attached"]] == [disk["path"]]
-        assert [one["path"] for one in gave["detached"]] == [disk["path"]]
-    assert plugged(node, "web2") == ([disk["path"]], [])
+        assert {one.get("path") or one["mac"] for one in got["attached"]} == expected
+        assert {one.get("path") or one["mac"] for one in gave["detached"]} == expected
+    # An edit does the same as a definition.
+    editor = "EDITOR='sed -i s/52:54:00:00:00:01/52:54:00:00:00:02/'"
+    said = node.shell(f"{editor} brine instance edit web2 --live")
+    assert "attached: NIC 52:54:00:00:00:02; detached: NIC 52:54:00:00:00:01" in said
+    assert plugged(node, "web2") == ([disk["path"]], ["52:54:00:00:00:02"])
 
 
 @pytest.mark.both_releases

@@ -343,6 +343,10 @@ def test_a_live_change_that_nobody_can_make_is_an_error(
     assert (status, out) == (1, "defined: web1\n")
     assert err.startswith("brine: error: web1: may run, and systemd does not tell")
     assert len(spec()["nics"]) == 1
+    an_editor(tmp_path, monkeypatch, ":")
+    status, out, err = web1("edit", "web1", "--live")
+    assert (status, out) == (1, "unchanged: web1\n")
+    assert err.startswith("brine: error: web1: may run, and systemd does not tell")
 
 
 def test_a_broken_disk_stops_no_definition(brine: Run, tmp_path: Path) -> None:

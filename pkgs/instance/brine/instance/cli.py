@@ -49,8 +49,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     define.add_argument("--node", metavar="NODE", help="the node, if not this one")
     text = "the configuration (default: the cluster's); - is standard input"
     define.add_argument("--config", metavar="FILE", help=text)
-    text = "also plug NICs and disks into a running instance, and take them out"
-    define.add_argument("--live", action="store_true", help=text)
     text = "keep the admin_state of an instance that its user has shut down"
     define.add_argument("--keep-user-state", action="store_true", help=text)
     text = "define an instance from a disk image, or from a machine of libvirt's or Proxmox's"
@@ -97,7 +95,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
     pause = verb("pause", f"{_OPERATIONS}:pause", "stop an instance's processors")
     resume = verb("resume", f"{_OPERATIONS}:resume", "resume a paused instance")
-    verb("edit", f"{_DEFINITION}:edit", "edit an instance's spec with your editor")
+    edit = verb("edit", f"{_DEFINITION}:edit", "edit an instance's spec with your editor")
+    text = "also plug NICs and disks into a running instance, and take them out"
+    for each in (define, edit):
+        each.add_argument("--live", action="store_true", help=text)
     cdrom = verb("cdrom", "brine.instance.kvm.cdrom:cdrom", "change the medium in a CD-ROM drive")
     cdrom.add_argument("medium", metavar="MEDIUM", nargs="?", help="an image, or a block device")
     cdrom.add_argument("--eject", action="store_true", help="leave the drive empty")

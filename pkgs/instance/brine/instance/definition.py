@@ -141,7 +141,7 @@ def define_several(
     refused are tried again when others have changed.
 
     :param live: also change the disks and NICs of those that run. It begins with instances that
-        get no disk.
+        get no device.
     :param keeps_user_state: as in :func:`define_instance`.
     :param asked: what waits for systemd's answer on all units, where it is asked already; for a dry
         run.
@@ -185,14 +185,11 @@ def _changed_live(
 ) -> list[DefinitionResult]:
     held_back = reasons_to_wait()
 
-    def gets_disk(index: int) -> bool:
+    def gets_device(index: int) -> bool:
         defined = results[index].defined
-        if defined is None:
-            return False
-        disks = {one.uuid for one in defined.before.disks} if defined.before else ()
-        return any(one.uuid not in disks for one in defined.spec.disks)
+        return defined is not None and not _devices(defined.spec) <= _devices(defined.before)
 
-    for index in sorted(range(len(results)), key=gets_disk):
+    for index in sorted(range(len(results)), key=gets_device):
         if defined := results[index].defined:
             found = seen.get(defined.spec.name)
             live = change_live(defined.spec, defined.before, found, dry_run=dry_run)
@@ -208,6 +205,11 @@ def _changed_live(
                 }
                 results[index] = replace(results[index], state=state)
     return results
+
+
+def _devices(spec: Spec | None) -> set[str]:
+    """What only one instance can have of a spec's devices."""
+    return {*(one.path for one in spec.disks), *(one.mac for one in spec.nics)} if spec else set()
 
 
 def _unseen(name: str) -> InstanceError:
@@ -376,7 +378,7 @@ def edit(arguments: argparse.Namespace) -> int:
     try:
         _run_editor(kept)
         if kept.read_bytes() == text:
-            defined = Defined(before, changed=False)
+            defined = Defined(before, changed=False, before=before)
         else:
             data = _input(str(kept))
             if isinstance(data, dict) and data.get("name") != name:
@@ -390,8 +392,11 @@ def edit(arguments: argparse.Namespace) -> int:
             warn(f"what you wrote is kept as {kept}")
         raise
     shutil.rmtree(folder)
-    tell_lines([DefinitionResult(SpecInput(name, name), defined)])
-    return 0
+    results = [DefinitionResult(SpecInput(name, name), defined)]
+    if arguments.live:
+        undo_when_told_to_end()
+        results = _changed_live(results, _observed([name]), dry_run=False)
+    return tell_lines(results)
 
 
 def _folder_for_edits() -> str:
