@@ -140,7 +140,6 @@ LATE = {
     "brine.confd.questions": "brine --help has no need of the queries",
     "brine.config.ssconf": "only instances with a user of their own take one",
     "brine.hotplug.net.records": "with it netlink; most ends leave no tap, and disks have none",
-    "brine.hotplug.net.tap": "only instances with a NIC need it",
     "brine.hotplug.net.wiring": "as that",
     "brine.hotplug.nic": "as that, with hashlib",
     "brine.common.instances": "few commands are given a UUID",
