@@ -31,6 +31,7 @@ from node.instance_on_node import (
     info,
     order,
     qmp,
+    run_in_guest,
     start,
     wait_ready,
     wait_status,
@@ -895,3 +896,114 @@ def test_a_reboot_loses_nothing(release: str, packages: list[Path]) -> None:
         assert {info(node, name)["status"] for name in ("web1", "web2")} == {"running"}
         assert info(node, "user1")["admin_state"] == "down"
         assert json.loads(node.read(RECORD))["version"] == 1
+
+
+_FULL = Path("/srv/full")
+
+
+@contextmanager
+def full_storage(node: Node) -> Iterator[Path]:
+    """A sparse disk of a file system that has hardly any room; the file's removal makes room."""
+    node.shell(f"mkdir -p {_FULL}; mount -t tmpfs -o size=48m tmpfs {_FULL}")
+    node.shell(f"truncate -s 256M {_FULL}/disk; head -c 44M /dev/zero >{_FULL}/ballast")
+    try:
+        yield _FULL / "ballast"
+    finally:
+        node.shell(f"umount --lazy {_FULL}")
+
+
+def wait_halted(node: Node, name: str, state: str) -> dict[str, Any]:
+    """Wait until a list says that QEMU has stopped an instance."""
+
+    def halted() -> dict[str, Any] | None:
+        rows = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
+        (one,) = (row for row in rows if row["name"] == name)
+        return one if (one["halted"] or {}).get("state") == state else None
+
+    return wait_for(f"{name} to stand still: {state}", halted, timeout_s=60)
+
+
+def write_more_than_fits(node: Node, name: str) -> None:
+    run_in_guest(
+        node, name, "dd if=/dev/zero of=/dev/vda bs=1M count=16 conv=fsync >/dev/null 2>&1 &"
+    )
+
+
+@pytest.mark.both_releases
+def test_a_full_disk_is_said_and_the_guest_goes_on_once_there_is_room(node: Node) -> None:
+    disk = {"path": f"{_FULL}/disk", "format": "raw"}
+    with full_storage(node) as ballast:
+        boot(node, "full1", disks=[disk])
+        wait_watching(node, "full1")
+        write_more_than_fits(node, "full1")
+        one = wait_halted(node, "full1", "io-error")
+        assert (one["status"], one["oper_state"], one["paused"]) == (
+            "ERROR_halted",
+            "running",
+            False,
+        )
+        assert one["halted"]["reason"] == "No space left on device"
+        assert f"{_FULL}/disk" in one["why"]
+        listed = node.run(["brine", "instance", "list"]).stdout
+        assert "ERROR_halted (io-error)" in listed
+        found = info(node, "full1")
+        assert (found["status"], found["qemu"]) == ("ERROR_halted", "io-error")
+        # What can't be done says so.
+        for verb in ("resume", "pause"):
+            done = node.run(["brine", "instance", verb, "full1"], check=False)
+            assert done.returncode == 1, done.stdout
+            assert "io-error" in done.stderr
+        # The watcher reports it as long as there is no room, and continues it then.
+        assert passed(node, status=3)["full1"]["actions"] == []
+        assert "odd" in told(node, "full1")
+        node.run(["rm", str(ballast)])
+        assert passed(node)["full1"]["actions"] == ["continue"]
+        wait_status(node, "full1", "running")
+        wait_for("no halt", lambda: info(node, "full1")["halted"] is None, timeout_s=60)
+        assert told(node, "full1")[-1] == "continued"
+        said = node.shell("journalctl -o cat BRINE_EVENT=halted BRINE_INSTANCE=full1")
+        assert "QEMU has stopped it: io-error, No space left on device" in said
+        run_in_guest(node, "full1", "true")
+
+
+@pytest.mark.parametrize("by_systemd", [False, True])
+def test_a_guest_with_a_full_disk_is_continued_by_its_stop(node: Node, *, by_systemd: bool) -> None:
+    disk = {"path": f"{_FULL}/disk", "format": "raw"}
+    with full_storage(node) as ballast:
+        boot(node, "full2", disks=[disk], shutdown_timeout=300)
+        wait_watching(node, "full2")
+        write_more_than_fits(node, "full2")
+        wait_halted(node, "full2", "io-error")
+        node.run(["rm", str(ballast)])
+        if by_systemd:
+            node.run(["systemctl", "stop", "brine-instance@full2"], timeout_s=200)
+        else:
+            node.run(["brine", "instance", "stop", "full2"], timeout_s=200)
+        said = node.shell("journalctl -o cat BRINE_EVENT=ended BRINE_INSTANCE=full2")
+        assert said == ""  # it has shut down by itself
+
+
+@pytest.mark.both_releases
+def test_a_suspended_guest_is_woken_and_a_panicked_one_is_not_waited_for(node: Node) -> None:
+    boot(node, "asleep1", extra_arguments=["-device", "pvpanic-pci", "-action", "panic=pause"])
+    wait_watching(node, "asleep1")
+    suspend = "(sleep 1; echo mem >/sys/power/state) >/dev/null 2>&1 &"
+    run_in_guest(node, "asleep1", suspend)
+    one = wait_halted(node, "asleep1", "suspended")
+    assert one["status"] == "running"
+    assert "running (suspended)" in node.run(["brine", "instance", "list"]).stdout
+    node.run(["brine", "instance", "resume", "asleep1"])
+    wait_for("no halt", lambda: info(node, "asleep1")["halted"] is None, timeout_s=60)
+    run_in_guest(node, "asleep1", suspend)
+    wait_halted(node, "asleep1", "suspended")
+    node.run(["brine", "instance", "stop", "asleep1"], timeout_s=200)
+    start(node, "asleep1")
+    order(node, "asleep1", "crash")
+    wait_halted(node, "asleep1", "guest-panicked")
+    done = node.run(["brine", "instance", "stop", "asleep1"], check=False)
+    assert done.returncode == 1
+    assert "its guest has panicked" in done.stderr
+    # With the reset button it begins anew.
+    node.run(["brine", "instance", "reboot", "--reset", "asleep1"])
+    wait_ready(node, "asleep1")
+    assert info(node, "asleep1")["status"] == "running"

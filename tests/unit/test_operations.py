@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -64,6 +65,7 @@ from lab.stand_in import StandIn
 from lab.waiting import wait_for
 
 UNIT = unit_of("web1")
+_ORDERS = ("stop", "cont", "system_wakeup")
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +118,7 @@ class Running:
         self.qemu = StandIn()
         self.obeys = True
         self.at_reset: Callable[[], object] = lambda: None
+        self.at_cont: Callable[[], object] = lambda: None
         self.status = "running"
         self._systemctl = systemctl
         pid = str(self.qemu.pid)
@@ -128,6 +131,7 @@ class Running:
             "query-chardev": [],
             "system_powerdown": self._powerdown,
             "system_reset": self._reset,
+            "cont": self._cont,
         }
         self.monitor: FakeQemu = qemus.start(InstanceFiles("web1").qmp, answers=answers)
 
@@ -138,6 +142,10 @@ class Running:
 
     def _reset(self) -> dict[str, str]:
         self.at_reset()
+        return {}
+
+    def _cont(self) -> dict[str, str]:
+        self.at_cont()
         return {}
 
     def end(self) -> None:
@@ -842,6 +850,9 @@ def test_whoever_waits_for_a_reboot_makes_the_rest_of_it(
         (False, "paused", "cont"),
         (False, "prelaunch", "cont"),
         (False, "running", None),
+        (False, "watchdog", "cont"),
+        (False, "guest-panicked", "cont"),
+        (False, "suspended", "system_wakeup"),
     ],
 )
 def test_its_processors_stand_still_or_go_on(
@@ -849,7 +860,61 @@ def test_its_processors_stand_still_or_go_on(
 ) -> None:
     running.status = status
     assert set_paused("web1", paused=paused) == (told is not None)
-    assert running.monitor.received[-1] == (told or "query-status")
+    orders = [one for one in running.monitor.received if one in _ORDERS]
+    assert orders == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("paused", "status", "said"),
+    [
+        (False, "internal-error", "can't be continued: .* internal-error"),
+        (False, "shutdown", "can't be continued"),
+        (False, "postmigrate", "can't be continued"),
+        (False, "io-error", "has stopped it again: io-error"),
+        (True, "io-error", "can't be paused: .* io-error"),
+        (True, "suspended", "can't be paused: .* suspended"),
+    ],
+)
+def test_what_can_not_go_on_or_be_paused_says_so(
+    running: Running, paused: bool, status: str, said: str
+) -> None:
+    running.status = status
+    with pytest.raises(InstanceError, match=said):
+        set_paused("web1", paused=paused)
+
+
+@pytest.mark.parametrize("status", ["internal-error", "guest-panicked"])
+def test_a_guest_that_will_never_hear_is_not_waited_for(running: Running, status: str) -> None:
+    running.status = status
+    with pytest.raises(InstanceError, match=f"can't be asked to shut down: .*{status}") as caught:
+        stop_instance("web1", timeout_s=1000)
+    assert caught.value.hint == "brine instance stop --force web1 ends it"
+    assert "system_powerdown" not in running.monitor.received
+
+
+def test_a_full_disk_is_continued_until_the_guest_can_shut_down(running: Running) -> None:
+    running.status = "io-error"
+    has_room = iter([False, False, True])
+
+    def go_on() -> None:
+        running.status = "running" if next(has_room) else "io-error"
+
+    running.at_cont = go_on
+    assert stop_instance("web1", timeout_s=60) is Stopped.STOPPED
+    assert running.monitor.received.count("cont") == 3
+
+
+def test_a_reset_sets_a_guest_going_that_qemu_has_stopped(running: Running) -> None:
+    running.status = "internal-error"
+    events: list[asyncio.Task[int]] = []
+
+    def reset() -> None:
+        told = running.monitor.tell("RESET")
+        events.append(asyncio.get_running_loop().create_task(told))
+
+    running.at_reset = reset
+    reset_instance("web1")
+    assert running.monitor.received[-2:] == ["system_reset", "cont"]
 
 
 def test_a_list_shows_what_is_paused(running: Running) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from brine.common import paths, process
 from brine.common.cli import table
+from brine.common.halt import Halt
 from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import pci_slot
@@ -80,6 +81,7 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "oper_state": "running",
         "why": "",
         "paused": False,
+        "halted": None,
         "restart_pending": None,
         "memory_mib": 512,
         "vcpus": 1,
@@ -91,6 +93,42 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "held_back": "given up",
         "spec": to_json(one.spec),
     }
+
+
+@pytest.mark.parametrize(
+    ("halt", "status", "still", "why"),
+    [
+        (
+            Halt("io-error", "No space left on device", "disk-11111111-pci-5", no_space=True),
+            "ERROR_halted",
+            "io-error",
+            "QEMU has stopped it: io-error, No space left on device, at /srv/full",
+        ),
+        (Halt("internal-error"), "ERROR_halted", "internal-error", "QEMU has stopped it: "),
+        (Halt("suspended"), "running", "suspended", "its guest has suspended itself"),
+        (Halt("paused"), "running", "paused", "another program has paused it"),
+    ],
+)
+def test_a_list_says_which_qemu_stands_still_and_why(
+    halt: Halt, status: str, still: str, why: str
+) -> None:
+    disk = {"path": "/srv/full", "uuid": "11111111-0000-4000-8000-000000000000"}
+    one = replace(seen(running(), disks=[disk]), halted=replace(halt, since=60.0))
+    cells = row(one)
+    assert cells[1] == f"{status} ({still})"
+    assert cells[-1].startswith(why)
+    told = summary(one)
+    assert (told["status"], told["oper_state"]) == (status, "running")
+    assert told["paused"] == (still == "paused")
+    assert told["halted"] == {
+        "state": still,
+        "reason": halt.reason or None,
+        "device": halt.device or None,
+        "no_space": halt.no_space,
+        "since": "1970-01-01T00:01:00+00:00",
+    }
+    ended = replace(one, unit=None)
+    assert summary(ended)["halted"] is None
 
 
 def test_a_wide_list_says_since_when_and_where() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from brine.common.halt import Halt
 from brine.common.markers import Marker, MarkerKind
 from brine.instance.history import needs_verdict
 from brine.instance.observe import Observed
@@ -80,6 +81,30 @@ def test_what_is_there_has_no_end_and_is_left_alone(row: str) -> None:
     assert (life_of(what), end_of(what)) == (life, None)
     assert not needs_verdict(what)
     assert decision(what).actions == ()
+
+
+FULL = Halt("io-error", "No space left on device", no_space=True)
+
+
+@pytest.mark.parametrize(
+    ("halt", "has_room", "actions", "is_odd"),
+    [
+        (FULL, False, (), True),
+        (FULL, True, (Action.CONTINUE,), False),
+        (Halt("io-error"), True, (), True),
+        (Halt("internal-error"), False, (), True),
+        (Halt("suspended"), False, (), False),
+        (Halt("paused"), False, (), False),
+    ],
+)
+def test_one_that_qemu_has_stopped_is_reported_and_goes_on_once_there_is_room(
+    halt: Halt, has_room: bool, actions: tuple[Action, ...], is_odd: bool
+) -> None:
+    one = seen("active", halted=halt, has_room=has_room)
+    found = decision(one)
+    assert (found.actions, found.is_odd) == (actions, is_odd)
+    assert halt.why() in found.why
+    assert life_of(one) is (Life.HALTED if halt.is_fault else Life.RUNNING)
 
 
 def by(who: str, **marks: Any) -> Observed:

@@ -404,6 +404,8 @@ def _why_left(seen: Result) -> str:
     """Why an instance is not to be started now; empty if it is."""
     if seen["status"] in ("running", "starting"):
         return "runs"
+    if seen["status"] == "ERROR_halted":
+        return f"left alone: {seen['why']}"
     if seen["oper_state"] == "stopping":
         return "is just being stopped, and left alone"
     is_off = seen["oper_state"] == "S" and seen["spec"]["user_shutdown"] != "restart"

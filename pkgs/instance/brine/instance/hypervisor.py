@@ -22,6 +22,10 @@ ABOVE = "see what it said above"
 """The end of an error whose reason stands in an earlier line of the journal."""
 
 
+class DeafGuestError(InstanceError):
+    """A guest that will never hear that it should shut down."""
+
+
 class Guest(Protocol):
     """The guest of a running instance: in a QEMU, or in a domain. Errors are BrineErrors."""
 
@@ -31,6 +35,7 @@ class Guest(Protocol):
     def ask(self, left_s: float, *, is_first: bool, may_use_agent: bool) -> str | None:
         """Ask the guest to shut down; returns None, or why it could not be asked.
 
+        :raises DeafGuestError: if it is of no use to ask again.
         :param left_s: how long the guest may take to shut down.
         :param is_first: whether it has not been asked yet.
         :param may_use_agent: whether the guest agent may be asked; QEMU reports that shutdown as
@@ -78,7 +83,7 @@ class Hypervisor(Protocol):
         """Whether a running instance is paused."""
 
     def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
-        """Pause or resume an instance; False if nothing changes."""
+        """Pause or resume an instance, whatever has stopped it; False if nothing changes."""
 
     def remove_rest(self, name: str) -> None:
         """Remove the leftovers of an ended instance that its next start does not replace. The

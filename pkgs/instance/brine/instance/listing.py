@@ -14,6 +14,7 @@ from typing import Any
 
 from brine.common.cli import print_table
 from brine.common.errors import tell_error
+from brine.common.halt import Halt
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.observe import Observed, Oper, look_at_all
@@ -55,10 +56,11 @@ def row(seen: Observed, *, wide: bool = False) -> tuple[str, ...]:
     """
     found = summary_of(seen, running_spec(seen), with_vnc=False)
     pending = ", ".join(found["restart_pending"] or ())
+    still = "paused" if found["paused"] else (found["halted"] or {}).get("state")
     whys = found["why"], f"restart pending: {pending}" if pending else ""
     return (
         found["name"],
-        f"{found['status']} (paused)" if found["paused"] else found["status"],
+        f"{found['status']} ({still})" if still else found["status"],
         found["admin_state"],
         found["oper_state"],
         f"{found['memory_mib']} MiB",
@@ -104,6 +106,7 @@ def summary_of(
         "why": state.why,
         # QEMU is asked only if a marker says that it is.
         "paused": runs and hypervisor_of(spec).is_paused(seen),
+        "halted": _halted(seen.halted) if runs and seen.halted else None,
         "restart_pending": list(running.pending) if running else None,
         "memory_mib": started.get("memory_mib", spec.memory_mib),
         "vcpus": started.get("vcpus", spec.vcpus),
@@ -112,6 +115,17 @@ def summary_of(
         "vnc": _vnc(bind, pid) if runs and pid and with_vnc else None,
         "domain": seen.domain.number if seen.domain else None,
         "node": os.uname().nodename,
+    }
+
+
+def _halted(halt: Halt) -> dict[str, Any]:
+    since = datetime.fromtimestamp(halt.since, UTC) if halt.since else None
+    return {
+        "state": halt.state,
+        "reason": halt.reason or None,
+        "device": halt.device or None,
+        "no_space": halt.no_space,
+        "since": since.isoformat(timespec="seconds") if since else None,
     }
 
 

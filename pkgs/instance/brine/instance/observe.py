@@ -9,13 +9,14 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError
+from brine.common.halt import Halt
 from brine.common.markers import BELIEVED_S, Marker, MarkerKind
 from brine.common.process import begun
 from brine.common.vm_values import vm_name_fault
@@ -52,6 +53,7 @@ class Status(StrEnum):
     RUNNING = "running"
     STARTING = "starting"
     STOPPING = "stopping"
+    ERROR_HALTED = "ERROR_halted"
     ERROR_UP = "ERROR_up"
     ERROR_DOWN = "ERROR_down"
     USER_DOWN = "USER_down"
@@ -90,6 +92,8 @@ class Observed:
     :param verdict: who ended its last run, by kvmd; empty if that is not known, or not needed.
     :param lacks: what its last start lacked and is still missing; None if it lacked nothing.
     :param awaits_node: the node's start of all instances will start it.
+    :param halted: how its QEMU stands still, if no administrator has paused it.
+    :param has_room: its storage, which was full, has room again.
     :param lacks_owner: why its owner does not let it start; empty if it does, or there is none.
     """
 
@@ -111,6 +115,8 @@ class Observed:
     verdict: str = ""
     lacks: tuple[str, ...] | None = None
     awaits_node: bool = False
+    halted: Halt | None = None
+    has_room: bool = False
     lacks_owner: str = ""
 
     @cached_property
@@ -266,6 +272,7 @@ def _observed(
         overdue=_overdue(spec, found),
         failure=failure,
         failed_later=failure is not None and read(MarkerKind.STARTED, failure.run) is not None,
+        halted=Halt.of(read(MarkerKind.HALTED, run)),
         lacks_owner=why_owner_absent(spec),
     )
 
@@ -364,7 +371,7 @@ def _of_qemu(seen: Observed) -> InstanceState:
     if oper is Oper.STOPPING:
         return _stopping()
     if oper is Oper.RUNNING:
-        return _running(seen.spec)
+        return _halted(seen.spec, seen.halted) if seen.halted else _running(seen.spec)
     return _down(seen.spec, _reason(seen), by_user=seen.has_user_marker)
 
 
@@ -411,6 +418,15 @@ def _running(spec: Spec, *notes: str) -> InstanceState:
         return InstanceState(Oper.RUNNING, Status.RUNNING, "; ".join(notes))
     wrong = f"it runs, but should be {spec.admin_state}"
     return InstanceState(Oper.RUNNING, Status.ERROR_UP, "; ".join([wrong, *notes]))
+
+
+def _halted(spec: Spec, halt: Halt) -> InstanceState:
+    """The state of an instance whose QEMU stands still."""
+    # Its nodes have the beginning of the disk's UUID in their names.
+    paths = (disk.path for disk in spec.disks if f"-{disk.uuid[:8]}-" in halt.device)
+    state = _running(spec, halt.why(next(paths, "")))
+    is_error = halt.is_fault and state.status is Status.RUNNING
+    return replace(state, status=Status.ERROR_HALTED) if is_error else state
 
 
 def _notes(domain: Domain, *, has_unit: bool) -> Iterator[str]:

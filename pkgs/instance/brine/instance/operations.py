@@ -26,9 +26,14 @@ from brine.instance.action import act_on, act_on_each
 from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import verdicts_on
-from brine.instance.hypervisor import Guest, hypervisor_of, hypervisor_running
+from brine.instance.hypervisor import (
+    DeafGuestError,
+    Guest,
+    hypervisor_of,
+    hypervisor_running,
+)
 from brine.instance.intent import forget_end, offline, tell_cluster, want
-from brine.instance.kvm.guest import monitor_of
+from brine.instance.kvm.guest import monitor_of, press_reset
 from brine.instance.kvm.programs import refuse_writers
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
 from brine.instance.owner import make_folder, remove_folder
@@ -499,7 +504,7 @@ def reset_instance(name: str) -> None:
         _reset_by_start(seen)
     else:
         with monitor_of(name) as qmp:
-            qmp.execute("system_reset")
+            press_reset(qmp)
     messages.tell(messages.RESET, name)
 
 
@@ -560,11 +565,15 @@ def _end(name: str, told: tuple[Guest, str], verb: str, *, force: bool, timeout_
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
     messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
-        if shut_down(name, guest, run, timeout_s=timeout_s, force=force):
-            return
+        hint = f"brine instance {verb} --force {name} ends it"
+        try:
+            if shut_down(name, guest, run, timeout_s=timeout_s, force=force):
+                return
+        except DeafGuestError as error:
+            raise InstanceError(name, str(error).removeprefix(f"{name}: "), hint=hint) from error
     messages.tell(messages.NOT_IN_TIME, name, timeout=timeout_s)
     text = f"did not shut down within {timeout_s:g} s, and runs on"
-    raise InstanceError(name, text, hint=f"brine instance {verb} --force {name} ends it")
+    raise InstanceError(name, text, hint=hint)
 
 
 def _wait_stopped(run: Unit) -> None:

@@ -6,11 +6,13 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+from brine.common import markers
 from brine.common.errors import printable
-from brine.common.markers import WHO_UNKNOWN
+from brine.common.halt import GOING_STATES, PAUSED, Halt
+from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
@@ -30,6 +32,7 @@ from brine.instance.xen.config import KEYS
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0
 _LAST_WORDS = 40
+_NO_ANSWER = "nothing:"
 _PANIC = "Kernel panic - not syncing"
 _NOTHING_OF_QEMU: Mapping[str, Any] = {
     "qemu": None,
@@ -52,13 +55,15 @@ def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
     running = running_spec(seen)
     started = running.started if running else {}
     verdict = _verdict(seen) if is_qemu else None
+    of_qemu = _of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU
+    seen = _as_qemu_says(seen, of_qemu["qemu"])
     has_line = is_qemu and started.get("serial_console", seen.spec.serial_console)
     return {
         **summary_of(seen, running),
         "held_back": held_back,
         "running": {key: started[key] for key in running.pending} if running else None,
         "xen": seen.domain.state if seen.domain else None,
-        **(_of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU),
+        **of_qemu,
         "verdict": verdict,
         "last_words": _last_words(name) if verdict and verdict["who"] == "crash" else None,
         "qmp": str(control.qmp) if is_qemu else None,
@@ -191,8 +196,19 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
                     addresses = guest_addresses(name, timeout_s=_AGENT_ANSWER_S)
                     found["guest_addresses"] = addresses
     except QmpError as error:
-        found["qemu"] = f"nothing: {error}"
+        found["qemu"] = f"{_NO_ANSWER} {error}"
     return found
+
+
+def _as_qemu_says(seen: Observed, state: str | None) -> Observed:
+    """An instance that stands still or goes on as QEMU says, also where brine-kvmd is off."""
+    if state is None or state.startswith(_NO_ANSWER):
+        return seen
+    is_paused = state == PAUSED and markers.read_marker(MarkerKind.PAUSED, seen.name, run=seen.run)
+    if state in GOING_STATES or is_paused:
+        return replace(seen, halted=None)
+    is_known = seen.halted and seen.halted.state == state
+    return seen if is_known else replace(seen, halted=Halt(state))
 
 
 def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str, Any]:

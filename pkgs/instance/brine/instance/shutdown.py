@@ -20,7 +20,7 @@ from brine.common.instances import started_with
 from brine.common.markers import MarkerKind
 from brine.common.process import Process, main_pid, unit_of
 from brine.instance import messages, store
-from brine.instance.hypervisor import Guest, hypervisor_running
+from brine.instance.hypervisor import DeafGuestError, Guest, hypervisor_running
 from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 
@@ -108,10 +108,17 @@ def shut_down(
     :param force: end it then.
     :param may_use_agent: if not, only the power button is used. QEMU reports that as the admin's,
         and an agent's shutdown as the guest's own.
+    :raises DeafGuestError: without *force*, if it is of no use to ask the guest.
     :raises BrineError: if nothing ends the guest.
     """
-    if _asked(name, guest, run, timeout_s, may_use_agent=may_use_agent):
-        return True
+    try:
+        if _asked(name, guest, run, timeout_s, may_use_agent=may_use_agent):
+            return True
+    except DeafGuestError as error:
+        if not force:
+            raise
+        warn(str(error), program=_PROGRAM)
+        timeout_s = 0
     if force:
         messages.tell(messages.ENDED, name, timeout=timeout_s, signal=guest.kill())
     return force

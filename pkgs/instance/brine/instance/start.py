@@ -125,6 +125,8 @@ def _runs(spec: Spec) -> tuple[bool, Unit | None]:
         raise being_stopped(name)
     if oper not in (Oper.RUNNING, Oper.STOPPING):
         return False, None
+    if seen.halted and seen.halted.is_fault:
+        warn(f"{name}: {seen.state.why}", hint=f"brine instance resume {name}, if it is to go on")
     is_ending = seen.unit is not None and hypervisor.is_ending(name, seen.unit)
     return True, seen.unit if is_ending else None
 

@@ -24,11 +24,12 @@ class Life(StrEnum):
 
     ``PRESERVED`` is a domain that has ended, or was half-made, and has its memory. ``SUSPENDED``
     is a domain that goes on later, or on another node. ``DOWN`` is no domain or QEMU. ``ZOMBIE``
-    is a domain that Xen can't free.
+    is a domain that Xen can't free. ``HALTED`` is a QEMU that has stopped its VM by itself.
     """
 
     RUNNING = "running"
     PAUSED = "paused"
+    HALTED = "halted"
     STARTING = "starting"
     STOPPING = "stopping"
     PRESERVED = "preserved"
@@ -62,7 +63,8 @@ class Action(StrEnum):
 
     ``SET_DOWN`` notes that its user wants an instance down; ``CLEAN_UP`` removes its leftovers;
     ``START`` starts it for its user; ``TRY`` starts it after a crash, which is counted; ``GIVE_UP``
-    reports that further tries come rarely; ``FORGET`` resets the counter.
+    reports that further tries come rarely; ``FORGET`` resets the counter; ``CONTINUE`` continues a
+    VM whose storage was full.
     """
 
     SET_DOWN = "set-down"
@@ -71,6 +73,7 @@ class Action(StrEnum):
     TRY = "try"
     GIVE_UP = "give-up"
     FORGET = "forget"
+    CONTINUE = "continue"
 
 
 STARTS = frozenset({Action.START, Action.TRY})
@@ -119,6 +122,8 @@ def life_of(seen: Observed | Domain) -> Life:
         return Life.PRESERVED
     if domain and not domain.is_zombie() and oper not in (Oper.STARTING, Oper.STOPPING):
         return _life_of_domain(domain)
+    if oper is Oper.RUNNING and seen.halted and seen.halted.is_fault:
+        return Life.HALTED
     return _LIVES.get(oper, Life.DOWN)
 
 
@@ -245,7 +250,7 @@ def decide(
         return Decision(why="somebody is working on it")
     if life in _MOVING:
         return Decision(why=_MOVING[life])
-    if life in (Life.RUNNING, Life.PAUSED):
+    if life in (Life.RUNNING, Life.PAUSED, Life.HALTED):
         return _running(seen, life, tries, settings, now)
     clean_up = (Action.CLEAN_UP,) if life is Life.PRESERVED else ()
     spec = seen.spec
@@ -293,6 +298,11 @@ def _running(
         return Decision((Action.CLEAN_UP, *actions), why)
     if seen.spec.admin_state != AdminState.UP:
         return Decision(actions, "it runs, but should be down", is_odd=True)
+    if seen.halted and seen.halted.no_space and seen.has_room:
+        why = f"{seen.state.why}, and there is room again"
+        return Decision((*actions, Action.CONTINUE), why)
+    if seen.halted:
+        return Decision(actions, seen.state.why, is_odd=life is Life.HALTED)
     return Decision(actions, "it is paused" if life is Life.PAUSED else "")
 
 

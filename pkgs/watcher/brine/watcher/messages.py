@@ -16,6 +16,7 @@ SET_DOWN = Message("4924ab8c9a064d188756700967877e17", "user-down", NOTICE)
 CLEANED_UP = Message("d9e0c75f21654a50bf1878e43e3681b3", "cleaned-up", NOTICE)
 STARTED_AGAIN = Message("a0c2459a999249128d96c4237759ebf3", "started-again", NOTICE)
 TRIED = Message("3bb173a423d54b70b5e01d8b5efa9a4c", "restart-tried", logging.WARNING)
+CONTINUED = Message("4aa6e15a44034b9d9a8b3ee4a1c0f8d2", "continued", NOTICE)
 ODD = Message("5b8a6a1bbd6f4f0e9d2c84c7f1e03a76", "odd", logging.WARNING)
 GIVEN_UP = Message("ba679af32a3c4d28a3dd7e165c0ba718", "given-up", logging.ERROR)
 
@@ -24,6 +25,7 @@ _TOLD = {
     Action.CLEAN_UP: (CLEANED_UP, "what was left of it is removed"),
     Action.START: (STARTED_AGAIN, "starts again, for its user"),
     Action.TRY: (TRIED, "is to run, and does not: try {count} to start it"),
+    Action.CONTINUE: (CONTINUED, "its storage was full, and has room again: it goes on"),
     Action.GIVE_UP: (GIVEN_UP, "did not stay up after {count} tries: it is tried rarely now"),
 }
 

@@ -25,10 +25,11 @@ from brine.common.markers import MarkerKind, clear_way, remove_unheld
 from brine.common.process import unit_of
 from brine.instance import restart_counter, store, unit
 from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
+from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, Observed, look, look_at_all
 from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
-from brine.instance.spec import AdminState
+from brine.instance.spec import AdminState, Spec
 from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, UnitError
@@ -249,6 +250,8 @@ class Pass:
                             counters[now.name] = replace(tries, given_up=True)
                     case Action.FORGET:
                         restart_counter.forget(now.name)
+                    case Action.CONTINUE:
+                        self.instances.resume(now)
                 outcome.actions += (action,)
                 if action is not Action.GIVE_UP:
                     messages.tell_action(now, action, tries)
@@ -268,6 +271,7 @@ def _wait_while_any_ends(works: Iterable[Future[PassOutcome]]) -> None:
 
 _LOCK_S = 5.0
 _STORAGE_S = 2.0
+_ROOM_BYTES = 16 * 2**20
 _VERDICT_S = 1.0
 _SETTLED_S = 10.0
 _CLEARED_S = 60.0
@@ -352,6 +356,11 @@ class Instances:
         elif is_left(now):
             remove_domain(now)
 
+    def resume(self, seen: Observed | Domain) -> None:
+        """Continue an instance. An error if its storage is full at once again."""
+        if isinstance(seen, Observed):
+            hypervisor_of(seen.spec).set_paused(seen, seen.run, paused=False)
+
     def start(self, seen: Observed | Domain) -> Callable[[], bool]:
         """Start an instance; the result waits until it runs, and is False if it was stopped
         meanwhile.
@@ -421,6 +430,8 @@ def _completed(
         seen = replace(seen, verdict=verdict.who)
     if has_not_run(seen) and is_node_starting():
         seen = replace(seen, awaits_node=True)
+    if seen.halted and seen.halted.no_space:
+        seen = replace(seen, has_room=_has_room(seen.spec))
     failure = counting_failure(seen)
     lacks = failure.facts.get("lacks") if failure else None
     if isinstance(lacks, list) and lacks:
@@ -431,14 +442,31 @@ def _completed(
 def _missing(several: Sequence[str]) -> tuple[str, ...]:
     """The files that do not exist. Where storage does not answer, none of them does."""
     found: list[str] = []
+    _look_at_storage(lambda: found.extend(one for one in several if os.path.exists(one)))
+    return tuple(one for one in several if one not in found)
+
+
+def _has_room(spec: Spec) -> bool:
+    """Whether the file systems of all disks of an instance have room. A block device, which may be
+    thin, can only be tried: QEMU stops again if it is still full."""
+    short: list[bool] = []
 
     def look() -> None:
-        found.extend(one for one in several if os.path.exists(one))
+        for disk in spec.disks:
+            if os.path.isfile(disk.path):
+                found = os.statvfs(disk.path)
+                short.append(found.f_bavail * found.f_frsize < _ROOM_BYTES)
+        short.append(False)
 
+    _look_at_storage(look)
+    return bool(short) and not any(short)
+
+
+def _look_at_storage(look: Callable[[], object]) -> None:
+    """Look at storage, which may not answer: then go on without."""
     looking = Thread(target=look, daemon=True)
     looking.start()
     looking.join(_STORAGE_S)
-    return tuple(one for one in several if one not in found)
 
 
 def _makes_domains() -> bool:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from brine.common import markers
 from brine.common.errors import BrineError, printable
+from brine.common.halt import GOING_STATES, IO_ERROR, PAUSED, SUSPENDED, Halt
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import (
@@ -29,9 +30,15 @@ from brine.common.process import (
     refuse_stranger,
     unit_of,
 )
-from brine.common.qmp.wire import QmpClosedError, QmpError, QmpProtocolError, QmpTimeoutError
+from brine.common.qmp.wire import (
+    QmpClosedError,
+    QmpCommandError,
+    QmpError,
+    QmpProtocolError,
+    QmpTimeoutError,
+)
 from brine.instance import owner
-from brine.instance.hypervisor import Hypervisor, ended_early
+from brine.instance.hypervisor import DeafGuestError, Hypervisor, ended_early
 from brine.instance.kvm.programs import with_machine_version
 from brine.instance.observe import Observed, Oper, oper_of
 from brine.instance.spec import Spec
@@ -46,7 +53,19 @@ _READY_S = 5.0
 _QMP_TIMEOUT_S = 5.0
 _AGENT_TIMEOUT_S = 2.0
 _FIRST_PAUSE_S, _PAUSE_S = 0.002, 0.02
-_WAKENINGS = {"paused": "cont", "suspended": "system_wakeup"}  # or it would hear nothing
+_SETTLED_S = 0.5
+"""A disk that is still full stops QEMU again within this time."""
+_WAYS_ON = {
+    **dict.fromkeys((PAUSED, IO_ERROR, "prelaunch", "watchdog", "guest-panicked", "debug"), "cont"),
+    SUSPENDED: "system_wakeup",
+}
+"""How a guest goes on from a RunState. From others there is no way, or no safe one."""
+_DEAF = {
+    "internal-error": "its processor can't go on",
+    "guest-panicked": "its guest has panicked",
+    "postmigrate": "its guest was moved to another QEMU",
+}
+"""RunStates in which the guest will never shut down, and why."""
 
 
 class Kvm(Hypervisor):
@@ -120,25 +139,78 @@ class Kvm(Hypervisor):
 
     def is_paused(self, seen: Observed) -> bool:
         """Whether its processors stand still. QEMU is asked only if a marker says so."""
+        if seen.halted:
+            return seen.halted.state == PAUSED
         if markers.read_marker(MarkerKind.PAUSED, seen.name, run=seen.run) is None:
             return False
         try:
             with monitor_of(seen.name, timeout_s=_ANSWER_S) as qmp:
-                return run_state(qmp) == "paused"
+                return run_state(qmp) in (PAUSED, "prelaunch")  # a reset while it was paused
         except BrineError:
             return True  # this user may not ask, or another program is connected
 
     def set_paused(self, seen: Observed, run: str, *, paused: bool) -> bool:
         with monitor_of(seen.name) as qmp:
-            if run_state(qmp) not in (("running",) if paused else ("paused", "prelaunch")):
-                return False
-            qmp.execute("stop" if paused else "cont")
-        with contextlib.suppress(OSError):  # then lists do not show it
+            state = run_state(qmp)
             if paused:
-                markers.write_marker(MarkerKind.PAUSED, seen.name, run=run)
-            else:
-                markers.remove_marker(MarkerKind.PAUSED, seen.name)
-        return True
+                return _pause(seen.name, run, qmp, state)
+            changed = state != "running"
+            if changed and state not in _WAYS_ON:
+                text = f"can't be continued: QEMU is in the state {state}"
+                hint = f"brine instance reboot --reset {seen.name} begins anew"
+                raise InstanceError(seen.name, text, hint=hint)
+            if changed and (left := continue_guest(qmp)) == IO_ERROR:
+                text = f"QEMU has stopped it again: {left}"
+                raise InstanceError(seen.name, text, hint="make room for its disk, and resume it")
+        with contextlib.suppress(OSError):  # then lists show what was
+            markers.remove_marker(MarkerKind.PAUSED, seen.name)
+            markers.remove_marker(MarkerKind.HALTED, seen.name)
+        return changed
+
+
+def _pause(name: str, run: str, qmp: QmpClient, state: str) -> bool:
+    if state in (PAUSED, "prelaunch"):
+        return False
+    if state != "running":
+        text = f"can't be paused: it stands still, and QEMU is in the state {state}"
+        raise InstanceError(name, text, hint=f"brine instance resume {name}, if it is to go on")
+    # The marker comes first, so that brine-kvmd knows whose pause that is. Without it, lists do
+    # not show the pause.
+    with contextlib.suppress(OSError):
+        markers.write_marker(MarkerKind.PAUSED, name, run=run)
+    try:
+        qmp.execute("stop")
+    except QmpCommandError:
+        with contextlib.suppress(OSError):
+            markers.remove_marker(MarkerKind.PAUSED, name)
+        raise
+    return True
+
+
+def continue_guest(qmp: QmpClient) -> str:
+    """Have a guest go on, whatever has stopped it; returns QEMU's state afterwards."""
+    before = state = run_state(qmp)
+    if way := _WAYS_ON.get(state):
+        qmp.execute(way)
+        state = run_state(qmp)
+    if state == SUSPENDED != before:  # it was suspended, and paused then
+        qmp.execute(_WAYS_ON[SUSPENDED])
+        state = run_state(qmp)
+    deadline = time.monotonic() + _SETTLED_S
+    while before == IO_ERROR and state == "running" and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+        state = run_state(qmp)
+    return state
+
+
+def press_reset(qmp: QmpClient) -> None:
+    """Press the reset button, also of a guest that QEMU itself has stopped: it begins anew."""
+    is_fault = Halt(state := run_state(qmp)).is_fault and state not in GOING_STATES
+    qmp.execute("system_reset")
+    if is_fault:
+        while (event := qmp.next_event(timeout_s=_QMP_TIMEOUT_S)) and event.name != "RESET":
+            pass
+        qmp.execute("cont")
 
 
 class QemuGuest:
@@ -160,8 +232,8 @@ class QemuGuest:
         by_agent = is_first and may_use_agent
         try:
             with monitor_of(self._name, of_unit=True, timeout_s=_QMP_TIMEOUT_S) as qmp:
-                if wakening := _WAKENINGS.get(run_state(qmp)):
-                    qmp.execute(wakening)
+                if fault := self._wake(qmp):
+                    return fault
                 if not (by_agent and has_agent(qmp) and self._ask_agent()):
                     qmp.execute("system_powerdown")
         except QmpError as error:
@@ -171,6 +243,21 @@ class QemuGuest:
         except (TypeError, KeyError, AttributeError):
             return f"{InstanceFiles(self._name).qmp}: no answers of QEMU's"
         return None
+
+    def _wake(self, qmp: QmpClient) -> str:
+        """Have a guest that stands still go on, or it would hear nothing; returns why it does not,
+        if it may later.
+
+        :raises DeafGuestError: if it never will.
+        """
+        state = run_state(qmp)
+        if why := _DEAF.get(state):
+            raise DeafGuestError(self._name, f"can't be asked to shut down: {why} ({state})")
+        if state == "shutdown":  # the guest has, and -no-shutdown keeps QEMU
+            qmp.execute("quit")
+        elif state in _WAYS_ON and continue_guest(qmp) == IO_ERROR:
+            return f"QEMU has stopped it: {IO_ERROR}"
+        return ""
 
     def _ask_agent(self) -> bool:
         return shut_down_by_agent(self._name, timeout_s=_AGENT_TIMEOUT_S)
