@@ -239,10 +239,15 @@ def test_define_says_what_it_did(brine: Run, tmp_path: Path, systemctl: Scripted
     file.write_text(json.dumps({"name": "web1", "nics": [{"link": "br0"}]}))
     assert brine("define", str(file)) == (0, "defined: web1\n", "")
     assert brine("define", str(file)) == (0, "unchanged: web1\n", "")
+    gone = f"removed from its spec: NIC {spec()['nics'][0]['mac']}\n"
     file.write_text(json.dumps({"name": "web1"}))
-    assert brine("define", str(file), "--dry-run") == (0, "would be defined: web1\n", "")
+    assert brine("define", str(file), "--dry-run") == (
+        0,
+        f"would be defined: web1; would be {gone}",
+        "",
+    )
     assert len(spec()["nics"]) == 1
-    assert brine("define", str(file)) == (0, "defined: web1\n", "")
+    assert brine("define", str(file)) == (0, f"defined: web1; {gone}", "")
     assert spec()["nics"] == []
     systemctl.unit(UNIT, **RUNNING)
     _, out, _ = brine("define", "-", stdin={"name": "web1", "vcpus": 2})
@@ -259,6 +264,19 @@ def test_define_for_programs(brine: Run) -> None:
     assert (told["changed"], told["dry_run"], told["spec"]) == (True, False, spec())
     told = json.loads(brine("define", "-", "--json", stdin=given)[1])
     assert (told["changed"], told["spec"]) == (False, spec())
+
+
+def test_define_lists_the_devices_that_go(brine: Run) -> None:
+    """Such as a NIC that was plugged in by hand during an earlier run, and is no hot change now."""
+    mac = "52:54:00:11:22:33"
+    whole = {"name": "web1", "nics": [{"link": "br0", "mac": mac}], "disks": [{"path": "/srv/a"}]}
+    brine("define", "-", stdin=whole)
+    less = {"name": "web1", "disks": whole["disks"]}
+    status, output, _ = brine("define", "-", "--dry-run", "--json", stdin=less)
+    assert (status, json.loads(output)["removed"]) == (0, [f"NIC {mac}"])
+    status, output, _ = brine("define", "-", stdin=less)
+    assert (status, output) == (0, f"defined: web1; removed from its spec: NIC {mac}\n")
+    assert json.loads(brine("define", "-", "--json", stdin=less)[1])["removed"] == []
 
 
 def test_a_list_of_specs_is_defined_and_a_bad_one_stops_no_other(brine: Run) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import errno
 import json
 import os
+import resource
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
 from brine.instance.kvm.live_changes import hot_changes_or_aside
 from brine.instance.listing import row, summary
-from brine.instance.observe import look
+from brine.instance.observe import Oper, look
 from brine.instance.operations import (
     Stopped,
     define_instance,
@@ -336,6 +338,47 @@ def test_marks_of_one_that_had_the_new_name_are_not_its() -> None:
     write_marker(MarkerKind.SHUTDOWN, "web2", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert look("web2").state.status == "ERROR_down"
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Have each write of a file of more than a few KiB fail."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8 * 1024, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_one_whose_new_name_can_not_be_written_keeps_its_name() -> None:
+    defined("old")
+    with no_room(), pytest.raises(InstanceError, match="can't be written"):
+        rename_instance("old", "new")
+    assert store.names() == ["old"]
+    assert store.name_inside("old") == "old"
+    assert not list(paths.SPECS_DIR.glob(".*"))
+    rename_instance("old", "new")
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_one_that_could_not_start_again_is_not_ended_for_a_reboot(
+    running: Running, force: bool
+) -> None:
+    with no_room(), pytest.raises(InstanceError, match="could not be written by its next start"):
+        reboot_instance("web1", force=force)
+    assert "system_powerdown" not in running.monitor.received
+    assert look("web1").state.oper is Oper.RUNNING
+    assert not list(paths.RUNTIME_DIR.glob(".*"))
+
+
+def test_one_that_ends_at_its_reset_button_is_not_reset_if_it_could_not_start_again(
+    running: Running,
+) -> None:
+    define_instance({"name": "web1", "reboot_behavior": "exit"})
+    with no_room(), pytest.raises(InstanceError, match="could not be written by its next start"):
+        reset_instance("web1")
+    assert "system_reset" not in running.monitor.received
 
 
 def test_no_name_is_given_twice() -> None:

@@ -305,6 +305,41 @@ def write_whole(
         sync_folder(path.parent, within=folder)
 
 
+def try_to_write(folder: Path, size: int) -> None:
+    """Write a file of so many bytes that nobody keeps, to see that *folder* has room for one; if it
+    is missing, the folder that it would be made in.
+
+    :raises OSError: as a write would, with the folder as its file.
+    """
+    while not folder.is_dir():
+        folder = folder.parent
+    descriptor = -1
+    try:
+        descriptor = _nameless(folder)
+        left = memoryview(os.urandom(size))
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(folder)) from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _nameless(folder: Path) -> int:
+    """A new file without a name."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in _NO_UNNAMED:
+            raise
+    temporary = folder / f".{os.urandom(8).hex()}.trial"
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    temporary.unlink()
+    return descriptor
+
+
 def unfinished(path: Path) -> Path:
     """The temporary file that the only writer of *path* leaves behind when it is killed."""
     return path.with_name(f".{path.name}.new")

@@ -88,7 +88,7 @@ class DefinitionResult:
             (error,) = self.errors()
             return {**row, "error": str(error), "hint": error.hint}
         spec, before = self.spec(), self.defined.before
-        row |= {"changed": self.defined.changed, "drops": self.drops()}
+        row |= {"changed": self.defined.changed, "drops": self.drops(), "removed": self.removed()}
         row |= {**self.live.to_json(), "state": self.state} if self.live else {}
         made = to_json(spec)
         if before:
@@ -111,6 +111,15 @@ class DefinitionResult:
         if self.live and not set(KEYS).intersection(self.live.pending):
             return []  # the next start keeps what is plugged, see with_hot_changes()
         return dropped(self.spec())
+
+    def removed(self) -> list[str]:
+        """The devices that the former spec had and this one lacks, in words."""
+        if not self.defined or not self.defined.before:
+            return []
+        before, spec = self.defined.before, self.spec()
+        disks, nics = ({one.uuid for one in kind} for kind in (spec.disks, spec.nics))
+        gone = [in_words(one) for one in before.disks if one.uuid not in disks]
+        return gone + [in_words(one) for one in before.nics if one.uuid not in nics]
 
 
 def inputs_of(data: Sequence[Any]) -> Iterator[SpecInput]:
@@ -302,6 +311,9 @@ def _line(result: DefinitionResult, *, dry_run: bool, waits: bool) -> str:
     for word, devices in (("attached", live.attached), ("detached", live.detached)):
         if devices:
             line += f"; {would}{word}: {', '.join(map(in_words, devices))}"
+    taken_out = {in_words(one) for one in live.detached}
+    if gone := [one for one in result.removed() if one not in taken_out]:
+        line += f"; {would}removed from its spec: {', '.join(gone)}"
     if live.pending:
         line += f"; restart pending: {', '.join(live.pending)}"
     return printable(line + ("; it runs, and has this from its next start on" if waits else ""))

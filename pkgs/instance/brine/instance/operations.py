@@ -264,12 +264,16 @@ def rename_instance(name: str, new_name: str) -> Spec:
         _refuse_running(seen, "rename")
         store.refuse_existing(new_name)
         has_crashed = _has_crashed(seen)
+        store.try_to_save(seen.spec, new_name)
         if seen.spec.owner:
             make_folder(new_name, seen.spec.owner)
         with claiming():  # at no moment do other commands miss its claims
             store.share(name, new_name)
             store.switch(name, new_name)
-            store.settle(new_name)
+            try:
+                store.settle(new_name)
+            except InstanceError as error:  # it has the name: its next change does the rest
+                warn(f"{new_name} is its name, and its file does not say so yet: {error}")
         if has_crashed:
             # The records of the crash have its old name. So it counts as never started, and starts
             # again.
@@ -456,6 +460,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         raise offline(name)  # it could not be started again
     if timeout_s is None:
         timeout_s = seen.spec.shutdown_timeout
+    store.try_files_of_start(seen.spec)
     with ExitStack() as stack:
         # Without its xl, the end of a domain could not be explained.
         if seen.unit and seen.unit.main_pid:
@@ -501,6 +506,7 @@ def reset_instance(name: str) -> None:
     if (_started_as(name) or seen.spec).reboot_behavior == "exit":
         if seen.spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # it could not be started again
+        store.try_files_of_start(seen.spec)
         _reset_by_start(seen)
     else:
         with monitor_of(name) as qmp:

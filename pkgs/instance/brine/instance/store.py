@@ -25,6 +25,7 @@ from brine.common.files import (
     read_regular,
     second_name,
     sync_folder,
+    try_to_write,
     unfinished,
     write_whole,
 )
@@ -46,6 +47,7 @@ from brine.instance.spec import VERSION, Spec, SpecError, known_part, parse, to_
 LOCK_TIMEOUT_S = 10.0
 
 _MODE = 0o640
+_LEAST_BYTES = 16 * 1024
 _GROUP = "brine"
 _NEWER_KEYS = ("owner", "ignored", "slice")
 _CONTROL_MODE = 0o2770
@@ -154,6 +156,27 @@ def save(spec: Spec) -> None:
     with telling(spec.name, f"{file}: can't be written"):
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_whole(file, data, mode=_MODE, group=group(), alone=True)
+
+
+def try_files_of_start(spec: Spec) -> None:
+    """See that what the next start of an instance writes can be written, before its present run is
+    ended.
+
+    :raises InstanceError: if it can't be.
+    """
+    files = InstanceFiles(spec.name)
+    for file in (files.spec, files.runtime, file_of(MarkerKind.START, spec.name)):
+        size = _LEAST_BYTES
+        with suppress(OSError):
+            size = max(size, 2 * file.stat().st_size)
+        with telling(spec.name, f"{file}: could not be written by its next start"):
+            try_to_write(file.parent, size)
+
+
+def try_to_save(spec: Spec, name: str) -> None:
+    """See that a spec can be saved under another name, before anything is done for that."""
+    with telling(spec.name, f"{spec_file_of(name)}: can't be written"):
+        try_to_write(paths.SPECS_DIR, len(json.dumps(to_json(spec), indent=2)) + _LEAST_BYTES)
 
 
 def switch(name: str, new_name: str) -> None:
