@@ -9,6 +9,23 @@ _CLUSTER_BITS = 16
 _CLUSTER = 1 << _CLUSTER_BITS
 
 
+_FEATURES = 0x6803F857
+"""The type of the header extension that names features."""
+
+
+def make_hostile_qcow2(file: Path, feature: bytes) -> None:
+    """An image, version 3, that needs a feature of which QEMU knows only what the image calls it;
+    QEMU says that name, of at most 46 bytes, when it refuses the image."""
+    bit = 60
+    table = struct.pack(">BB46s", 0, bit, feature)
+    header = struct.pack(
+        ">4sIQIIQIIQQIIQ", b"QFI\xfb", 3, 0, 0, _CLUSTER_BITS, 1 << 20, 0, 1, 0, _CLUSTER, 1, 0, 0
+    )
+    header += struct.pack(">QQQII", 1 << bit, 0, 0, 4, 104)
+    header += struct.pack(">II", _FEATURES, len(table)) + table + struct.pack(">II", 0, 0)
+    file.write_bytes(header.ljust(4 * _CLUSTER, b"\0"))
+
+
 def make_qcow2(file: Path, size_bytes: int, *, backing: str = "") -> None:
     """An empty image, version 2; see QEMU's docs/interop/qcow2.txt.
 

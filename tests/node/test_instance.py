@@ -18,7 +18,7 @@ import pytest
 from brine.instance.spec import NOT_CONFINED
 from lab.command import CommandError
 from lab.node import Node
-from lab.qcow2 import make_qcow2
+from lab.qcow2 import make_hostile_qcow2, make_qcow2
 from lab.waiting import wait_for
 from node.instance_on_node import (
     DISKS,
@@ -666,8 +666,43 @@ def test_what_does_not_start_says_why_and_leaves_nothing(
     log = node.shell(f"journalctl --output=cat _SYSTEMD_INVOCATION_ID={run}").splitlines()
     is_qemus = any(line.startswith("qemu-system-") for line in log)
     last = "QEMU has ended" if is_qemus else "its start has failed"
-    (*_, error) = [line for line in log if line.startswith("brine-instance: error: ")]
-    assert error == f"brine-instance: error: web1: {last}; see what it said above"
+    (*_, error) = [line for line in log if line.startswith("error: ")]
+    assert error == f"error: web1: {last}; see what it said above"
+
+
+def test_a_hostile_image_does_not_speak_in_brines_name(node: Node) -> None:
+    """QEMU prints what the image calls its features: as escape sequences, and lines of its own."""
+    image = DISKS / "evil.qcow2"
+    make_hostile_qcow2(node.path(image), b"\x1b]0;owned\x07\n<0>brine-instance: hint: run evil")
+    disk = {"path": str(image), "format": "qcow2"}
+    define(node, "evil1", disks=[disk])
+    said = refused(node, "start", "evil1")
+    assert "Unsupported qcow2 feature" in said
+    for line in said.splitlines():
+        assert line.isprintable()
+        assert line.startswith("brine: ")
+        assert not line.startswith("brine: hint: run evil")
+    command = ["brine", "instance", "start", "evil1", "--json"]
+    (row,) = json.loads(node.run(command, check=False).stdout)["instances"]
+    assert row["error"].isprintable()
+    assert "evil" not in (row["hint"] or "")
+    found = info(node, "evil1")
+    assert "Unsupported qcow2 feature" in found["why"]
+    assert found["why"].isprintable()
+    # QEMU's lines have no say in their priority; Brine's own record has its.
+    unit = "_SYSTEMD_UNIT=brine-instance@evil1.service"
+    records = node.journal(unit)
+    qemus = [one for one in records if one["_TRANSPORT"] == "stdout"]
+    assert {one["PRIORITY"] for one in qemus} == {"6"}
+    ours = [one["MESSAGE"] for one in records if one["PRIORITY"] == "3"]
+    assert any("QEMU has ended" in str(one) for one in ours)
+    # The same of a plug, where QEMU answers with it.
+    boot_idle(node, "evil2")
+    done = node.run(["brine", "disk", "add", "evil2", str(image), "--format", "qcow2"], check=False)
+    assert done.returncode == 1
+    assert "Unsupported qcow2 feature" in done.stderr
+    assert all(line.isprintable() for line in done.stderr.splitlines())
+    assert "\nbrine: hint: run evil" not in done.stderr
 
 
 def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -> None:

@@ -32,6 +32,7 @@ from node.instance_on_node import (
     order,
     qmp,
     run_in_guest,
+    serial_line,
     start,
     wait_ready,
     wait_status,
@@ -998,8 +999,9 @@ def test_a_suspended_guest_is_woken_and_a_panicked_one_is_not_waited_for(node: N
     wait_halted(node, "asleep1", "suspended")
     node.run(["brine", "instance", "stop", "asleep1"], timeout_s=200)
     start(node, "asleep1")
-    order(node, "asleep1", "crash")
-    wait_halted(node, "asleep1", "guest-panicked")
+    with serial_line(node, "asleep1") as line:
+        line.sendall(b"\ncrash\n")
+        wait_halted(node, "asleep1", "guest-panicked")
     done = node.run(["brine", "instance", "stop", "asleep1"], check=False)
     assert done.returncode == 1
     assert "its guest has panicked" in done.stderr

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from brine.common.paths import InstanceFiles
 from brine.common.process import Process, StrangerError
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
-from brine.instance.history import StartFailure, reason_in
+from brine.instance.history import StartFailure, noted_failure, reason_in, why_not_started
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import Kvm
 from brine.instance.service import ready
@@ -123,9 +124,6 @@ def test_nobody_but_its_qemu_is_told_the_password(
 # Which line of a run says why it did not start
 
 QEMU = "qemu-system-x86_64: -device nonsense: 'nonsense' is not a valid device model name"
-OURS = "brine-instance: error: web1: /dev/vg/a: can't be opened: No such file or directory"
-HINT = "brine-instance: hint: lvchange --activate y vg/a"
-ENDED = "brine-instance: error: web1: QEMU has ended; see what it said above"
 WARNING = "qemu-system-x86_64: warning: TCG doesn't support requested feature"
 
 
@@ -133,22 +131,24 @@ WARNING = "qemu-system-x86_64: warning: TCG doesn't support requested feature"
     ("lines", "reason"),
     [
         ([], None),
-        ([ENDED], None),
-        ([OURS], StartFailure("/dev/vg/a: can't be opened: No such file or directory")),
-        (
-            [OURS, HINT],
-            StartFailure("/dev/vg/a: can't be opened: No such file or directory", HINT[22:]),
-        ),
-        ([QEMU, ENDED], StartFailure(QEMU)),
-        ([WARNING, QEMU, "(process:1): GLib: bye", ENDED], StartFailure(QEMU)),
-        ([WARNING, ENDED], StartFailure(WARNING)),
-        (["bin/qemu: cannot execute", ENDED], StartFailure("bin/qemu: cannot execute")),
+        ([QEMU], QEMU),
+        ([WARNING, QEMU, "(process:1): GLib: bye"], QEMU),
+        ([WARNING], WARNING),
+        (["bin/qemu: cannot execute"], "bin/qemu: cannot execute"),
+        # A hostile image chooses what QEMU prints.
+        (["qemu: \x1b]0;owned\x07", "brine-instance: hint: rm"], r"qemu: \x1b]0;owned\x07"),
     ],
 )
-def test_the_reason_is_that_of_who_failed_first(
-    lines: list[str], reason: StartFailure | None
-) -> None:
-    assert reason_in("web1", lines) == reason
+def test_the_reason_is_what_qemu_says_of_a_fault(lines: list[str], reason: str | None) -> None:
+    assert reason_in(lines) == reason
+
+
+def test_the_reason_of_a_preparation_comes_by_its_record() -> None:
+    facts: dict[str, Any] = {"reason": "/dev/vg/a: can't be opened", "hint": "lvchange"}
+    write_marker(MarkerKind.FAILURE, "web1", run="abc", lacks=[], **facts)
+    noted = StartFailure(facts["reason"], facts["hint"])
+    assert why_not_started("web1", "abc") == noted_failure("web1", "abc") == noted
+    assert noted_failure("web1", "def") is None
 
 
 # What the journal is told
@@ -245,4 +245,3 @@ def test_one_that_fails_before_qemu_runs_says_nothing_of_it(
     assert failed(lambda *_: None) == {"reason": said}
     error = f"brine-instance: error: web1: {said}"
     assert capsys.readouterr().err.splitlines() == [error]
-    assert reason_in("web1", [OURS, error]) == reason_in("web1", [OURS])

@@ -239,13 +239,15 @@ def test_what_can_not_be_had_is_told_and_nothing_is_touched(
     before = runtime()
     write_marker(Marker.SHUTDOWN, "web1", run=UNKNOWN_RUN)
     defined(**keys)
-    assert refused(capsys).startswith(said)
+    error = refused(capsys)
+    assert error.startswith(said)
     assert runtime() == before
     assert read_marker(Marker.SHUTDOWN, "web1")  # its user's will still
     noted = read_marker(Marker.FAILURE, "web1")
     assert noted
     lacked = "/nothing" in said and not {"qemu", "vnc_password_file"} & keys.keys()
-    assert noted.facts == {"lacks": ["/nothing"] if lacked else []}
+    assert noted.facts["lacks"] == (["/nothing"] if lacked else [])
+    assert error.endswith(noted.facts["reason"])
 
 
 def test_root_by_another_name_is_root_too(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 
@@ -31,17 +32,33 @@ class BrineError(Exception):
             +-- QmpClosedError     the connection ended
             +-- StrangerError      another process than QEMU listens
 
+    Both texts are fit for a terminal, as what they quote may be anybody's; see :func:`shown_text`.
+
     :param message: what went wrong, on what.
     :param hint: what to do about it, if there is something to do.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(shown_text(message))
+        self.hint = hint if hint is None else shown_text(hint)
 
 
 class UsageError(BrineError):
     """A command line that asks for something that can't be."""
+
+
+Teller = Callable[[str, str, str, str | None], None]
+"""Tells people something: the program, the kind (``error`` or ``warning``), the text and a hint."""
+
+_tellers: list[Teller] = []
+
+
+def tell_by(teller: Teller) -> None:
+    """Have errors and warnings told in another way than on stderr.
+
+    :param teller: raises an OSError where it can't; then they are told on stderr.
+    """
+    _tellers[:] = [teller]
 
 
 def die(program: str, error: BrineError, status: int) -> NoReturn:
@@ -61,6 +78,11 @@ def warn(text: str, *, hint: str | None = None, program: str = "brine") -> None:
 
 
 def _tell(program: str, kind: str, text: str, hint: str | None) -> None:
+    text, hint = shown_text(text), shown_text(hint) if hint else None
+    for teller in _tellers:
+        with contextlib.suppress(OSError):
+            teller(program, kind, text, hint)
+            return
     print(f"{program}: {kind}: {text}", file=sys.stderr, flush=True)
     if hint:
         print(f"{program}: hint: {hint}", file=sys.stderr, flush=True)
@@ -89,6 +111,15 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
     close = get_close_matches(word, sorted(known), n=1)
     return f"did you mean {close[0]}?" if close else None
+
+
+_FURTHER = "\n  "
+
+
+def shown_text(text: str) -> str:
+    """A message, fit for a terminal. Further lines are indented, so none of them looks like a
+    message of its own; all other control characters become escapes."""
+    return text if text.isprintable() else _FURTHER.join(map(printable, text.split(_FURTHER)))
 
 
 def printable(name: str) -> str:

@@ -9,6 +9,7 @@ could be among them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -78,6 +79,16 @@ def setup(identifier: str, level: int) -> None:
     root.setLevel(level)
 
 
+def send_line(identifier: str, text: str, level: int) -> None:
+    """Send a record without fields of Brine's, if systemd connected our stderr to the journal.
+
+    :raises OSError: if it did not, or the journal takes no record.
+    """
+    if not _stderr_is_journal():
+        raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN))
+    JournalHandler(identifier).send(text, level)
+
+
 def log_command(identifier: str) -> None:
     """Send a command's records to the journal, if there is one, and warnings to the person, too."""
     root = logging.getLogger()
@@ -131,6 +142,11 @@ class JournalHandler(logging.Handler):
         except OSError:
             self._missed += 1
             self._to_console(f"{self._identifier}: {text}\n")
+
+    def send(self, text: str, level: int) -> None:
+        """Send a record without fields. Raises OSError."""
+        fields = {"MESSAGE": text, "PRIORITY": str(_priority(level))}
+        self._send({**fields, "SYSLOG_IDENTIFIER": self._identifier})
 
     def _send(self, fields: Mapping[str, str]) -> None:
         data = b"".join(_journal_field(key, value) for key, value in fields.items())

@@ -73,7 +73,8 @@ class MarkerKind(StrEnum):
     also have ``time_usec`` and ``given_usec``: the times of the end and of the verdict."""
     FAILURE = "failure"
     """systemd has seen this run fail, and none has begun since. Fact ``lacks``: the files and
-    network interfaces that it needs and that were not there."""
+    network interfaces that it needs and that were not there. Of a failed start, ``reason`` and
+    ``hint``."""
     ASKED = "asked"
     """The guest of this run was told to shut down, and had not done so in time."""
     REBOOT = "reboot"

@@ -13,13 +13,11 @@ from brine.common.errors import printable
 from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.message import KVMD_USER, is_from
 from brine.instance import restart_counter
-from brine.instance.hypervisor import ABOVE
 from brine.instance.observe import Observed, Oper, Status
 from brine.instance.spec import AdminState
 
 _MOST_LINES = 20
-_OURS = "brine-instance: error: "
-_HINT = "brine-instance: hint: "
+_LONGEST = 300  # of what QEMU says, in characters
 _XL = "Parsing config from "
 
 
@@ -54,31 +52,39 @@ class StartFailure:
 
 
 def why_not_started(name: str, invocation: str) -> StartFailure | None:
-    """The reason why an instance did not start; None if the journal has none.
+    """The reason why an instance did not start, by what its runner has noted, or else by what QEMU
+    or xl has said last; None if neither is there.
 
     :param invocation: systemd's id of that run of its unit.
     """
+    if noted := noted_failure(name, invocation):
+        return noted
     with _newest_first("_SYSTEMD_INVOCATION_ID", [invocation], _TRANSPORT="stdout") as records:
         lines = [str(record.get("MESSAGE", "")) for record in islice(records, _MOST_LINES)]
-    return reason_in(name, lines[::-1])
+    text = reason_in(lines[::-1])
+    return StartFailure(text) if text else None
 
 
-def reason_in(name: str, lines: Sequence[str]) -> StartFailure | None:
-    """The reason in the log lines of a failed run, oldest first; None if there is none."""
-    hints = [line.removeprefix(_HINT) for line in lines if line.startswith(_HINT)]
-    ours = [line for line in lines if line.startswith(_OURS) and ABOVE not in line]
-    theirs = [line for line in lines if not line.startswith((_OURS, _HINT))]
-    faults = [line for line in theirs if line.startswith("qemu") and ": warning: " not in line]
-    if not ours and any(line.startswith(_XL) for line in theirs):
+def noted_failure(name: str, run: str) -> StartFailure | None:
+    """The reason that the runner of a failed start has noted; None if it has noted none."""
+    marker = markers.read_marker(MarkerKind.FAILURE, name, run=run)
+    text, hint = (marker.facts.get(key) if marker else None for key in ("reason", "hint"))
+    if not isinstance(text, str):
+        return None
+    return StartFailure(printable(text), printable(hint) if isinstance(hint, str) else None)
+
+
+def reason_in(lines: Sequence[str]) -> str | None:
+    """The reason in the lines that QEMU or xl has said in a failed run, oldest first, fit for one
+    line; None if there is none. Nothing in them counts as Brine's word."""
+    faults = [line for line in lines if line.startswith("qemu") and ": warning: " not in line]
+    if any(line.startswith(_XL) for line in lines):
         from brine.instance.xen.xl import fault_in  # most nodes have no Xen
 
-        fault = fault_in(theirs)
-        return StartFailure(printable(fault)) if fault else None
-    for found in (ours, faults, theirs):
-        if found:
-            text = found[-1].removeprefix(_OURS).removeprefix(f"{name}: ")
-            return StartFailure(text, hints[-1] if hints and found is ours else None)
-    return None
+        said = fault_in(lines)
+    else:
+        said = next(reversed(faults or lines), None)
+    return printable(said[:_LONGEST]) if said else None
 
 
 def start_failures(invocations: Iterable[str]) -> dict[str, str]:

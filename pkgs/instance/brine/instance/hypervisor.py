@@ -18,8 +18,9 @@ from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
 
-ABOVE = "see what it said above"
-"""The end of an error whose reason stands in an earlier line of the journal."""
+
+class EndedEarlyError(InstanceError):
+    """A start whose process has ended. The process itself has told the reason."""
 
 
 class DeafGuestError(InstanceError):
@@ -101,7 +102,7 @@ def hypervisor_running(name: str) -> Hypervisor:
     return _implementation(is_xen=InstanceFiles(name).domain.exists())
 
 
-def ended_early(name: str, program: str) -> InstanceError:
+def ended_early(name: str, program: str) -> EndedEarlyError:
     """The error of a start whose process has ended.
 
     :param program: what the process becomes once all is prepared.
@@ -110,7 +111,7 @@ def ended_early(name: str, program: str) -> InstanceError:
     has_failed = markers.read_marker(MarkerKind.FAILURE, name, run=run) is not None
     was_prepared = markers.last_run(name) == run and not has_failed
     subject = f"{program} has ended" if was_prepared else "its start has failed"
-    return InstanceError(name, f"{subject}; {ABOVE}")
+    return EndedEarlyError(name, f"{subject}; see what it said above")
 
 
 def _implementation(*, is_xen: bool) -> Hypervisor:

@@ -14,7 +14,7 @@ import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.common.errors import printable
+from brine.common.errors import printable, tell_by
 from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
 from brine.common.process import unit_of
 
@@ -114,6 +114,25 @@ def log_to_journal(identifier: str) -> None:
     global _identifier
     _identifier = identifier
     _log.cache_clear()
+
+
+def tell_people_in_journal(identifier: str) -> None:
+    """Have this process tell its errors and warnings by records of its own, with their priority.
+    For a program that an instance's unit runs: what stands on stderr, of which the journal gets
+    each line, is then QEMU's alone, and no line of QEMU's can be taken for Brine's.
+
+    :param identifier: the program's name in the journal.
+    """
+
+    def teller(program: str, kind: str, text: str, hint: str | None) -> None:
+        from brine.common.journal import send_line  # most have nothing to tell
+
+        del program  # the identifier names it
+        send_line(identifier, f"{kind}: {text}", ERROR if kind == "error" else WARNING)
+        if hint:
+            send_line(identifier, f"hint: {hint}", NOTICE)
+
+    tell_by(teller)
 
 
 def who_asks() -> str:

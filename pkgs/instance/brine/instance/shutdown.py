@@ -43,6 +43,7 @@ def main() -> None:
     if os.environ.get("SERVICE_RESULT", "success") != "success":
         return
     messages.log_to_journal(_PROGRAM)
+    messages.tell_people_in_journal(_PROGRAM)
     try:
         stop_run(name, main_pid(), markers.this_run())
     except BrineError as error:

@@ -42,6 +42,7 @@ def main() -> None:
     """Clean up after the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
+    messages.tell_people_in_journal(_PROGRAM)
     clear(name)
     forget_process(name, markers.this_run())
     note_stop(name)
@@ -206,16 +207,18 @@ def note_failure(name: str) -> None:
     failure. The start itself has recorded missing files: storage may not answer, and would delay
     the unit's end here."""
     run, result = markers.this_run(), os.environ.get("SERVICE_RESULT", "success")
-    if result in _IN_ORDER or any(
-        markers.read_marker(kind, name, run=run) for kind in (MarkerKind.STOP, MarkerKind.FAILURE)
-    ):
+    if result in _IN_ORDER or markers.read_marker(MarkerKind.STOP, name, run=run):
+        return
+    noted = markers.read_marker(MarkerKind.FAILURE, name, run=run)
+    facts = noted.facts if noted else {}
+    if "lacks" in facts:
         return
     from brine.instance.devices import missing_bridges_of  # most end in order
 
     with _warned(f"{name}: its failure can't be noted"):
         has_come_up = markers.read_marker(MarkerKind.STARTED, name, run=run) is not None
         lacks = [] if has_come_up else missing_bridges_of(store.load(name))
-        markers.write_marker(MarkerKind.FAILURE, name, run=run, lacks=lacks)
+        markers.write_marker(MarkerKind.FAILURE, name, run=run, **{**facts, "lacks": lacks})
 
 
 def tell_watcher(name: str) -> None:

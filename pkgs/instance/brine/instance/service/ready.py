@@ -11,10 +11,9 @@ from brine.common import markers
 from brine.common.errors import BrineError, die
 from brine.common.markers import MarkerKind
 from brine.common.process import Process, main_pid, unit_of
-from brine.common.qmp.wire import QmpError
 from brine.instance import messages, store
-from brine.instance.history import why_not_started
-from brine.instance.hypervisor import hypervisor_of
+from brine.instance.history import StartFailure, noted_failure, why_not_started
+from brine.instance.hypervisor import EndedEarlyError, hypervisor_of
 
 _PROGRAM = "brine-instance"
 _PAUSE_S = 0.02
@@ -25,6 +24,7 @@ def main() -> None:
     """Wait for the QEMU, or the domain, of the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
+    messages.tell_people_in_journal(_PROGRAM)
     with Process.of(main_pid(), unit=unit_of(name)) as process:
         try:
             spec = store.load(name)
@@ -33,7 +33,9 @@ def main() -> None:
             with store.telling(name, f"{markers.file_of(MarkerKind.STARTED, name)}: can't be made"):
                 markers.write_marker(MarkerKind.STARTED, name, run=markers.this_run())
         except BrineError as error:
-            messages.tell(messages.NOT_STARTED, name, reason=_reason(name, error))
+            reason = _reason(name, error)
+            messages.tell(messages.NOT_STARTED, name, reason=reason.text)
+            _note(name, reason)
             # systemd would wait for it as long as a guest may take that is asked to shut down.
             if process:
                 process.terminate()
@@ -41,21 +43,31 @@ def main() -> None:
     messages.tell(messages.STARTED, name, pid=main_pid())
 
 
-def _reason(name: str, error: BrineError) -> str:
-    """Why it did not start: the last message of QEMU, or of its preparation, in the journal.
-
-    The message may take a moment to get there.
-    """
-    if isinstance(error, QmpError):
-        return str(error)  # QEMU runs, and has no message about that
+def _reason(name: str, error: BrineError) -> StartFailure:
+    """Why it did not start: the error; or if the process has ended, what its preparation has noted,
+    or the last message of QEMU in the journal, which may take a moment to get there."""
+    said = StartFailure(str(error).removeprefix(f"{name}: "), error.hint)
+    if not isinstance(error, EndedEarlyError):
+        return said
     invocation = os.environ.get("INVOCATION_ID", "")
     deadline = time.monotonic() + _SAID_S
     with suppress(OSError):  # the journal may be damaged
         while invocation and time.monotonic() < deadline:
             if reason := why_not_started(name, invocation):
-                return reason.text
+                return reason
             time.sleep(_PAUSE_S)
-    return str(error).removeprefix(f"{name}: ")
+    return said
+
+
+def _note(name: str, reason: StartFailure) -> None:
+    """Note it for the command that started it, unless the preparation has."""
+    run = markers.this_run()
+    if noted_failure(name, run) is None:
+        facts = {"reason": reason.text} | ({"hint": reason.hint} if reason.hint else {})
+        marker = markers.read_marker(MarkerKind.FAILURE, name, run=run)
+        with suppress(OSError):
+            known = marker.facts if marker else {}
+            markers.write_marker(MarkerKind.FAILURE, name, run=run, **{**known, **facts})
 
 
 if __name__ == "__main__":

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn
 
 from brine.common import markers
 from brine.common.errors import BrineError, die, warn
 from brine.common.markers import MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import is_listening, slice_of
+from brine.common.vm_values import vm_name_fault
 from brine.instance import messages, store
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor import hypervisor_of
@@ -32,6 +34,7 @@ def main() -> NoReturn:
     domain."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
     messages.log_to_journal(_PROGRAM)
+    messages.tell_people_in_journal(_PROGRAM)
     try:
         spec = _prepared(name)
         if spec.wait_for_network:
@@ -42,10 +45,10 @@ def main() -> NoReturn:
         note_process(spec)
         hypervisor_of(spec).exec(spec)
     except (BrineError, OSError) as error:
-        _note_failure(name)
         if isinstance(error, OSError):
             text = f"{name}: {error.filename or 'the system'}: {error.strerror}"
-            die(_PROGRAM, BrineError(text), 1)
+            error = BrineError(text)
+        _note_failure(name, error)
         die(_PROGRAM, error, 1)
 
 
@@ -78,13 +81,18 @@ def _refuse_other_slice(spec: Spec) -> None:
         raise InstanceError(spec.name, text, hint=f"brine instance start {spec.name}")
 
 
-def _note_failure(name: str) -> None:
-    """Note what this start lacked: the watcher tries again as soon as it is there."""
+def _note_failure(name: str, error: BrineError) -> None:
+    """Note why this start failed, for the command that waits for it, and what it lacked: the
+    watcher tries again as soon as it is there."""
+    if vm_name_fault(name):
+        return
+    facts: dict[str, Any] = {"reason": str(error).removeprefix(f"{name}: ")}
+    if error.hint:
+        facts["hint"] = error.hint
+    with suppress(BrineError):  # its spec is the fault
+        facts["lacks"] = missing_paths_of(store.load(name))
     try:
-        lacks = missing_paths_of(store.load(name))
-        markers.write_marker(MarkerKind.FAILURE, name, run=markers.this_run(), lacks=lacks)
-    except BrineError:
-        return  # its spec is the fault, which is reported
+        markers.write_marker(MarkerKind.FAILURE, name, run=markers.this_run(), **facts)
     except OSError as error:
         warn(f"{name}: its failure can't be noted: {error}", program=_PROGRAM)
 

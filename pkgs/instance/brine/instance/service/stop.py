@@ -11,11 +11,10 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-import sys
 import threading
 
 from brine.common import paths
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, tell_error, warn
 from brine.common.vm_values import vm_name_fault
 from brine.instance import messages
 from brine.instance.shutdown import stop_run
@@ -64,7 +63,7 @@ def _begin(line: str) -> None:
     """Begin what a line says, unless a thread is at it already."""
     name, run, pid = (*line.split(" "), "", "")[:3]
     if vm_name_fault(name) or not run or not pid.isdecimal():
-        print(f"{_PROGRAM}: warning: no such request: {line!r}", file=sys.stderr)
+        warn(f"no such request: {line!r}", program=_PROGRAM)
         return
     with _changes:
         if name in _busy:
@@ -80,7 +79,7 @@ def _stop(name: str, pid: int, run: str, lock: int) -> None:
     try:
         stop_run(name, pid, run)
     except BrineError as error:
-        print(f"{_PROGRAM}: error: {error}", file=sys.stderr)
+        tell_error(error, program=_PROGRAM)
     finally:
         with _changes:
             (FOLDER / name).unlink(missing_ok=True)
