@@ -93,8 +93,8 @@ def _note_failure(name: str, error: BrineError) -> None:
         facts["lacks"] = missing_paths_of(store.load(name))
     try:
         markers.write_marker(MarkerKind.FAILURE, name, run=markers.this_run(), **facts)
-    except OSError as error:
-        warn(f"{name}: its failure can't be noted: {error}", program=_PROGRAM)
+    except OSError as fault:
+        warn(f"{name}: its failure can't be noted: {fault}", program=_PROGRAM)
 
 
 if __name__ == "__main__":
