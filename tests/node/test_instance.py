@@ -1430,7 +1430,10 @@ def test_renamed_and_undefined(node: Node) -> None:
     assert "is running" in refused(node, "undefine", "web1")
     uuid = info(node, "web1")["uuid"]
     node.run(["brine", "instance", "stop", "web1"])
+    verdicts = ["brine", "kvmd", "verdicts", "--json"]
+    ends = json.loads(node.run(verdicts).stdout)
     node.run(["brine", "instance", "rename", "web1", "web2"])
+    assert json.loads(node.run(verdicts).stdout) == ends
     assert info(node, "web2")["uuid"] == uuid
     assert "there is no such instance" in refused(node, "info", "web1")
     start(node, "web2")

@@ -17,7 +17,7 @@ from systemd import journal
 from brine.common import paths
 from brine.common.cli import length_of_time, print_table
 from brine.common.errors import BrineError, UsageError, printable
-from brine.common.markers import MarkerKind, read_marker
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, read_marker
 from brine.common.message import KVMD_USER, is_from
 from brine.common.settings import SettingsError, load
 from brine.kvmd import messages
@@ -40,7 +40,8 @@ class VerdictLine:
     delay_ms: float | None
 
 
-_Key = tuple[str, int]  # of a verdict: whose it is, and when it was given
+# Of a verdict: whose it is, and when it was given. A run keeps its id when its instance is renamed.
+_Key = tuple[str, int]
 
 
 def read_verdicts(*, instances: Iterable[str] = (), since: datetime | None) -> list[VerdictLine]:
@@ -66,14 +67,16 @@ def _in_markers() -> Iterator[tuple[_Key, VerdictLine]]:
     for file in sorted(folder.glob(f"*.{MarkerKind.VERDICT}")):
         name = file.name.removesuffix(f".{MarkerKind.VERDICT}")
         marker = read_marker(MarkerKind.VERDICT, name, folder=folder)
-        facts = marker.facts if marker else {}
+        if not marker:
+            continue
+        facts = marker.facts
         who, given, ended = facts.get("who"), facts.get("given_usec"), facts.get("time_usec")
         # The verdict "unknown" is not the daemon's.
         if who in _VERDICTS and isinstance(given, int):
             delay_ms = round((given - ended) / 1e3, 3) if isinstance(ended, int) else None
             time_text = _iso(datetime.fromtimestamp(given / 1e6, UTC))
             cause = str(facts.get("cause"))
-            yield (name, given), VerdictLine(time_text, name, who, cause, delay_ms)
+            yield _key(marker.run, name, given), VerdictLine(time_text, name, who, cause, delay_ms)
 
 
 def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[_Key, VerdictLine]]:
@@ -91,7 +94,13 @@ def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[
             line = line_of(entry)
             given = _text(entry.get("BRINE_GIVEN_USEC"))
             # Older daemons did not record the time.
-            yield (line.instance, int(given) if given.isdecimal() else -number), line
+            when = int(given) if given.isdecimal() else -number
+            yield _key(_text(entry.get("BRINE_RUN", UNKNOWN_RUN)), line.instance, when), line
+
+
+def _key(run: str, name: str, given_usec: int) -> _Key:
+    # Neither a VM that Brine did not start has a run, nor a verdict of an older daemon.
+    return name if run == UNKNOWN_RUN else run, given_usec
 
 
 def line_of(entry: Mapping[str, Any]) -> VerdictLine:
