@@ -377,6 +377,17 @@ def test_health_names_who_does_not_answer(cluster: Fleet) -> None:
         assert cluster.run("brine.list")[NODES[2]] == "has not answered"
 
 
+def test_a_job_of_several_functions_holds_a_redistribution_up_and_no_more(cluster: Fleet) -> None:
+    """Salt itself applies no states meanwhile, and says that its own argument is wrong."""
+    node = cluster.nodes[1]
+    target, functions = cluster.id_of(node), "test.sleep,test.ping"
+    cluster.master.run(["salt", "--async", target, functions, "20", ","])
+    wait_for("the job", lambda: "test.sleep" in str(cluster.call("saltutil.running", nodes=[node])))
+    told = cluster.run("brine.redistribute")
+    assert [*told["nodes"]] == [*NODES]
+    assert told["result"] is True
+
+
 def test_a_node_that_is_to_have_no_beacon_loses_it_without_a_restart(cluster: Fleet) -> None:
     node = cluster.nodes[2]
     pid = node.run(["systemctl", "show", "--property=MainPID", "salt-minion"]).stdout

@@ -30,6 +30,15 @@ class Runs:
         return self.result
 
 
+def test_the_health_of_a_node_is_one_answer() -> None:
+    module = execution_module(Runs("[]", "brine: error: no\n", 1))
+    vars(module)["__salt__"]["grains.get"] = lambda name: {"of": name}
+    told = module.health()
+    assert told.pop("grains") == {"of": "brine"}
+    assert told.keys() == {"instances", "outbox", "serial"}
+    assert all(one == {"said": [], "refused": "brine: error: no"} for one in told.values())
+
+
 @pytest.mark.parametrize(
     ("function", "arguments", "options", "command"),
     [

@@ -86,7 +86,7 @@ class Minions:
     def execute(  # as Salt's runner salt.execute
         self,
         tgt: str,
-        fun: str | list[str],
+        fun: str,
         arg: Any = (),
         timeout: int | None = None,
         tgt_type: str = "glob",
@@ -95,19 +95,17 @@ class Minions:
         assert tgt_type == "pcre"
         known = [one for one in (*NODES, *self.others) if re.match(tgt, one)]
         ids = [each for each in known if each not in self.silent]
-        if isinstance(fun, list):
-            return {
-                each: {
-                    one: self._call(each, one, *given) for one, given in zip(fun, arg, strict=True)
-                }
-                for each in ids
-            }
         return {each: self._call(each, fun, *arg, **(kwarg or {})) for each in ids}
 
     def _call(self, minion: str, function: str, *arguments: str, **given: Any) -> Any:
-        if function == "brine.ask":
+        if function == "brine.health":
             serial = self.serials.get(minion)
-            return {"said": serial} if serial else {"refused": "no configuration"}
+            return {
+                "grains": {"version": "0.2.0", "parts": self.parts},
+                "instances": as_asked(self._call(minion, "brine.list")),
+                "outbox": as_asked(self._call(minion, "brine.outbox_list")),
+                "serial": {"said": serial} if serial else {"refused": "no configuration"},
+            }
         if function == "brine.outbox_list":
             events = self.outboxes[minion]
             if self.at_work:
@@ -121,8 +119,6 @@ class Minions:
             return []
         if function == "brine.list":
             return self.instances[minion]
-        if function == "grains.get":
-            return {"version": "0.2.0", "parts": self.parts}
         assert function == "state.apply"
         self.states.update(arguments)
         self.applied.append(minion)
@@ -131,6 +127,11 @@ class Minions:
             return self.applying[minion]
         told = {"name": "a", "result": minion not in self.failing, "comment": "a\nforged"}
         return {"a": {**told, "changes": {}, "__run_num__": 0}}
+
+
+def as_asked(answer: Any) -> dict[str, Any]:
+    """An answer as ``brine.ask`` has it: a text is the reason for none."""
+    return {"refused": answer} if isinstance(answer, str) else {"said": answer}
 
 
 @pytest.fixture

@@ -79,6 +79,9 @@ class Minions:
     def _apply(self, minion: str, state: str) -> Any:
         if self.busy.get(minion):
             self.busy[minion] -= 1
+            if self.busy[minion] % 2:
+                text = "expected str, bytes or os.PathLike object, not list"
+                return f"Passed invalid arguments to state.apply: {text}"
             return ['The function "state.apply" is running as PID 7 and was started at ...']
         self.applied.append(minion)
         if self.at_work:
@@ -255,7 +258,7 @@ def test_a_node_that_applies_states_just_now_is_waited_for(
     assert runner.redistribute()["result"] is True
     assert minions.applied == [NODES[0], NODES[2], NODES[1]]
     assert [one for one in pauses if one >= 1] == [1, 2, 4, 8, 15, 15]  # others wait for brine
-    minions.busy = {NODES[1]: 10**9}
+    minions.busy = {NODES[1]: 10**9 + 1}
     monkeypatch.setattr(runner, "_BUSY_TIMEOUT_S", 0)
     told = runner.redistribute()
     assert told["result"] is False

@@ -104,6 +104,26 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else list(value)
 
 
+def health() -> dict[str, Any]:
+    """
+    Tell what ``salt-run brine.health`` asks of a node: its grains of Brine, its ``instances``, its
+    ``outbox``, and the ``serial`` of its configuration; each of the last three as ``brine.ask``
+    returns it.
+
+    This is one function, as Salt applies no states beside a job of several functions.
+
+    CLI Example::
+
+        salt kvm1 brine.health
+    """
+    return {
+        "grains": __salt__["grains.get"]("brine"),
+        "instances": ask("instance", "list"),
+        "outbox": ask("outbox", "list"),
+        "serial": ask("config", "show", "/cluster/serial_no"),
+    }
+
+
 def list_() -> Any:
     """
     List the instances with their states, specs, and what the watcher holds back.

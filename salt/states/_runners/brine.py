@@ -50,7 +50,10 @@ _LONGEST_SAID = 300
 # twice as long, up to the second. A first run installs packages, and takes minutes.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 _BUSY_TIMEOUT_S = 900.0
+# What a minion answers that applies states just now, or has a job of several functions: then Salt,
+# as of 3008.5, fails at the list of these when it looks for runs of states.
 _BUSY = "is running as PID"
+_BUSY_WITH_SEVERAL = "expected str, bytes or os.PathLike object, not list"
 # The steps of a rotation, each with what comes after it: the new key is accepted besides the old
 # one; the new one signs, and the old one is accepted; the old one goes.
 _NEXT = {"accept": "sign", "sign": "drop", "drop": "done"}
@@ -130,27 +133,22 @@ def health(timeout: int | None = None) -> Result:
 
         salt-run brine.health
     """
-    asked: dict[str, list[Any]] = {
-        "grains.get": ["brine"],
-        "brine.list": [],
-        "brine.outbox_list": [],
-        "brine.ask": ["config", "show", "/cluster/serial_no"],
-    }
     try:
         nodes = _nodes()
         # This comes first: it waits for nodes that are just becoming so.
         would = _redistributed("brine", nodes, nodes, test=True, timeout=timeout).get("nodes", {})
         newest, in_cluster = _serial(), {*_config("/instances")}
-        answers = _execute([*asked], would, [*asked.values()], timeout=timeout)
+        answers = _execute("brine.health", would, [], timeout=timeout)
     except _RefusedError as error:
         return _ended(False, str(error))
     told: dict[str, Result] = {}
     faults: dict[str, list[str]] = {}
     for name, answer in sorted(answers.items()):
-        answer = answer if isinstance(answer, dict) else dict.fromkeys(asked, answer)
-        instances, events = answer.get("brine.list"), answer.get("brine.outbox_list")
-        serial, grains = answer.get("brine.ask"), answer.get("grains.get")
+        grains = answer.get("grains") if isinstance(answer, dict) else None
         grains = grains if isinstance(grains, dict) else {}
+        instances, events, serial = (
+            _said(answer, key) for key in ("instances", "outbox", "serial")
+        )
         parts = grains.get("parts")
         faults[name] = []
         # A node that is to run no instances lacks the command that lists them.
@@ -159,12 +157,11 @@ def health(timeout: int | None = None) -> Result:
             faults[name].append(f"its instances are not known: {_printable(instances)}")
         if not isinstance(events, list):
             faults[name].append(f"its outbox is not known: {_printable(events)}")
-        said = serial.get("said") if isinstance(serial, dict) else None
         known = instances if _are_instances(instances) else []
         states = [one["status"] for one in known]
         told[name] = {
             "version": grains.get("version") or "",
-            "serial": said if isinstance(said, int) else None,
+            "serial": serial if isinstance(serial, int) else None,
             "instances": {state: states.count(state) for state in sorted(set(states))},
             "not_in_configuration": [
                 one["name"] for one in known if one.get("uuid") not in in_cluster
@@ -182,6 +179,12 @@ def health(timeout: int | None = None) -> Result:
     comment = f"{len(told)} of {len(nodes)} nodes answer, and {len(stale)} of these are stale"
     is_well = not (silent or stale)
     return _ended(is_well, comment, nodes=told, not_answered=silent, offline=away, stale=stale)
+
+
+def _said(answer: Any, key: str) -> Any:
+    """What a node's ``brine`` has printed, or why it has not."""
+    part = answer.get(key) if isinstance(answer, dict) else answer
+    return part.get("said", part.get("refused")) if isinstance(part, dict) else part
 
 
 def record(minion: str | None = None, timeout: int | None = None) -> Result:
@@ -733,12 +736,14 @@ def _apply(
 
 
 def _is_busy(answer: Any) -> bool:
-    """Whether a minion has refused to apply states as it does so just now."""
+    """Whether a minion has refused to apply states because of another job."""
+    if isinstance(answer, str):
+        return _BUSY_WITH_SEVERAL in answer
     return isinstance(answer, list) and any(_BUSY in str(line) for line in answer)
 
 
 def _execute(
-    function: str | list[str],
+    function: str,
     nodes: Collection[str],
     arguments: list[Any],
     *,
