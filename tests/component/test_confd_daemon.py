@@ -168,17 +168,18 @@ def test_secrets_are_answered_only_where_settings_say_so() -> None:
         assert told() == [False] * len(questions)
 
 
-def test_mutated_datagrams_meet_silence(confd: Confd) -> None:
-    """Ten thousand requests, each with something wrong somewhere in it."""
+@pytest.mark.parametrize("hundreds", [100, pytest.param(1200, marks=pytest.mark.long)])
+def test_mutated_datagrams_meet_silence(confd: Confd, hundreds: int) -> None:
+    """Ten thousand requests or more, each with something wrong somewhere in it."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
     client = confd.client()
-    for _ in range(100):
+    for _ in range(hundreds):
         good = a_request(salt=f"{dice.random()}")
         client.expect_silence(*(mutated(good, dice) for _ in range(100)))
     assert len(confd.log("ERROR")) == 0
-    assert len(confd.log("not answered")) <= 2
+    assert len(confd.log("not answered")) <= 2 + hundreds // 100
 
 
 def mutated(good: bytes, dice: random.Random) -> bytes:

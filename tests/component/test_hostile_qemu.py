@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -55,6 +56,15 @@ for attempt in (ask, ask_by_relay):
 print("grown:", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
+
+# The command `brine` of a tree that is not installed.
+RUNS = """
+import sys
+from brine.common import cli
+nouns = {"nic": "brine.hotplug.cli:NIC", "disk": "brine.hotplug.cli:DISK"}
+cli.entry_points = lambda _: [cli.EntryPoint(*noun) for noun in nouns.items()]
+sys.exit(cli.main())
+"""
 
 Talk = Callable[[Peer, str, int], None]
 
@@ -213,3 +223,74 @@ def test_no_answer_of_another_shape_is_more_than_an_error_of_that_vm(tmp_path: P
         for _ in SHAPES:
             outcomes, _ = asked(path)
             assert len(outcomes) == 2, outcomes
+
+
+def says_nothing(it: Peer, command: str, number: int) -> None:
+    it.hear()  # the asker goes away
+
+
+def says_what_is_no_qmp(it: Peer, command: str, number: int) -> None:
+    it.say(b"\xff\x1b]0;x\x07 {\n")
+
+
+def ends_at_once(it: Peer, command: str, number: int) -> None:
+    raise BrokenPipeError
+
+
+def nests_too_deep(it: Peer, command: str, number: int) -> None:
+    it.say(b'{"id": %d, "return": ' % number + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
+
+
+MAC = "aa:00:00:00:00:01"
+CALLS = [
+    ["nic", "list"],
+    ["disk", "list"],
+    ["disk", "add", "--path", "disk"],
+    ["disk", "remove", "disk"],
+    ["nic", "remove", MAC],
+]
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        says_what_is_no_qmp,
+        ends_at_once,
+        nests_too_deep,
+        pytest.param(answers_large_lists, marks=pytest.mark.long),
+        pytest.param(says_nothing, marks=pytest.mark.long),
+        pytest.param(floods_with_events, marks=pytest.mark.long),
+        pytest.param(answers_without_end, marks=pytest.mark.long),
+    ],
+)
+def test_each_command_ends_at_a_hostile_qemu_in_lines_of_its_own(
+    tmp_path: Path, talk: Talk
+) -> None:
+    """Five calls against seven kinds of it, each at a socket of its own."""
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(1 << 20))
+
+    def call(number: int) -> subprocess.CompletedProcess[str]:
+        noun, verb, *rest = CALLS[number]
+        path, runtime = tmp_path / f"{number}.qmp", tmp_path / f"{number}.json"
+        runtime.write_text('{"nics": [], "disks": []}')
+        options = [str(disk) if one == "disk" else one for one in rest]
+        options += [] if verb == "list" else ["--runtime", str(runtime), "--timeout", "1"]
+        with qemu(path, talk):
+            return subprocess.run(
+                [sys.executable, "-c", RUNS, noun, verb, *options, "--qmp", str(path)],
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+                env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+            )
+
+    with ThreadPoolExecutor(len(CALLS)) as pool:
+        for done in pool.map(call, range(len(CALLS))):
+            lines = done.stderr.splitlines()
+            told = f"{done.args[3:]}: {done.returncode}, {done.stdout[:500]}, {done.stderr[:500]}"
+            assert done.returncode in (0, 1), told
+            assert (done.returncode == 0) is not any("brine: error: " in one for one in lines), told
+            assert all(one.startswith("brine: ") and one.isprintable() for one in lines), told
+            assert len(done.stderr) < 10_000, told

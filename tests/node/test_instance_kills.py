@@ -1,6 +1,7 @@
 """Anything of an instance's may be killed at any time, and the next start repairs what that left.
+So may commands that define, rename, clone and undefine: the same command again does the rest.
 
-Twenty rounds on each release. The order of what is done and killed is random, and its seed is told.
+The order of what is done and killed is random, and its seed is told.
 """
 
 from __future__ import annotations
@@ -62,12 +63,87 @@ sys.exit(1)
 """
 
 
+DEFINITIONS = """
+import json, os, random, subprocess, sys, time
+
+rng, wanted = random.Random(int(sys.argv[1])), int(sys.argv[2])
+ran = killed = 0
+disk, copy = "/srv/kills/a", "/srv/kills/c-a"
+spec = json.dumps({"name": "a", "disks": [{"path": disk, "format": "raw"}]}).encode()
+os.mkdir("/srv/kills")
+with open(disk, "wb") as file:
+    file.write(bytes(1 << 20))
+
+def brine(*line, stdin=b"", kills=False):
+    global ran, killed
+    ran += 1
+    command = subprocess.Popen(
+        ["brine", "instance", *line],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )
+    if kills:
+        time.sleep(rng.uniform(0, usual_s))
+        command.kill()
+    said = command.communicate(stdin)[0].decode()
+    killed += command.returncode == -9
+    return command.returncode, said
+
+def names():
+    status, said = brine("list", "--json")
+    assert status == 0, said
+    return sorted(one["name"] for one in json.loads(said))
+
+def until_done(before, after, *line, stdin=b""):
+    brine(*line, stdin=stdin, kills=True)
+    assert (found := names()) in (before, after), (line, found)
+    if found == before:
+        assert (done := brine(*line, stdin=stdin))[0] == 0, (line, done)
+        assert (found := names()) == after, (line, found)
+
+usual_s = 1.0
+began = time.monotonic()
+assert brine("define", "-", stdin=spec)[0] == 0
+usual_s = 1.3 * (time.monotonic() - began)
+assert brine("undefine", "a")[0] == 0
+while ran < wanted:
+    until_done([], ["a"], "define", "-", stdin=spec)
+    until_done(["a"], ["b"], "rename", "a", "b")
+    assert os.listdir("/srv/kills") == ["a"]
+    until_done(["b"], ["b", "c"], "clone", "b", "c", "--disk", f"{disk}={copy}")
+    assert sorted(os.listdir("/srv/kills")) == ["a", "c-a"]
+    with open(copy, "rb") as file:
+        assert file.read() == bytes(1 << 20)
+    os.unlink(copy)
+    until_done(["b", "c"], ["b"], "undefine", "c")
+    until_done(["b"], [], "undefine", "b")
+for folder in ("instances", "runtime", "uefi"):
+    folder = f"/var/lib/brine/{folder}"
+    assert not os.path.isdir(folder) or os.listdir(folder) == [], os.listdir(folder)
+print(json.dumps({"ran": ran, "killed": killed}))
+"""
+
+
 @pytest.fixture(scope="module")
 def node(release: str, packages: list[Path]) -> Iterator[Node]:
     with node_with_instances(release, packages) as node:
         node.write("/etc/brine/instance.toml", 'uid_pool = "4000-4009"\n')
         node.write("/srv/killer.py", KILLER)
         yield node
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(700, marks=pytest.mark.long)])
+def test_a_definition_that_is_killed_is_made_or_not_and_made_by_the_next(
+    node: Node, count: int
+) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    said = node.run(
+        ["python3", "-c", DEFINITIONS, str(seed), str(count)], timeout_s=60 * count
+    ).stdout
+    told = json.loads(said.splitlines()[-1])
+    print(told)
+    node.shell("rm -r /srv/kills")
+    assert told["killed"] >= told["ran"] / 10, "hardly anything was killed in time"
 
 
 def test_whatever_is_killed_a_state_is_named_and_a_start_repairs_it(node: Node) -> None:

@@ -1,4 +1,5 @@
-"""VMs come and go while the daemon is killed again and again: not one wrong verdict.
+"""VMs come and go while the daemon is killed again and again, or the journal hangs: not one wrong
+verdict, and none is lost.
 
 300 endings by scripted peers, 20 by real guests, on a real systemd.
 """
@@ -183,3 +184,33 @@ def _given(node: Node) -> dict[str, set[tuple[str, str]]]:
         verdict = (record["BRINE_VERDICT"], record["BRINE_CAUSE"])
         given.setdefault(record["BRINE_INSTANCE"], set()).add(verdict)
     return given
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(3000, marks=pytest.mark.long)])
+def test_no_verdict_is_late_or_lost_while_the_journal_hangs(wired_node: Node, count: int) -> None:
+    node = wired_node
+    node.run(["systemctl", "start", "brine-kvmd.service"])
+    names = {f"late{number}" for number in range(count)}
+    umask = os.umask(0o007)
+    with _finally(lambda: os.umask(umask)), FakeQemus() as qemus:
+        peers = [qemus.start(_control(node) / f"{name}.kvmd") for name in sorted(names)]
+        for peer in peers:
+            peer.wait_connected(180)
+        node.run(["systemctl", "kill", "--signal=STOP", "systemd-journald"])
+        with _finally(lambda: node.run(["systemctl", "kill", "--signal=CONT", "systemd-journald"])):
+            for peer in peers:
+                peer.emit_last("SHUTDOWN", guest=True, reason="guest-shutdown")
+            wait_for(
+                "all to count as shut down",
+                lambda: {one.stem for one in _control(node).glob("late*.shutdown")} == names,
+                timeout_s=150,
+                interval_s=0.2,
+            )
+    given = wait_for(
+        "all verdicts in the journal",
+        lambda: (found := _given(node)) and names <= found.keys() and found,
+        timeout_s=150,
+        interval_s=1,
+    )
+    assert isinstance(given, dict)
+    assert all(given[name] == {("user", "guest-shutdown")} for name in names)
