@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +25,7 @@ from brine.instance import restart_counter, store
 from brine.instance.clone import clone_instance
 from brine.instance.kvm.resources import check_node
 from brine.instance.operations import define_instance
+from brine.instance.service.clear import clear
 from brine.instance.validate import define
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -215,3 +218,18 @@ def test_a_new_file_replaces_nothing(theirs: Path, secret: Path) -> None:
         assert not target.exists()
     assert target.read_bytes() == b"data"
     assert sorted(os.listdir(theirs)) == ["kept-web1.img", "new", "web1.img"]
+
+
+def test_the_end_of_a_vm_removes_its_own_socket_and_no_other(theirs: Path, place: Path) -> None:
+    other = place / "other"
+    other.mkdir()
+    for folder in (theirs, other):
+        with socket.socket(socket.AF_UNIX) as one:
+            one.bind(str(folder / "web1.vnc"))
+    bind = linked(theirs / "link", other) / "web1.vnc"
+    for path in (bind, theirs / "web1.vnc"):
+        spec = {"vnc_bind": str(path), "security_model": "none"}
+        (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps({"spec": spec}))
+        clear("web1")
+    assert os.listdir(other) == ["web1.vnc"]
+    assert not (theirs / "web1.vnc").exists()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common import markers, paths
 from brine.common.errors import BrineError, die, warn
-from brine.common.files import read_regular
+from brine.common.files import read_regular, remove_same
 from brine.common.markers import BELIEVED_S, MarkerKind
 from brine.common.paths import InstanceFiles
 from brine.common.process import is_listening
@@ -78,9 +78,11 @@ def clear(name: str) -> None:
     runtime = None
     with _warned(f"{name}: its runtime file"), contextlib.suppress(FileNotFoundError):
         runtime = json.loads(read_regular(InstanceFiles(name).runtime))
-    for socket in (*InstanceFiles(name).sockets(), *_vnc_sockets(runtime)):
+    for socket in InstanceFiles(name).sockets():
         with _warned(f"{name}: its sockets"):
             markers.clear_way(socket)
+    with _warned(f"{name}: its socket for VNC"):
+        _remove_vnc_socket(runtime)
     _disconnect_taps(name)
     if runtime is not None and not isinstance(runtime, list):  # which is Ganeti's form
         with _warned(f"{name}: its user id"):
@@ -94,18 +96,17 @@ def clear(name: str) -> None:
         release_forgotten()  # of starts and ends that were killed
 
 
-def _vnc_sockets(runtime: Any) -> list[Path]:
-    """The socket for VNC, which a QEMU in another root directory can't remove; none if another
-    process listens there."""
+def _remove_vnc_socket(runtime: Any) -> None:
+    """Remove the socket for VNC, which a QEMU in another root directory can't remove. It stays if
+    another process listens there. Its folder may be a user's."""
     spec = runtime.get("spec") if isinstance(runtime, dict) else None
     bind = spec.get("vnc_bind") if isinstance(spec, dict) else None
     if not isinstance(bind, str) or not bind.startswith("/"):
-        return []
-    socket = Path(bind)
-    with contextlib.suppress(OSError, ValueError):
-        if stat.S_ISSOCK(socket.lstat().st_mode) and not is_listening(socket):
-            return [socket]
-    return []
+        return
+    with contextlib.suppress(FileNotFoundError):
+        status = os.lstat(bind)
+        if stat.S_ISSOCK(status.st_mode) and not is_listening(Path(bind)):
+            remove_same(Path(bind), status)
 
 
 def _disconnect_taps(name: str) -> None:
