@@ -223,13 +223,17 @@ def test_a_verdict_is_listed_once_though_its_instance_has_another_name_by_now(
     monkeypatch.setattr(paths, "ETC_DIR", tmp_path)
     (tmp_path / "kvmd.toml").write_text(f'marks_dir = "{tmp_path}"\n')
     given, run = int(NOW.timestamp() * 1e6), "0" * 31 + "1"
-    entry = {"BRINE_INSTANCE": "old.test", "BRINE_VERDICT": "user", "BRINE_CAUSE": "eof"}
+    entry: dict[str, Any] = {
+        "BRINE_INSTANCE": "old.test",
+        "BRINE_VERDICT": "user",
+        "BRINE_CAUSE": "eof",
+    }
     entry |= {"BRINE_GIVEN_USEC": str(given), "BRINE_RUN": run}
     entry |= {"_SYSTEMD_UNIT": "brine-kvmd.service", "_UID": 0}
     entries = [{**entry, "__REALTIME_TIMESTAMP": NOW}]
     monkeypatch.setattr(verdict_list, "is_from", lambda *_: True)
     monkeypatch.setattr("systemd.journal.Reader", lambda: JournalOf(entries))
-    facts = {"who": "user", "cause": "eof", "given_usec": given}
+    facts: dict[str, Any] = {"who": "user", "cause": "eof", "given_usec": given}
     write_marker(MarkerKind.VERDICT, "new.test", run=run, folder=tmp_path, **facts)
     (line,) = verdict_list.read_verdicts(since=None)
     assert line.instance == "old.test"
