@@ -45,6 +45,11 @@ def of_brine(state: ModuleType, brine: Any) -> list[str]:
     return faults(state, {"brine": brine})
 
 
+def test_what_keeps_the_external_pillar_from_the_node_is_the_only_fault(state: ModuleType) -> None:
+    said = faults(state, {"brine_fault": "it is not merged", "brine": {"version": 5, "x": 1}})
+    assert said == ["it is not merged"]
+
+
 def test_schema_and_reference_are_current() -> None:
     for file, text in files().items():
         assert file.read_text() == text, f"{file.name} is stale: run ./dev pillar-schema"

@@ -71,6 +71,8 @@ def valid(
         else:
             faults = [*check.faults(root, pillar, ""), *_blank_keys(pillar), *_misfits(parts or {})]
             faults += _not_given(pillar)
+            # Alone, as it may be the cause of all others.
+            faults = [str(fault)] if (fault := __pillar__.get("brine_fault")) else faults
     except RecursionError:
         faults = ["brine: nested too deep"]
     return _result(name, faults)
