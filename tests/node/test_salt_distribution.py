@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,12 @@ def fleet(bare_fleet: Fleet) -> Iterator[Fleet]:
     assert told["result"] is True, json.dumps(told, indent=1)
     yield bare_fleet
     master.run(["systemctl", "stop", "events"])
+
+
+def health(fleet: Fleet) -> dict[str, Any]:
+    """`salt-run brine.health`."""
+    told: dict[str, Any] = fleet.run("brine.health", check=False)
+    return told
 
 
 def config_of(node: Node) -> str | None:
@@ -330,3 +337,41 @@ def test_secrets_are_nowhere_but_in_the_masters_pillar_cache(fleet: Fleet) -> No
         others = [one for one in found if not (node is master and cache in one.parents)]
         assert others == []
     assert "salt/job/" in master.read("/run/events")
+
+
+def cleaned(fleet: Fleet) -> None:
+    """Have no node have anything of Brine's but what its guests need to come back."""
+    for node, name in ((fleet.nodes[1], "web2"), (fleet.nodes[2], "web3")):
+        node.run(["brine", "instance", "stop", "--force", name], timeout_s=300)
+    fleet.apply("brine.clean")
+
+
+def runs(node: Node, name: str) -> bool:
+    """Whether an instance runs; the node may have no command to tell."""
+    said = node.run(["brine", "instance", "info", name, "--json"], check=False).stdout
+    return bool(json.loads(said or "{}").get("status") == "running")
+
+
+@pytest.mark.parametrize("reinstalled", [False, True], ids=["cleaned", "master reinstalled"])
+def test_after_a_clean_one_run_on_all_nodes_brings_all_back(
+    fleet: Fleet, reinstalled: bool
+) -> None:
+    master, second, third = fleet.nodes
+    give(fleet)
+    redistribute(fleet)
+    before = config_of(master)
+    cleaned(fleet)
+    for node, name in ((second, "web2"), (third, "web3")):
+        assert not node.path(f"{PASSWORDS}/{name}").exists()
+        assert not node.path(PASSWORDS).exists()
+    assert master.read(f"{PASSWORDS}/web2") == SECRETS["web2"]  # the master's own
+    assert config_of(master) == before
+    if reinstalled:
+        master.shell(f"find /var/lib/brine -mindepth 1 ! -path {CONFIG} -delete")
+        master.shell("rm -r /var/cache/salt/master/brine")
+    # All at once: the other nodes' pillar is rendered while the master's host has no brine.
+    fleet.apply("brine")
+    for node, name in ((second, "web2"), (third, "web3")):
+        wait_for(f"{name} to run", partial(runs, node, name), timeout_s=600)
+        assert node.read(f"{PASSWORDS}/{name}") == SECRETS[name]
+    wait_for("all to be well", lambda: health(fleet)["result"] is True, timeout_s=600)

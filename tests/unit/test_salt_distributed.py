@@ -41,7 +41,7 @@ def config_states(
     """The states of the configuration, for a node that is given these.
 
     :param refusal: of ``brine config check-copy``.
-    :param cache: the minion's folder for what it has to know in its next run.
+    :param cache: the folder of the note of files that were created.
     """
 
     def run_all(command: list[str], stdin: str, **_: Any) -> dict[str, Any]:
@@ -53,13 +53,15 @@ def config_states(
 
     given = {"serial": 7, "candidate": True, "configuration": NEW, **distributed}
     functions = {"brine.ask": execution_module(run_all).ask, "cmd.which": lambda name: name}
-    return load(
+    states = load(
         "states",
         "brine_config",
-        __opts__={"test": test, "cachedir": str(cache)},
+        __opts__={"test": test},
         __pillar__={"brine": {"distributed": given} if distributed != {"serial": 0} else {}},
         __salt__=functions,
     )
+    states.CREATED = str(cache / "salt-files")  # type: ignore[attr-defined]
+    return states
 
 
 def listing(folder: Path) -> list[str]:
@@ -222,6 +224,22 @@ def test_a_file_that_is_not_given_any_more_goes_if_this_state_has_created_it(
         left["unread"] = []
         result = config_states(**left).files_copied("files")
         assert result["changes"] == {str(lost): "removed", str(below): "removed"}
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_clean_removes_what_this_state_has_created(tmp_path: Path, test: bool) -> None:
+    by_hand, created, gone = (tmp_path / name for name in ("by-hand", "new/line\n", "gone"))
+    by_hand.write_text("before")
+    files = {str(file): given() for file in (by_hand, created, gone)}
+    config_states(files=files, cache=tmp_path).files_copied("files")
+    gone.unlink()
+    result = config_states(test=test, cache=tmp_path, serial=0).files_removed("files")
+    assert result["changes"] == {str(created): "removed"}
+    assert result["result"] is (None if test else True)
+    assert [file.exists() for file in (by_hand, created)] == [True, test]
+    assert (tmp_path / "salt-files").exists() is test
+    if not test:
+        assert config_states(cache=tmp_path).files_removed("files")["changes"] == {}
 
 
 def test_a_file_that_was_created_by_a_run_that_was_killed_goes_too(

@@ -29,8 +29,14 @@ def pillar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "_KEYS", str(tmp_path / "keys.json"))
-    vars(module).update(__opts__={"pki_dir": str(tmp_path / "pki")})
+    vars(module).update(__opts__={"pki_dir": str(tmp_path / "pki"), "cachedir": str(tmp_path)})
     return module
+
+
+@pytest.fixture
+def redistributed(tmp_path: Path) -> Path:
+    """The note of the last redistribution, without which the next goes to all nodes."""
+    return written(tmp_path / "brine/given", b"7")
 
 
 @pytest.fixture
@@ -168,6 +174,34 @@ def test_a_pillar_that_is_wrong_stops_nothing(pillar: ModuleType, say: Say, brin
     assert pillar.ext_pillar(NODE, {"brine": brine})["brine"]["distributed"]["serial"] == 7
 
 
+@pytest.mark.parametrize(
+    ("options", "is_merged"),
+    [
+        ({}, True),
+        ({"pillar_source_merging_strategy": "smart", "renderer": "jinja|yaml"}, True),
+        ({"pillar_source_merging_strategy": "recurse", "renderer": "jinja|yamlex"}, True),
+        ({"pillar_source_merging_strategy": "smart", "renderer": "jinja|yamlex"}, False),
+        ({"pillar_source_merging_strategy": "overwrite"}, False),
+        ({"pillar_source_merging_strategy": "list"}, False),
+        ({"pillar_source_merging_strategy": "aggregate"}, False),
+    ],
+)
+def test_a_strategy_that_keeps_one_of_two_pillars_is_told_in_place_of_ours(
+    pillar: ModuleType, say: Say, options: dict[str, str], is_merged: bool
+) -> None:
+    say(exported())
+    vars(pillar)["__opts__"] |= options
+    got = pillar.ext_pillar(NODE, {"brine": {"kvmd": {}}})
+    assert list(got) == ["brine" if is_merged else "brine_fault"]
+    if not is_merged:
+        assert f"strategy: {options['pillar_source_merging_strategy']}" in got["brine_fault"]
+        assert "brine" in pillar.ext_pillar(NODE, {"other": 1})  # nothing to merge
+        vars(pillar)["__opts__"]["ext_pillar_first"] = True
+        assert "brine_fault" in pillar.ext_pillar(NODE, {})
+    say("", "brine: error: there is no node 'x'\n", 1)
+    assert pillar.ext_pillar(NODE, {"brine": {}}) == {}
+
+
 def test_keys_that_the_runner_keeps_are_given(
     pillar: ModuleType, say: Say, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,19 +215,34 @@ def test_keys_that_the_runner_keeps_are_given(
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "is_given"),
     [
-        "there is no node 'x'\nbrine: hint: known are: y\n",
-        "config.data: there is no configuration\nbrine: hint: brine config apply FILE makes one\n",
+        ("there is no node 'x'\nbrine: hint: known are: y\n", True),
+        ("config.data: there is no configuration\nbrine: hint: brine config apply FILE\n", False),
     ],
 )
 def test_what_is_no_node_gets_nothing(
-    pillar: ModuleType, say: Say, caplog: pytest.LogCaptureFixture, said: str
+    pillar: ModuleType,
+    say: Say,
+    caplog: pytest.LogCaptureFixture,
+    redistributed: Path,
+    said: str,
+    is_given: bool,
 ) -> None:
     say("", f"brine: error: {said}", 1)
     with caplog.at_level(logging.INFO):
         assert pillar.ext_pillar(NODE, {}) == {}
     assert caplog.messages == []
+    assert redistributed.exists() is is_given
+
+
+def test_without_brine_the_last_redistribution_is_forgotten(
+    pillar: ModuleType, monkeypatch: pytest.MonkeyPatch, redistributed: Path
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    for _ in range(2):
+        assert pillar.ext_pillar(NODE, {}) == {}
+        assert not redistributed.exists()
 
 
 @pytest.mark.parametrize(

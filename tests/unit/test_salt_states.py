@@ -77,6 +77,18 @@ def test_the_master_hears_of_a_change_and_of_nothing_else(
 
 
 @pytest.mark.parametrize("test", [False, True])
+def test_the_master_hears_that_the_configuration_is_there(state: ModuleType, test: bool) -> None:
+    fired: list[Any] = []
+    for client in ("remote", "local"):
+        vars(state).update(
+            __opts__={"test": test, "file_client": client},
+            __salt__={"event.fire_master": lambda *event: fired.append(event)},
+        )
+        assert state.announced("configuration")["changes"] == {}
+    assert fired == ([] if test else [({}, "brine/config/changed")])
+
+
+@pytest.mark.parametrize("test", [False, True])
 def test_what_the_formula_does_not_know_is_for_the_command(state: ModuleType, test: bool) -> None:
     given: list[Any] = []
 

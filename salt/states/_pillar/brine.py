@@ -52,7 +52,8 @@ def ext_pillar(
     minion_id: str, pillar: Mapping[str, Any], *more: Any, files: Iterable[str] = ()
 ) -> dict[str, Any]:
     """A minion's part of the configuration, which is empty if the minion is no node of it. If the
-    part can't be found out, it is a ``fault``, and the minion's states fail.
+    part can't be found out, it is a ``fault``, and the minion's states fail. So they do with
+    ``brine_fault``, if Salt would not merge the part with the minion's pillar.
 
     :param more: nothing; Salt gives it what else stands in the master's configuration.
     :param files: paths of further files that each node gets, and of folders of them.
@@ -64,6 +65,8 @@ def ext_pillar(
         exported = _exported(minion_id)
         if exported is None or not _is_node(exported["node"], minion_id):
             return {}
+        if fault := _merging_fault(pillar):
+            return {"brine_fault": fault}
         inside = pillar.get("brine")
         inside = inside if isinstance(inside, dict) else {}
         by_hand, passwords = _password_files(inside)
@@ -73,12 +76,34 @@ def ext_pillar(
         if keys := _keys(inside):
             found["confd"] = keys
     except FileNotFoundError as error:  # the master has no brine yet
+        _forget_given()
         log.error("brine: no pillar for %s: %s", minion_id, _one_line(error))
         return {}
     except Exception as error:  # any that rises would leave the minion without its pillar
         log.error("brine: no pillar for %s: %s", minion_id, _one_line(error))
         return {"brine": {"distributed": {"fault": "the log of the Salt master says why"}}}
     return {"brine": found}
+
+
+def _merging_fault(pillar: Mapping[str, Any]) -> str:
+    """Why Salt would not merge this pillar into the minion's own ``brine``; empty if it does."""
+    strategy = __opts__.get("pillar_source_merging_strategy", "smart")
+    renderer = str(__opts__.get("renderer", ""))
+    keeps_one = strategy in ("aggregate", "list", "overwrite")
+    keeps_one = keeps_one or (strategy == "smart" and "yamlex" in renderer)
+    # With ext_pillar_first, the minion's own comes later.
+    if not keeps_one or not ("brine" in pillar or __opts__.get("ext_pillar_first")):
+        return ""
+    option = f"pillar_source_merging_strategy: {strategy}"
+    text = "does not merge the external pillar brine with the rest of pillar brine"
+    return f"{option}, in the configuration of the Salt master, {text}: use recurse"
+
+
+def _forget_given() -> None:
+    """Have the runner's next ``brine.redistribute`` go to all nodes: this one, which may be one of
+    them, gets nothing, although the configuration that was given last may come back as it was."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(__opts__["cachedir"], "brine", "given"))
 
 
 def _is_below_root(path: Any) -> bool:
@@ -94,7 +119,9 @@ def _exported(minion_id: str) -> dict[str, Any] | None:
     if run.returncode != 0:
         said = run.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
         # The first run of the states on the writer makes the configuration.
-        if "there is no node" not in said[0] and not said[0].endswith("there is no configuration"):
+        if said[0].endswith("there is no configuration"):
+            _forget_given()
+        elif "there is no node" not in said[0]:
             raise RuntimeError(said[0])
         log.debug("brine: %s is no node: %s", minion_id, said[0])
         return None

@@ -261,7 +261,8 @@ def redistribute(
     :param test: only say what would change.
     :param if_changed: do nothing if all nodes were given this configuration already, and leave it
         to another call that is at work, which looks for changes before it ends. This host's node is
-        left out: its own run has changed the configuration.
+        left out, as its own run has changed the configuration, but not if no redistribution is
+        known.
     :param timeout: how long a minion may take to say that it is there, in seconds.
 
     Returns ``nodes``, for each what changed and what failed, the ``serial`` that they were given,
@@ -452,8 +453,10 @@ def _changes_redistributed(timeout: int | None) -> Result | None:
         try:
             with _locked("redistribution"):
                 nodes = _nodes()
-                others = [name for name in nodes if not _is_here(name)]
-                told = _redistributed("brine", others, nodes, timeout=timeout)
+                # This host's own run may have begun without brine, and so without its pillar.
+                is_known = _given() is not None
+                names = [name for name in nodes if not (is_known and _is_here(name))]
+                told = _redistributed("brine", names, nodes, timeout=timeout)
                 _note_given(told["serial"])
         except BlockingIOError:
             break  # the next holder of the lock looks again after that

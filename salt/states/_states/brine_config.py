@@ -22,8 +22,9 @@ On the other nodes of the cluster, to which the external pillar ``brine`` gives 
     cluster-files:
       brine_config.files_copied: []
 
-When ``applied`` has changed something, the minion sends the event ``brine/config/changed``. The
-reactor ``brine/reactor/changed.sls`` then has the master bring it to the other nodes.
+When ``applied`` has changed something, the minion sends the event ``brine/config/changed``, and so
+does ``announced``. The reactor ``brine/reactor/changed.sls`` then has the master bring it to the
+other nodes.
 
 All of them talk to the ``brine`` command only, by the execution module ``brine``.
 """
@@ -31,6 +32,7 @@ All of them talk to the ``brine`` command only, by the execution module ``brine`
 from __future__ import annotations
 
 import base64
+import contextlib
 import grp
 import json
 import os
@@ -47,6 +49,12 @@ if TYPE_CHECKING:
     __salt__: dict[str, Callable[..., Any]] = {}
 
 Result = dict[str, Any]
+
+CREATED = "/var/lib/brine/salt-files"
+"""Names the files that ``files_copied`` has created, each with a NUL after it. A purge of the
+packages removes these files, too."""
+
+_ETC = "/etc/brine"
 
 # What map.py has defaults of is for the states of this formula. "brine config apply" gets all
 # else, and refuses what it does not know.
@@ -80,10 +88,26 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
         comment = f"would be changed in {len(changes)} places"
     else:
         comment = f"changed in {len(changes)} places: serial {after}"
-        if __opts__["file_client"] != "local":
-            # No more than a bell: any minion may send it, so the master looks for itself.
-            __salt__["event.fire_master"]({}, "brine/config/changed")
+        _ring()
     return _result(name, changes, "\n".join([comment, *done["said"]["notes"]]))
+
+
+def announced(name: str) -> Result:
+    """Tell the master that the configuration is there. While this node had no ``brine``, pillar of
+    the other nodes was rendered without their parts.
+
+    :param name: for people; nothing depends on it.
+    """
+    if not __opts__["test"]:
+        _ring()
+    return _result(name, {}, "the master looks whether the other nodes have the configuration")
+
+
+def _ring() -> None:
+    """Send the event, which is no more than a bell: any minion may send it, so the master looks for
+    itself."""
+    if __opts__["file_client"] != "local":
+        __salt__["event.fire_master"]({}, "brine/config/changed")
 
 
 def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Result:
@@ -224,20 +248,43 @@ def files_copied(name: str) -> Result:
     return _result(name, changes, comment)
 
 
+def files_removed(name: str) -> Result:
+    """Remove all files that ``files_copied`` has created here, and the folders below ``/etc/brine``
+    that are empty then.
+
+    :param name: for people; nothing depends on it.
+    """
+    changes, problems = {}, []
+    for file in sorted(_created()):
+        try:
+            if os.path.lexists(file):
+                if not __opts__["test"]:
+                    os.unlink(file)
+                changes[file] = "removed"
+            if not __opts__["test"] and _is_below(folder := os.path.dirname(file), _ETC):
+                with contextlib.suppress(OSError):  # others have files there
+                    os.rmdir(folder)
+        except OSError as error:
+            problems.append(f"{error.filename}: {error.strerror}")
+    if problems:
+        return {**_failure(name, "\n".join(problems)), "changes": changes}
+    if not __opts__["test"] and os.path.lexists(CREATED):
+        os.unlink(CREATED)
+    done = "would be removed" if __opts__["test"] else "removed"
+    return _result(name, changes, f"{len(changes)} files {done}" if changes else "there are none")
+
+
 def _created() -> set[str]:
     """The files that runs of this state have created here."""
-    return set(json.loads(_content(_note()) or b"[]"))
+    return {os.fsdecode(one) for one in (_content(CREATED) or b"").split(b"\0") if one}
 
 
 def _note_created(files: set[str], before: set[str]) -> None:
     """Note them, if they are others than before."""
     if files != before and not __opts__["test"]:
         owner = {"user": "0", "group": "0", "mode": "0600"}
-        os.rename(_written(_note(), json.dumps(sorted(files)).encode(), owner), _note())
-
-
-def _note() -> str:
-    return os.path.join(__opts__["cachedir"], "brine_files.json")
+        data = b"".join(os.fsencode(file) + b"\0" for file in sorted(files))
+        os.rename(_written(CREATED, data, owner), CREATED)
 
 
 def _is_below(file: str, path: str) -> bool:

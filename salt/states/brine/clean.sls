@@ -48,6 +48,15 @@ brine-clean-/var/log/brine:
       - file: brine-clean-/var/log/brine/console
 {%- endif %}
 
+{#- VNC passwords and the like, which the external pillar has given. #}
+brine-clean-config-files:
+  brine_config.files_removed:
+    - require:
+      - test: brine-states-loaded
+      - pkg: brine-clean-instance-package
+    - require_in:
+      - pkg: brine-clean-packages
+
 {#- The packages of parts are removed by now. A purge also takes what is left of them: settings, counters, records. #}
 brine-clean-packages:
   pkg.purged:

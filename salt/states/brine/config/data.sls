@@ -52,6 +52,14 @@ brine-config-applied:
       - test: brine-states-loaded
     - require_in:
       - brine_config: brine-ssconf
+
+{#- Pillar of the other nodes may have been rendered while there was no brine here. #}
+brine-config-announced:
+  brine_config.announced:
+    - onchanges:
+      - pkg: brine-packages
+    - require:
+      - brine_config: brine-config-applied
 {%- elif brine.is_distributed %}
 
 brine-config-copied:
