@@ -131,7 +131,7 @@ def node(release: str, packages: list[Path]) -> Iterator[Node]:
         yield node
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(700, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [30, pytest.param(700, marks=pytest.mark.long)])
 def test_a_definition_that_is_killed_is_made_or_not_and_made_by_the_next(
     node: Node, count: int
 ) -> None:
