@@ -34,7 +34,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import grp
-import json
 import os
 import pwd
 import stat
