@@ -352,7 +352,13 @@ def runs(node: Node, name: str) -> bool:
     return bool(json.loads(said or "{}").get("status") == "running")
 
 
-@pytest.mark.parametrize("reinstalled", [False, True], ids=["cleaned", "master reinstalled"])
+@pytest.mark.parametrize(
+    "reinstalled",
+    [
+        pytest.param(False, id="cleaned"),
+        pytest.param(True, id="master reinstalled", marks=pytest.mark.long),
+    ],
+)
 def test_after_a_clean_one_run_on_all_nodes_brings_all_back(
     fleet: Fleet, reinstalled: bool
 ) -> None:
