@@ -292,6 +292,28 @@ def test_without_an_agent_nobody_waits_for_one(qemus: FakeQemus) -> None:
     assert (found["qemu"], found["guest_addresses"]) == ("io-error", None)
 
 
+@pytest.mark.parametrize("noted", [None, Halt("io-error", "full"), Halt("suspended")])
+@pytest.mark.parametrize("state", ["running", "io-error", "paused", "nothing"])
+def test_qemu_knows_best_how_it_stands_still(
+    qemus: FakeQemus, noted: Halt | None, state: str
+) -> None:
+    """Also where no brine-kvmd has noted anything, or it is off since."""
+    if state != "nothing":
+        answers = {"query-status": {"status": state}, "query-chardev": [], "qom-list": []}
+        qemus.start(InstanceFiles("web1").qmp, answers=answers)
+    found = details(replace(seen(running()), halted=noted, run=RUN))
+    expected = {"running": None, "nothing": noted and noted.state}.get(state, state)
+    assert (found["halted"] or {}).get("state") == expected
+    assert found["status"] == ("ERROR_halted" if expected == "io-error" else "running")
+    assert found["paused"] == (expected == "paused")
+    if noted and noted.state == state:
+        assert found["halted"]["reason"] == "full"
+    if state == "paused":  # it is Brine's own pause, if a marker says so
+        write_marker(MarkerKind.PAUSED, "web1", run=RUN)
+        found = details(replace(seen(running()), halted=noted, run=RUN))
+        assert (found["halted"], found["paused"]) == (None, True)
+
+
 @pytest.mark.parametrize("bind", ["127.0.0.1", "::1"])
 def test_the_port_that_it_has_found_is_named(bind: str) -> None:
     """This process stands for QEMU."""

@@ -256,6 +256,15 @@ def test_what_the_watcher_holds_back_is_not_started(held_back: str | None, test:
     assert brine.done == ([] if held_back or test else starts)
 
 
+def test_what_qemu_has_stopped_is_not_started() -> None:
+    why = "QEMU has stopped it: io-error"
+    brine = Brine({**RUNNING, "status": "ERROR_halted", "why": why})
+    result = state(brine).running("web1")
+    assert (result["result"], result["changes"]) == (True, {})
+    assert result["comment"] == f"web1 left alone: {why}"
+    assert brine.done == []
+
+
 @pytest.mark.parametrize("test", [False, True])
 @pytest.mark.parametrize(
     ("before", "stops"), [(RUNNING, True), (CRASHED, True), (SHUT_DOWN, True), (STOPPED, False)]

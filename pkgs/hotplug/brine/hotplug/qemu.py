@@ -354,7 +354,7 @@ class Device:
         return DeviceChange(kind, self.device_id, self.uuid, self.value, slot, tap, changed)
 
     def described(self) -> dict[str, Any]:
-        """The columns of a list."""
+        """The columns of a list, fit for a terminal: most are QEMU's words."""
         found: dict[str, Any] = {"device_id": self.device_id, "slot": self.name.slot}
         found[self.name.kind.key] = self.value
         if self.name.kind is DeviceKind.NIC:
@@ -362,7 +362,8 @@ class Device:
             found["link"] = self.tap.nic.link if self.tap else None
         else:
             found["path"] = self.path
-        return {**found, "uuid": self.uuid}
+        found["uuid"] = self.uuid
+        return {key: printable(one) if type(one) is str else one for key, one in found.items()}
 
     def is_of(self, uuid: str) -> bool:
         """Whether it is the device with that UUID."""
