@@ -35,6 +35,7 @@ NOUNS: dict[Any, str] = {
     Path: "an absolute path",
 }
 _MOST_SHOWN = 60
+_MOST_SOUND = 100
 _DEEPEST = 20
 
 
@@ -114,6 +115,8 @@ class KeySchema:
     limits: Mapping[str, Any]
     usual: Any
     """The default as it stands in the data."""
+    sound: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What strings become that were checked before: hundreds of specs have the same ones."""
 
     def wrong_type(self, value: Any, where: str) -> SchemaError:
         """The error to raise for a value of another type."""
@@ -123,10 +126,14 @@ class KeySchema:
         """The value, converted."""
         if type(value) not in self.kinds:
             raise self.wrong_type(value, where)
+        if type(value) is str:  # most are
+            if (known := self.sound.get(value)) is None:
+                known = self._text(self.convert(value, where) if self.convert else value, where)
+                if len(self.sound) < _MOST_SOUND:
+                    self.sound[value] = known
+            return known
         if self.convert:
             value = self.convert(value, where)
-        if isinstance(value, str):  # most are
-            return self._text(value, where)
         if float in self.kinds and value is not None:
             value = self._number(value, where)
         minimum, maximum = self.limits.get("minimum"), self.limits.get("maximum")
@@ -138,7 +145,9 @@ class KeySchema:
             return tuple(self._text(one, f"{where}/{index}") for index, one in enumerate(value))
         return value
 
-    def _text(self, value: str, where: str) -> str:
+    def _text(self, value: Any, where: str) -> Any:
+        if not isinstance(value, str):
+            return value
         choices, check = self.limits.get("choices"), self.limits.get("check")
         if choices and value not in choices:
             text = f"must be one of {', '.join(choices)}, but is {shown(value)}"
