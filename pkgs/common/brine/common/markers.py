@@ -118,9 +118,15 @@ def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
 
 def file_of(kind: MarkerKind, name: str, *, folder: Path | None = None) -> Path:
     """Where a marker is. For all functions here, no *folder* is the node's."""
+    return Path(_place_of(kind, name, folder))
+
+
+def _place_of(kind: MarkerKind, name: str, folder: Path | None) -> str:
+    """The same as text. kvmd reads a marker between the end of a VM and its verdict, and a Path
+    takes as long to make as the file to open."""
     if "/" in name or "\0" in name or not name:
         raise ValueError(f"{name!r} is no instance's name")
-    return (folder or paths.MARKS_DIR) / f"{name}.{kind}"
+    return f"{folder or paths.MARKS_DIR}/{name}.{kind}"
 
 
 def read_marker(
@@ -128,7 +134,7 @@ def read_marker(
 ) -> Marker | None:
     """A marker; None if it is missing, damaged, unreadable, or of another run than *run*."""
     try:
-        descriptor = os.open(file_of(kind, name, folder=folder), _READ)
+        descriptor = os.open(_place_of(kind, name, folder), _READ)
     except OSError:
         return None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import resource
@@ -111,8 +110,11 @@ class ControlDir:
         """Make the file of a user's shutdown."""
         # Anything of that name says the same; other programs may write to this directory, too.
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(self._file(name, ".shutdown"), flags, 0o644))
+        try:
+            descriptor = os.open(self._file(name, ".shutdown"), flags, 0o644)
+        except FileExistsError:
+            return
+        os.close(descriptor)
 
     def clear_shutdown(self, name: str) -> None:
         """Remove the file of a user's shutdown."""

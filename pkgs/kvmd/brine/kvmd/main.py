@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import resource
 import sys
@@ -16,6 +17,9 @@ from brine.kvmd.daemon import Daemon
 from brine.kvmd.settings import KvmdSettings
 
 log = logging.getLogger(__name__)
+
+_ALLOCATIONS = 20_000
+"""Of so many more objects than were given back, those of a cycle are looked for."""
 
 
 class KvmdProgram(DaemonProgram[KvmdSettings]):
@@ -54,6 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Each VM takes a descriptor; the customary soft limit of 1,024 is for select(2) users.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    # What is loaded by now stays. Python would look through it whenever some VMs come, and through
+    # what is new in the middle of an event.
+    gc.freeze()
+    gc.set_threshold(_ALLOCATIONS)
     asyncio.run(_serve(program, settings))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from brine.common import paths
@@ -50,7 +51,7 @@ class KvmdSettings:
     log_level: str = setting("info", choices=tuple(LEVELS))
     """The least level that is logged."""
 
-    @property
+    @cached_property
     def directory(self) -> ControlDir:
         """The control directory."""
         return ControlDir(self.control_dir, self.suffix)
