@@ -6,6 +6,7 @@ import errno
 import grp
 import io
 import json
+import os
 import pwd
 import sys
 from collections.abc import Callable
@@ -16,10 +17,10 @@ from unittest.mock import ANY
 
 import pytest
 
-from brine.common import cli, paths
+from brine.common import cli, own_node, paths
 from brine.common.cli import EntryPoint
 from brine.common.locks import locked
-from brine.config import ssconf
+from brine.config import nodes, ssconf
 from brine.config.model import Configuration
 from brine.config.ssconf import Ssconf
 from brine.instance.from_config import spec_of
@@ -43,6 +44,7 @@ def brine(
     monkeypatch.setattr(paths, "CONFIG_FILE", tmp_path / "config.data")
     monkeypatch.setattr(paths, "CONFIG_LOCK", tmp_path / "config.lock")
     monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path / "ssconf")
+    monkeypatch.setattr(paths, "NODE_FILE", tmp_path / "node.json")
     monkeypatch.setattr(pwd, "getpwall", list)
 
     def run(*arguments: str, stdin: object = None) -> tuple[int, str, str]:
@@ -816,3 +818,116 @@ def test_case_does_not_count_in_names_of_hosts(filled: Run) -> None:
     assert filled("config", "apply", "-", stdin={"instances": {web.upper(): None}})[0] == 0
     assert filled(*config, f"/instances/{web}")[0] == 1
     assert filled(*config, f"/instances/{instance_name(2)}")[0] == 0
+
+
+def be_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this host be called so."""
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=name))
+
+
+def be_machine(machine_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this host have another machine-id(5)."""
+    file = tmp_path / "machine-id"
+    file.write_text(f"{machine_id}\n")
+    monkeypatch.setattr(own_node, "MACHINE_ID_FILE", file)
+
+
+def test_a_host_with_another_name_is_still_its_node(
+    brine: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_machine("1" * 32, tmp_path, monkeypatch)
+    be_host("NODE1", monkeypatch)
+    assert brine("config", "apply", "-", stdin=ganeti_config())[0] == 0
+    status, out, err = brine("config", "this-node", "--json")
+    found = {
+        "name": node_name(1),
+        "uuid": uuid_of("node", 1),
+        "host": "NODE1",
+        "is_renamed": False,
+        "is_master": True,
+    }
+    assert (status, json.loads(out), err) == (0, found, "")
+    be_host("alpha.example.com", monkeypatch)
+    renamed = found | {"host": "alpha.example.com", "is_renamed": True}
+    status, out, err = brine("config", "this-node", "--json")
+    assert (status, json.loads(out)) == (0, renamed)
+    assert f"brine config rename-node {node_name(1)} alpha.example.com" in err
+    assert brine("config", "this-node")[1] == f"{node_name(1)}, the master\n"
+    be_machine("2" * 32, tmp_path, monkeypatch)  # a copy of the host is another one
+    assert brine("config", "this-node")[0] == 1
+    be_machine("1" * 32, tmp_path, monkeypatch)
+    be_host(node_name(2), monkeypatch)  # its name counts more
+    assert json.loads(brine("config", "this-node", "--json")[1])["uuid"] == uuid_of("node", 2)
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '{"uuid": 5}', '{"uuid": "x"}'])
+def test_a_damaged_note_of_the_node_counts_as_none(
+    filled: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    (tmp_path / "node.json").write_text(note)
+    be_host("alpha", monkeypatch)
+    status, out, err = filled("config", "this-node")
+    assert (status, out) == (1, "")
+    assert err.startswith("brine: error: there is no node 'alpha'")
+
+
+def test_a_node_gets_another_name_and_stays_itself(
+    filled: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new, uuid = node_name(1), "alpha.example.com", uuid_of("node", 1)
+    (tmp_path / "ssconf").mkdir()
+    assert filled("config", "export-ssconf", str(tmp_path / "ssconf"))[0] == 0
+    before = filled("config", "show")[1]
+    rename = ("config", "rename-node", "node1", new)
+    status, out, err = filled(*rename, "--dry-run", "--json")
+    told = json.loads(out)
+    assert (status, err, told["dry_run"], told["node"]) == (
+        0,
+        "",
+        True,
+        {"uuid": uuid, "name": new},
+    )
+    assert filled("config", "show")[1] == before
+    status, out, err = filled(*rename, "--json")
+    told = json.loads(out)
+    assert (status, err) == (0, "")
+    assert [one["pointer"] for one in told["changes"]] == [f"/nodes/{new}/name"]
+    assert any(old in note and new in note and "pillar" in note for note in told["notes"])
+    assert Ssconf(tmp_path / "ssconf").master_node() == new
+    for file in (tmp_path / "ssconf").iterdir():
+        assert old not in file.read_text(), file
+    assert old not in filled("config", "show")[1]
+    assert filled("config", "verify") == (0, "no faults\n", "")
+    assert json.loads(filled("config", "show", f"/nodes/{new}")[1])["uuid"] == uuid
+    again = json.loads(filled(*rename[:2], new, new, "--json")[1])
+    assert (again["changes"], again["new_serial"]) == ([], told["new_serial"])
+
+
+def test_references_by_name_follow_a_rename() -> None:
+    data = ganeti_config(nodes=3, instances=10)
+    old, uuid = node_name(2), uuid_of("node", 2)
+    names = json.loads(json.dumps(data).replace(f'"{uuid}"', f'"{old}"'))
+    names["nodes"][uuid] = names["nodes"].pop(old) | {"uuid": uuid}
+    configuration = Configuration.from_json(names)
+    made = nodes.rename(configuration, configuration.nodes[uuid], "alpha")
+    data["nodes"][uuid]["name"] = "alpha"
+    assert made.to_json() == Configuration.from_json(data).to_json()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("node9", "alpha", "there is no node"),
+        ("node1", "NODE2.example.com", "there is a node node2.example.com already"),
+        ("node1", "a b", "is no name"),
+        ("node1", "x\n", "is no name"),
+        ("node1", "", "is no name"),
+        ("node1", uuid_of("node", 5), "must not look like a UUID"),
+    ],
+)
+def test_a_new_name_that_can_not_be_is_refused(filled: Run, old: str, new: str, said: str) -> None:
+    before = filled("config", "show")[1]
+    status, out, err = filled("config", "rename-node", old, new)
+    assert (status, out) == (1, "")
+    assert said in err.splitlines()[0]
+    assert filled("config", "show")[1] == before

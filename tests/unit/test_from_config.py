@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -243,3 +245,19 @@ def test_what_means_nothing_here_is_told() -> None:
 def test_one_that_needs_a_machine_is_not_run_here() -> None:
     with pytest.raises(BrineError, match="its hypervisor is xen-hvm, and only kvm and xen-pvm"):
         imported(configured("xen-hvm"))
+
+
+def test_a_host_with_another_name_keeps_its_instances(
+    brine: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, own_node: Path
+) -> None:
+    (own_node / "machine-id").write_text("1" * 32)
+    monkeypatch.setattr("brine.common.own_node.MACHINE_ID_FILE", own_node / "machine-id")
+    define_all = ("define", "--from-config", "--config", "-")
+    data = ganeti_config(nodes=2, instances=2)
+    for host in (HERE, "alpha.example.com"):
+        monkeypatch.setattr(os, "uname", lambda host=host: SimpleNamespace(nodename=host))
+        status, out, err = brine(*define_all, stdin=data)
+        assert (status, OURS in out) == (0, True)
+        assert (f"brine config rename-node {HERE} alpha.example.com" in err) == (host != HERE)
+    assert store.is_here(Spec(name="x", node=HERE))
+    assert not store.is_here(Spec(name="x", node=node_name(2)))

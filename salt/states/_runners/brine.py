@@ -667,7 +667,7 @@ def _all_nodes() -> list[dict[str, Any]]:
 def _expect_master() -> None:
     """Refuse to write where the configuration is a copy of another host's."""
     name = _config(f"/nodes/{_config('/cluster/master_node')}/name")
-    if not _is_here(name):
+    if not _is_here(name) and not _was_master():
         text = f"the cluster's master, {name}, writes the configuration; this is"
         raise _RefusedError(f"{text} {os.uname().nodename}")
 
@@ -698,6 +698,14 @@ def _brine(*command: str, stdin: str = "") -> Any:
         said = run.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
         raise _RefusedError(said[0])
     return json.loads(run.stdout)
+
+
+def _was_master() -> bool:
+    """Whether this host is the master under another name: it was renamed."""
+    try:
+        return _brine("config", "this-node", "--json")["is_master"] is True
+    except _RefusedError:
+        return False
 
 
 def _is_here(node: str) -> bool:

@@ -50,6 +50,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     export = _add(verbs, "export-node", "export_node", text, json="there is no other format")
     export.add_argument("node", metavar="NODE", help="its name")
 
+    _add(verbs, "this-node", "show_this_node", "tell which node this host is")
+
+    text = "give a node another name; it stays what it is"
+    rename = _add(verbs, "rename-node", "rename_node", text)
+    rename.add_argument("old", metavar="OLD", help="its name, or UUID")
+    rename.add_argument("new", metavar="NEW", help="its new name")
+    _add_dry_run(rename)
+
     record = _add(verbs, "record", "record_events", "record events of a node's outbox")
     record.add_argument("--node", required=True, metavar="NODE", help="whose outbox that is")
     text = "what brine outbox list --json printed there; - for stdin"

@@ -15,6 +15,7 @@ from typing import Any
 from brine.common import paths, uids
 from brine.common.cli import print_json
 from brine.common.errors import BrineError, UsageError, warn
+from brine.common.own_node import note_node
 from brine.config import nodes, ssconf
 from brine.config.apply import apply
 from brine.config.diff import Change, changes
@@ -50,10 +51,19 @@ def apply_file(arguments: argparse.Namespace) -> int:
             store.expect_none_lost()
         applied = apply(writer.current, declared, prune=arguments.prune)
         writer.write(applied.new)
+    if store.is_usual and not arguments.dry_run:
+        _note_this_node(writer.new)
     notes, ignored = list(applied.notes), list(applied.without_effect)
     if ignored:
         notes.append(f"kept, and without effect in Brine: {summary(ignored)}")
     return _tell_change(arguments, writer, notes, without_effect=ignored)
+
+
+def _note_this_node(configuration: Configuration) -> None:
+    """Note which node this host is, if it is one; it may make the configuration without that."""
+    with contextlib.suppress(ConfigError, OSError):
+        found = nodes.find_this_node(configuration)
+        note_node(found.uuid, found.name)
 
 
 def _read_input(name: str, hint: str = _INPUT_HINT, *, most: int = -1) -> Any:
@@ -188,6 +198,50 @@ def export_node(arguments: argparse.Namespace) -> int:
     exported = nodes.export(configuration, data, nodes.find_node(configuration, arguments.node))
     print(json.dumps(dataclasses.asdict(exported), indent=2))
     return 0
+
+
+def show_this_node(arguments: argparse.Namespace) -> int:
+    """``brine config this-node``"""
+    found = nodes.find_this_node(_store(arguments).read())
+    if found.is_renamed:
+        warn(f"this host is {found.host}, and was {found.name}", hint=found.hint())
+    line = f"{found.name}, the master" if found.is_master else found.name
+    return _tell(arguments, dataclasses.asdict(found), [line])
+
+
+def rename_node(arguments: argparse.Namespace) -> int:
+    """``brine config rename-node``"""
+    store, dry_run, new = _store(arguments), arguments.dry_run, arguments.new
+    folder = paths.SSCONF_DIR if store.is_usual and paths.SSCONF_DIR.is_dir() else None
+    with store.writing(arguments.lock_timeout, dry_run=dry_run) as writer:
+        if writer.current is None:
+            raise store.none_here()
+        node = nodes.find_node(writer.current, arguments.old)
+        wanted = nodes.rename(writer.current, node, new)
+        values = ssconf.export(wanted) if folder else {}  # what can't be stops us here
+        writer.write(wanted)
+        notes = [] if new == node.name else _rename_notes(wanted, node.uuid, node.name)
+        if folder:  # within the lock, or a slower one would put older values over ours
+            notes += _keep_in_step(folder, values, dry_run=dry_run)
+    if store.is_usual and not dry_run:
+        _note_this_node(writer.new)
+    return _tell_change(arguments, writer, notes, node={"uuid": node.uuid, "name": new})
+
+
+def _rename_notes(configuration: Configuration, uuid: str, old: str) -> list[str]:
+    """What an administrator changes beside the configuration when a node gets another name."""
+    new = configuration.nodes[uuid].name
+    instances = configuration.instances.values()
+    count = sum(uuid in (one.primary_node, *one.secondary_nodes) for one in instances)
+    places = "nodes"
+    if configuration.cluster.master_node == uuid:
+        places += ", cluster:master"
+    if count:
+        places += f", primary_node and secondary_nodes of {_counted(count, 'instance')}"
+    return [
+        f"pillar must say {new} in place of {old}: {places}",
+        f"the host and its minion must be named {new}",
+    ]
 
 
 def record_events(arguments: argparse.Namespace) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from brine.common.errors import BrineError, printable
 from brine.common.outbox import MOST_EVENTS, ClusterEvent, is_event_id
+from brine.common.own_node import noted_node
 from brine.common.schema import key, parse, shown
 from brine.config import ssconf
-from brine.config.model import Configuration, Instance, Node
-from brine.config.schema import ConfigError, shallow
+from brine.config.model import ConfigDisk, Configuration, Instance, Node
+from brine.config.schema import ConfigError, is_uuid, name_fault, shallow
 
 T = TypeVar("T")
 
@@ -43,6 +45,86 @@ def find_node(configuration: Configuration, reference: str) -> Node:
     names = configuration.names("nodes")
     found = names.exact(reference) or names.exact(reference.partition(".")[0])
     return configuration.nodes[found or names.get(reference)]
+
+
+@dataclass(frozen=True, slots=True)
+class ThisNode:
+    """The node that this host is, with the keys that ``--json`` prints.
+
+    :param host: this host's name.
+    :param is_renamed: whether the host has got that name after the configuration had its node.
+    :param is_master: whether it is the cluster's master.
+    """
+
+    name: str
+    uuid: str
+    host: str
+    is_renamed: bool
+    is_master: bool
+
+    def hint(self) -> str:
+        """What to do about a new name."""
+        return f"brine config rename-node {self.name} {self.host}, on the master"
+
+
+def find_this_node(configuration: Configuration) -> ThisNode:
+    """The node that this host is: by the host's name; or else by the UUID that was noted.
+
+    :raises ConfigError: if it is none.
+    """
+    host, noted, is_renamed = os.uname().nodename, noted_node(), False
+    try:
+        node = find_node(configuration, host)
+    except ConfigError:
+        if not noted or noted.uuid not in configuration.nodes:
+            raise
+        node, is_renamed = configuration.nodes[noted.uuid], True
+    is_master = configuration.names("nodes").exact(configuration.cluster.master_node) == node.uuid
+    return ThisNode(node.name, node.uuid, host, is_renamed, is_master)
+
+
+def rename(configuration: Configuration, node: Node, new_name: str) -> Configuration:
+    """The configuration with another name of a node, whose UUID stays. What refers to the node by
+    its name, as an old file may, refers to it by its UUID then.
+
+    :raises ConfigError: if the name is none, or another node's.
+    """
+    if fault := name_fault(new_name):
+        raise ConfigError(fault)
+    if is_uuid(new_name):
+        raise ConfigError(f"{new_name}: a name must not look like a UUID")
+    other = configuration.names("nodes").named(new_name)
+    if other not in (None, node.uuid):
+        raise ConfigError(f"there is a node {configuration.nodes[str(other)].name} already")
+    old_name = node.name.lower()
+
+    def by_uuid(reference: Any) -> Any:
+        is_it = isinstance(reference, str) and reference.lower() == old_name
+        return node.uuid if is_it else reference
+
+    def of_disk(disk: ConfigDisk) -> ConfigDisk:
+        ends = 2 if disk.dev_type in ("drbd", "drbd8") else 0
+        identity = [*map(by_uuid, disk.logical_id[:ends]), *disk.logical_id[ends:]]
+        children = tuple(map(of_disk, disk.children))
+        nodes = list(map(by_uuid, disk.nodes))
+        if (nodes, identity, children) == (disk.nodes, disk.logical_id, disk.children):
+            return disk
+        return replace(disk, nodes=nodes, logical_id=identity, children=children)
+
+    def of_instance(one: Instance) -> Instance:
+        primary, others = by_uuid(one.primary_node), list(map(by_uuid, one.secondary_nodes))
+        if (primary, others) == (one.primary_node, one.secondary_nodes):
+            return one
+        return replace(one, primary_node=primary, secondary_nodes=others)
+
+    cluster = configuration.cluster
+    return replace(
+        configuration,
+        cluster=replace(cluster, master_node=by_uuid(cluster.master_node)),
+        nodes=configuration.nodes | {node.uuid: replace(node, name=new_name)},
+        instances={key: of_instance(one) for key, one in configuration.instances.items()},
+        disks={key: of_disk(one) for key, one in configuration.disks.items()},
+    )
 
 
 def export(configuration: Configuration, data: bytes, node: Node) -> NodeExport:

@@ -6,18 +6,19 @@ In the tables, names on the left are Ganeti's. A parameter without a counterpart
 from __future__ import annotations
 
 import argparse
-import os
+import contextlib
 import shlex
 from collections.abc import Mapping
 from typing import Any
 
 from brine.common import outbox
 from brine.common.errors import BrineError, UsageError, warn
+from brine.common.own_node import note_node
 from brine.common.vm_values import BOOT_DEVICES
 from brine.config import params
 from brine.config.effect import ignored_wishes
 from brine.config.model import ConfigNic, Configuration, Instance
-from brine.config.nodes import find_node
+from brine.config.nodes import find_node, find_this_node
 from brine.config.runnable import disk_path, place_fault, unsupported
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
@@ -64,7 +65,7 @@ def define_all(arguments: argparse.Namespace) -> int:
     log_to_journal("brine")
     file = arguments.config
     configuration = read_configuration(file) if file else ConfigStore().read()
-    node = find_node(configuration, arguments.node or os.uname().nodename).uuid
+    node = _node_of(configuration, arguments)
     ours = [one for one in configuration.instances.values() if one.primary_node == node]
     # The cluster does not know yet what was decided here on their admin_state.
     unheard = {one.instance for one in outbox.events() if one.kind == ADMIN_STATE}
@@ -87,6 +88,19 @@ def define_all(arguments: argparse.Namespace) -> int:
             hint=f"brine instance undefine {name}, unless it is to come back",
         )
     return status
+
+
+def _node_of(configuration: Configuration, arguments: argparse.Namespace) -> str:
+    """The UUID of the node that the options name, or that this host is; that is noted."""
+    if arguments.node:
+        return find_node(configuration, arguments.node).uuid
+    found = find_this_node(configuration)
+    if found.is_renamed:
+        warn(f"this host is {found.host}, and was {found.name}", hint=found.hint())
+    if not arguments.dry_run:
+        with contextlib.suppress(OSError):  # the next one may
+            note_node(found.uuid, found.name)
+    return found.uuid
 
 
 def _input_of(configuration: Configuration, instance: Instance, *, keeps_state: bool) -> SpecInput:

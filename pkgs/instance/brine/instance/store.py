@@ -40,6 +40,7 @@ from brine.common.markers import (
     this_run,
     write_marker,
 )
+from brine.common.own_node import noted_node
 from brine.common.paths import InstanceFiles
 from brine.common.vm_values import vm_name_fault
 from brine.instance.spec import VERSION, Spec, SpecError, known_part, parse, to_json, with_unknown
@@ -355,10 +356,17 @@ ELSEWHERE = "do that on its node; or leave out node, or change it, if it is to m
 
 
 def is_here(spec: Spec) -> bool:
-    """Whether a spec names this node, or none. A short name matches the full name."""
-    here, said = os.uname().nodename.lower(), spec.node.lower()
-    short_here, short_said = here.partition(".")[0], said.partition(".")[0]
-    return said in ("", here, short_here) or here == short_said
+    """Whether a spec names this node, or none. A short name matches the full name. A host that was
+    renamed is still its node."""
+    if _is_same_host(spec.node, os.uname().nodename) or not spec.node:
+        return True
+    noted = noted_node()
+    return noted is not None and _is_same_host(spec.node, noted.name)
+
+
+def _is_same_host(said: str, here: str) -> bool:
+    said, here = said.lower(), here.lower()
+    return said in (here, here.partition(".")[0]) or here == said.partition(".")[0]
 
 
 def refuse_elsewhere(spec: Spec) -> None:
