@@ -95,6 +95,51 @@ def test_an_instance_runs_as_a_unit_whose_process_is_qemu(node: Node) -> None:
     assert info(node, "web1")["why"] == ""
 
 
+_DOMAIN = """
+<domain type="qemu">
+  <name>sql1</name><memory unit="MiB">64</memory><vcpu current="2">8</vcpu>
+  <os><type arch="x86_64" machine="pc-q35-rhel8.6.0">hvm</type></os>
+  <features><acpi/></features>
+  <cpu mode="custom"><model>qemu64</model><topology sockets="4" dies="1" cores="2" threads="1"/>
+    <feature policy="require" name="pclmuldq"/><feature policy="disable" name="x2apic"/></cpu>
+  <devices>
+    <emulator>/srv/theirs/qemu</emulator>
+    <disk type="file" device="disk"><driver name="qemu" type="raw" io="native"/>
+      <source file="/srv/sql1.img"/><target dev="sda" bus="sata"/><readonly/>
+      <serial>6d0a9c56-6d8e-4b3c-9d5e-7a3c55b0e1bb</serial></disk>
+    <graphics type="vnc" socket="/run/sql1.vnc"/>
+  </devices>
+</domain>
+"""
+_MACHINE = """
+name: mail1
+cpu: x86-64-v2-AES,flags=-pcid
+kvm: 0
+memory: 64
+cores: 2
+scsi0: local:7/vm-7-disk-0.raw,ro=1
+serial0: socket
+"""
+
+
+@pytest.mark.both_releases
+def test_machines_of_other_programs_run(node: Node) -> None:
+    node.shell("mkdir -p /var/lib/vz/images/7; truncate -s 1M /var/lib/vz/images/7/vm-7-disk-0.raw")
+    node.shell("truncate -s 1M /srv/sql1.img")
+    node.write("/srv/sql1.xml", _DOMAIN)
+    node.write("/srv/7.conf", _MACHINE)
+    said = node.run(["brine", "instance", "import", "--libvirt", "/srv/sql1.xml"]).stderr
+    assert "devices/emulator /srv/theirs/qemu" in said
+    node.run(["brine", "instance", "import", "--proxmox", "/srv/7.conf"])
+    node.run(["brine", "instance", "start", "sql1", "mail1"])
+    for name in ("sql1", "mail1"):
+        wait_status(node, name, "running")
+    (processor,) = option(command_line(node, "sql1"), "-cpu")
+    assert processor == "qemu64,+pclmulqdq,-x2apic"
+    assert qmp(node, "sql1", "query-vnc")["service"] == "/run/sql1.vnc"
+    assert len(qmp(node, "mail1", "query-cpus-fast")) == 2
+
+
 @pytest.mark.both_releases
 def test_every_way_to_stop_it_is_the_admins(node: Node) -> None:
     ways = {

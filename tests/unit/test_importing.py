@@ -271,6 +271,28 @@ def test_a_xen_domain_loses_what_only_qemu_has_but_not_its_network() -> None:
         define(data)
 
 
+@pytest.mark.parametrize("machine", ["pc", "q35"])
+def test_disks_without_a_place_on_their_bus_are_scsi(machine: str) -> None:
+    disk = '<disk><source file="/srv/{0}"/><target dev="d{0}" bus="{1}"/></disk>'
+    drive = '<disk device="cdrom"><target dev="c" bus="sata"/></disk>'
+    disks = [
+        disk.format(f"{bus}{number}", bus) for bus in ("sata", "virtio") for number in range(30)
+    ]
+    text = f"""<domain type="kvm"><name>web1</name><os><type machine="{machine}">hvm</type></os>
+        <devices>{drive * 2}{"".join(disks)}</devices></domain>"""
+    data, lost = spec_of_domain(text.encode())
+    spec = define(data)
+    interfaces = [one.interface for one in spec.disks]
+    assert interfaces.count("ide") == (4 if machine == "q35" else 2)
+    assert interfaces.count("virtio") == (24 if machine == "q35" else 20)
+    assert interfaces[0] == "ide"
+    assert "/srv/virtio29: its interface virtio has no place left: scsi" in lost
+    many = text.replace(drive, drive * 5)
+    data, lost = spec_of_domain(many.encode())
+    define(data)
+    assert "the CD-ROM drive: no place is left" in lost
+
+
 def test_a_foreign_program_is_not_taken() -> None:
     ours = "<emulator>/usr/bin/qemu-system-x86_64</emulator>"
     for program in ("/usr/bin/kvm", "/usr/libexec/qemu-kvm"):

@@ -6,11 +6,13 @@ What goes is named. What would have the guest run otherwise stays, and is an err
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.common.vm_rules import LAST_SLOT, MOST_PORTS, RESERVED_SLOTS, ide_units, is_q35
 from brine.common.vm_values import CACHE_MODES
 from brine.hotplug.choices import LONGEST_SERIAL
 from brine.instance.spec import NOT_CONFINED, DiskSpec, NicSpec, Spec
@@ -19,6 +21,7 @@ from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
 NO_BRIDGE_HINT = "name the bridge that it is to be on: --link BRIDGE"
 
 _MACHINE = re.compile(r"pc|q35|pc-(i440fx|q35)-([2-9]|[1-9][0-9])\.[0-9]{1,2}")
+_USUAL_SPARE_PORTS = 8  # a spec's hotplug_ports
 _SERIAL = re.compile(rf"[ -~]{{1,{LONGEST_SERIAL}}}")
 
 
@@ -82,12 +85,35 @@ def fitted(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if data.get("hypervisor", "kvm") != "kvm":
         return _of_xen(data, lost), lost
     if data.get("kernel"):
-        _drop(data, ("firmware",), "a kernel starts without", lost)
+        _drop(data, ("firmware", "boot_order"), "a kernel starts without", lost)
     else:
         _drop(data, ("initrd", "append"), "there is no kernel for", lost)
     data["disks"] = [_disk(dict(one), lost) for one in data.get("disks", ())]
     data["nics"] = [_nic(dict(one), lost) for one in data.get("nics", ())]
+    _find_places(data, lost)
     return {key: value for key, value in data.items() if value != []}, lost
+
+
+def _find_places(data: dict[str, Any], lost: list[str]) -> None:
+    """Make SCSI disks of those for which a machine has no place on another bus. SCSI has room for
+    all."""
+    machine = data.get("machine", "pc")
+    ide_places = math.prod(ide_units(machine))
+    drives, disks = data.get("cdroms", []), data["disks"]
+    lost += [f"the CD-ROM {path or 'drive'}: no place is left" for path in drives[ide_places:]]
+    if drives:
+        data["cdroms"] = drives[:ide_places]
+    places = MOST_PORTS if is_q35(machine) else LAST_SLOT + 1 - RESERVED_SLOTS
+    rooms = {"ide": ide_places - len(drives), "virtio": places - len(data["nics"])}
+    for disk in disks:
+        bus = disk.get("interface", "virtio")
+        if bus in rooms:
+            rooms[bus] -= 1
+            if rooms[bus] < 0:
+                disk["interface"] = "scsi"
+                lost.append(f"{disk['path']}: its interface {bus} has no place left: scsi")
+    if is_q35(machine) and rooms["virtio"] < _USUAL_SPARE_PORTS:
+        data["hotplug_ports"] = max(0, rooms["virtio"])
 
 
 def _drop(data: dict[str, Any], keys: Iterable[str], why: str, lost: list[str]) -> None:
