@@ -98,6 +98,27 @@ def test_a_nic_gets_another_mac(pc: Vm) -> None:
     wait_gone(pc.guest, other)
 
 
+def test_the_guest_learns_the_mtu_and_no_other_gets_it(pc: Vm) -> None:
+    def mtu_of(mac: str) -> int:
+        return int(pc.guest.run(f"cat /sys/class/net/{wait_nic(pc.guest, mac)}/mtu"))
+
+    def bridge_mtu() -> int:
+        (bridge,) = json.loads(pc.machine.shell("ip -json link show br0"))
+        return int(bridge["mtu"])
+
+    other = "52:54:00:aa:00:02"
+    pc.plug("nic", "--link", "br0", "--mac", MAC, "--uuid", NIC, "--mtu", "1400")
+    pc.plug("nic", "--link", "br0", "--mac", other)
+    assert (mtu_of(MAC), mtu_of(other), bridge_mtu()) == (1400, 1500, 1500)
+    pc.brine("nic", "modify", NIC, "--mtu", "1300")
+    assert (mtu_of(MAC), bridge_mtu()) == (1300, 1500)
+    # Another model can't tell it.
+    pc.brine("nic", "modify", NIC, "--model", "e1000")
+    for mac in (MAC, other):
+        pc.unplug("nic", mac)
+    assert bridge_mtu() == 1500
+
+
 def test_a_nic_has_several_queues(pc: Vm) -> None:
     pc.plug("nic", "--link", "br0", "--mac", MAC, "--queues", "4")
     nic = connect(pc.guest, MAC, "192.0.2.10/24")

@@ -249,6 +249,22 @@ def test_the_mtu_is_the_bridges_which_keeps_its_own() -> None:
         assert present("br0").mtu == 9000
 
 
+@pytest.mark.parametrize("set_by_hand", [False, True])
+def test_a_small_mtu_of_a_nic_is_its_own(*, set_by_hand: bool) -> None:
+    if set_by_hand:
+        ip("link set port0 mtu 2000")
+        ip("link set br0 mtu 1600")
+    before = present("br0").mtu
+    small, smaller = replace(WEB, mtu=1400), replace(WEB, uuid="1", mtu=1300)
+    with open_tap(NAME) as tap, open_tap(smaller.tap_name()) as other:
+        assert wire(tap, small).mtu == 1400
+        assert wire(other, smaller).mtu == 1300
+        assert (present().mtu, present("br0").mtu) == (1400, before)
+        unwire(other)
+        assert wire(tap, WEB).mtu == before
+    assert present("br0").mtu == before
+
+
 def test_the_bridge_keeps_its_address_when_guests_come() -> None:
     before = present("br0").mac
     with open_tap(NAME) as tap:

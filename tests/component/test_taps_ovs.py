@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,12 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenVswitch]:
 
 def wiring(vlan: str = "", link: str = "ovs0") -> Nic:
     return Nic("web1", "0", Mode.OPEN_VSWITCH, link, vlan)
+
+
+def test_a_small_mtu_of_a_nic_does_not_lower_the_bridges(switch: OpenVswitch) -> None:
+    with open_tap(NAME) as tap:
+        assert wire(tap, replace(wiring(), mtu=1400)).mtu == 1400
+        assert switch.command("get", "Interface", "ovs0", "mtu").strip() == "1500"
 
 
 @pytest.mark.parametrize(

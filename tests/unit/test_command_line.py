@@ -97,7 +97,8 @@ def given_to(spec: Spec, **others: Any) -> Resources:
     ]
     for number, nic in enumerate(spec.nics):
         queues = tuple(range(70 + 10 * number, 70 + 10 * number + nic.queues))
-        nics[nic.uuid] = NicFiles(queues, tuple(90 + one for one in queues) if nic.vhost else ())
+        vhost = tuple(90 + one for one in queues) if nic.vhost else ()
+        nics[nic.uuid] = NicFiles(queues, vhost, nic.mtu or 1500)
     boot = {"firmware": 7, "kernel": 8, "initrd": 9}
     return Resources(disks, nics, cdroms, boot, **others)
 
@@ -350,11 +351,12 @@ NICS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any,
     ("queues", 2, lambda netdev, _: netdev.get("fds"), None, "70:71"),
     ("queues", 2, lambda _, device: (device.get("mq"), device.get("vectors")), NOT_MQ, (True, 6)),
     ("vhost", True, lambda netdev, _: netdev.get("vhostfd"), None, "160"),
+    ("mtu", 9000, lambda _, device: device.get("host_mtu"), None, 9000),
 ]
 
 
 def test_no_key_of_a_nic_is_forgotten() -> None:
-    of_the_tap = {"mode", "link", "vlan", "ips", "mtu", "slot"}
+    of_the_tap = {"mode", "link", "vlan", "ips", "slot"}
     known = {name for name, *_ in NICS} | of_the_tap
     assert known == {field.name for field in dataclasses.fields(NicSpec)}
 
@@ -365,6 +367,12 @@ def test_a_key_of_a_nic_changes_what_qemu_is_told(
 ) -> None:
     assert seen(*nic_seen()) == usual
     assert seen(*nic_seen(**{name: value})) == told
+
+
+@pytest.mark.parametrize("keys", [{"model": "e1000", "mtu": 9000}, {"mtu": 1500}])
+def test_no_mtu_is_told_that_cannot_be_or_goes_without_saying(keys: dict[str, Any]) -> None:
+    _, device = nic_seen(**keys)
+    assert "host_mtu" not in device
 
 
 def test_a_nic_is_given_its_tap_open() -> None:

@@ -8,6 +8,8 @@ FORMATS = ("raw", "qcow2")
 MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
 """QEMU's models of NICs, by the names that people know."""
 
+USUAL_MTU = 1500
+"""The MTU that a guest's Ethernet has unless something else is said, in bytes, as the others."""
 SMALLEST_MTU = 68
 LARGEST_MTU = 65521
 """The largest MTU that the kernel allows for a tap: 65535, less an Ethernet header."""

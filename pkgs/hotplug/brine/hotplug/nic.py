@@ -14,7 +14,7 @@ from brine.common.conflicts import Claim, claims_of
 from brine.common.errors import UsageError
 from brine.common.vm_connection import Address, check_connection, parse_address
 from brine.hotplug.address import DeviceKind, Slot
-from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
+from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, USUAL_MTU, Mode
 from brine.hotplug.net.tap import tap_name
 
 if TYPE_CHECKING:
@@ -184,8 +184,12 @@ def nic_netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> d
     return netdev
 
 
-def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, Any]:
-    """The device that the guest sees: the arguments of ``device_add``."""
+def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot, mtu: int) -> dict[str, Any]:
+    """The device that the guest sees: the arguments of ``device_add``.
+
+    :param mtu: of the tap, in bytes. A guest is told one that it would not assume, if the model can
+        tell. So a NIC with the usual MTU is the same device as in older versions.
+    """
     device: dict[str, Any] = {
         "driver": MODELS[nic.model],
         "id": device_id,
@@ -195,6 +199,8 @@ def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot) -> dict[str, A
         "romfile": "",
         **slot.placement,
     }
+    if mtu != USUAL_MTU and nic.model == "virtio":
+        device["host_mtu"] = mtu
     if queues > 1 and nic.model == "virtio":
         device["mq"] = True
         device["vectors"] = 2 * queues + 2  # two a queue, control, and configuration

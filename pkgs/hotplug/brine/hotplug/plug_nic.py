@@ -173,14 +173,14 @@ def put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot) -> None:
     # The tap outlives this block only if QEMU has opened it.
     with open_own_tap(nic) as tap:
         undo.by(partial(unwire, tap.name))
-        wire(tap, nic)
+        mtu = wire(tap, nic).mtu
         back_end = partial(_remove_back_end, machine, device_id, nic.queues, vhost=nic.vhost)
         undo.by(back_end, asks_qemu=True)
         queues = _hand_over(machine, f"{device_id}-{_QUEUE}", tap.queues)
         vhost = _hand_over(machine, f"{device_id}-{_VHOST}", tap.vhost)
         machine.qmp.execute("netdev_add", nic_netdev(device_id, queues, vhost))
         undo.by(partial(unplug_device, machine, device_id, timeout_s=vm.timeout_s), asks_qemu=True)
-        machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot))
+        machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot, mtu))
 
 
 def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:

@@ -39,10 +39,14 @@ def check_bridge(name: str) -> None:
         raise OpenVswitchError(text, hint=hint)
 
 
-def add_port(bridge: str, port: str, vlans: Vlans | None, owner: str) -> None:
+def add_port(
+    bridge: str, port: str, vlans: Vlans | None, owner: str, *, bridge_mtu: int | None = None
+) -> None:
     """Make an interface a port of a bridge, in these VLANs; succeeds if it is one already.
 
     :param vlans: None is Open vSwitch's default: a port for frames of all VLANs.
+    :param bridge_mtu: the MTU that the bridge keeps, in bytes. With None, it becomes that of a port
+        with a smaller one, unless an admin has set it.
     :raises OpenVswitchError: if there is no such bridge, or Open vSwitch refuses.
     """
     # A port of another bridge moves; without this, Open vSwitch would refuse it.
@@ -56,6 +60,7 @@ def add_port(bridge: str, port: str, vlans: Vlans | None, owner: str) -> None:
         # Quoted as the database's string, so that no character has a special meaning.
         *("--", "set", "Interface", port),
         f"external_ids:{_OWNER}={json.dumps(owner, ensure_ascii=False)}",
+        *(("--", "set", "Interface", bridge, f"mtu_request={bridge_mtu}") if bridge_mtu else ()),
     )
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from brine.common.errors import BrineError
-from brine.common.locks import LockedError
+from brine.common.locks import LockedError, node_lock
 from brine.common.vm_connection import Vlans, parse_vlans
-from brine.hotplug.choices import Mode
+from brine.hotplug.choices import USUAL_MTU, Mode
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, LinkError, Netlink, Proxy, Rule, set_interface
 from brine.hotplug.net.records import TapRecord
@@ -44,8 +44,6 @@ from brine.hotplug.net.tap import (
     owner_for,
 )
 from brine.hotplug.nic import Nic, owner_of
-
-_DEFAULT_MTU = 1500
 
 log = logging.getLogger(__name__)
 
@@ -251,7 +249,7 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic) -> Wired:
     record = _planned(netlink, record)
     names = record.uplinks if nic.mode == Mode.ROUTED else (nic.link,)
     mtus = [one.mtu for one in map(netlink.find, names) if one]
-    record = replace(record, mtu=nic.mtu or min(mtus, default=_DEFAULT_MTU))
+    record = replace(record, mtu=nic.mtu or min(mtus, default=USUAL_MTU))
     kept = replace(record, proxies=_our_proxies(netlink, record))
     scripts = _scripts(record)
     with ExitStack() as undo:
@@ -299,14 +297,35 @@ def _connect(netlink: Netlink, link: Link, record: TapRecord) -> None:
     if nic.mode == Mode.ROUTED:
         connect_by_routes(netlink, link, record)
     elif nic.mode == Mode.OPEN_VSWITCH:
-        ovs.add_port(nic.link, link.name, vlans, nic.alias())
+        there = netlink.find(nic.link)
+        kept = there.mtu if there and record.mtu < there.mtu else None
+        ovs.add_port(nic.link, link.name, vlans, nic.alias(), bridge_mtu=kept)
     else:
         bridge = _find_bridge(netlink, nic.link, vlans)
         # The node has no address on a port: its own neighbour discovery would reach the guest.
         set_interface("ipv6", link.name, "disable_ipv6", 1, required=False)
-        netlink.set_master(link, bridge)
+        _add_port(netlink, link, bridge, record.mtu)
         if vlans:
             netlink.set_vlans(link, vlans)
+
+
+def _add_port(netlink: Netlink, link: Link, bridge: Link, mtu: int) -> None:
+    """Make a tap a port of a bridge, whose MTU does not change.
+
+    The kernel lowers a bridge's MTU to that of a port, unless an admin has set it. The host and
+    other guests would lose their larger frames.
+
+    :param mtu: of the tap, in bytes.
+    """
+    if mtu >= bridge.mtu:
+        netlink.set_master(link, bridge)
+        return
+    with node_lock(f"bridge-{bridge.name}", timeout_s=records.LOCK_TIMEOUT_S):
+        before = netlink.get(bridge.name)
+        netlink.set_master(link, bridge)
+        now = netlink.get(bridge.name)
+        if now.mtu < before.mtu:
+            netlink.change(now, mtu=before.mtu)
 
 
 def _find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:

@@ -15,6 +15,7 @@ from typing import Any
 
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import DeviceKind, Slot
+from brine.hotplug.choices import USUAL_MTU
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout, cdrom_id
@@ -43,10 +44,11 @@ class DiskFiles:
 
 @dataclass(frozen=True, slots=True)
 class NicFiles:
-    """The open descriptors of a NIC's tap, and of vhost."""
+    """The open descriptors of a NIC's tap, and of vhost; and the tap's MTU in bytes."""
 
     queues: Sequence[int]
     vhost: Sequence[int] = ()
+    mtu: int = USUAL_MTU
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int])
         device_id = slot.device_id(DeviceKind.NIC, each.uuid)
         queues, vhost = (list(map(str, numbers)) for numbers in (files.queues, files.vhost))
         yield from ("-netdev", json.dumps(nic_netdev(device_id, queues, vhost)))
-        device = nic_device(device_id, nic_of(spec, each), len(queues), slot)
+        device = nic_device(device_id, nic_of(spec, each), len(queues), slot, files.mtu)
         if each.uuid in boot:
             del device["romfile"]  # which it boots with
         yield from _device(device, boot.get(each.uuid))

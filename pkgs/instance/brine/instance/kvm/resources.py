@@ -296,9 +296,9 @@ def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
     for each in spec.nics:
         nic = nic_of(spec, each)
         tap = stack.enter_context(open_own_tap(nic))
-        wire(tap, nic)
+        mtu = wire(tap, nic).mtu
         stack.callback(unwire, tap.name)
-        nics[each.uuid] = NicFiles(_inherited(tap.queues), _inherited(tap.vhost))
+        nics[each.uuid] = NicFiles(_inherited(tap.queues), _inherited(tap.vhost), mtu)
     return nics
 
 
