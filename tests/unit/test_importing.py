@@ -458,6 +458,16 @@ def test_a_file_that_is_no_image_is_named(
         assert len(found) == bool(said)
         assert all(line.startswith(f"brine: warning: web1: {said}") for line in found)
     file.write_bytes(changed(("/srv/debian.iso", "/etc/shadow")))
+    listen = 'listen="127.0.0.1"'
+    for path, is_odd in (
+        ("/etc/cron.d/x", True),
+        ("/run/../etc/x", True),
+        ("/run/web1.vnc", False),
+    ):
+        file.write_bytes(changed((listen, f'socket="{path}"')))
+        told = brine("import", "--libvirt", file, "--dry-run")[2]
+        assert (f"the socket of VNC is {path}, which is in no folder of sockets" in told) == is_odd
+    file.write_bytes(changed(("/srv/debian.iso", "/etc/shadow")))
     shown = json.loads(brine("import", "--libvirt", file, "--dry-run", "--json")[1])["ignored"]
     assert "the guest can read /etc/shadow, which is in no folder of images" in shown
 

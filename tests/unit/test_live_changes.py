@@ -269,7 +269,8 @@ def test_what_can_not_be_read_now_is_left_where_it_is(
 ) -> None:
     file.write_text("{}")
 
-    def fail(_: Path) -> bytes:
+    def fail(_: Path, *, safely: bool) -> bytes:
+        assert safely
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("brine.hotplug.runtime_file.read_regular", fail)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,20 @@ def test_the_version_is_asked_as_a_user_without_privileges(tmp_path: Path) -> No
     with pytest.raises(InstanceError, match=f"{program}: .*Permission denied") as refused:
         version_of(web1(qemu=str(program)))
     assert refused.value.hint == f"chmod o+rx {program}"
+
+
+def test_a_file_does_not_give_way_to_the_socket_of_vnc(tmp_path: Path) -> None:
+    """QEMU would remove it, as root."""
+    place = tmp_path / "vnc"
+    check_node(web1(vnc_bind=str(place)))
+    place.write_text("important")
+    for each in (place, tmp_path):
+        with pytest.raises(InstanceError, match="is there already, and is no socket"):
+            check_node(web1(vnc_bind=str(each)))
+    place.unlink()
+    with socket.socket(socket.AF_UNIX) as left_over:
+        left_over.bind(str(place))
+    check_node(web1(vnc_bind=str(place)))
 
 
 def test_the_nodes_own_uefi_is_no_path() -> None:

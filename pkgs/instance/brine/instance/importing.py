@@ -33,6 +33,7 @@ IMAGE_FOLDERS = (
 """Folders of images, of Brine and of other programs."""
 
 _READ_FOLDERS = ("/boot/", "/usr/lib/", "/usr/share/", "/usr/local/share/", "/opt/")
+_SOCKET_FOLDERS = ("/run/", "/var/lib/libvirt/")
 _VOLUME = re.compile("/dev/([^/]+)/[^/]+")  # of LVM: its group, and its name
 _NO_GROUPS = frozenset({"block", "bus", "char", "disk", "input", "net", "shm"})
 _DEVICE = re.compile("/dev/(dm-|zd|drbd|rbd)[0-9]+")  # that links to volumes lead to
@@ -121,6 +122,9 @@ def odd_places(data: dict[str, Any]) -> Iterator[str]:
     others = [*data.get("cdroms", ()), *(data.get(key, "") for key in ("kernel", "initrd"))]
     for path in filter(None, others):
         yield from _oddity(path, "read", IMAGE_FOLDERS + _READ_FOLDERS)
+    bind = data.get("vnc_bind", "")
+    if bind.startswith("/") and not os.path.realpath(bind).startswith(_SOCKET_FOLDERS):
+        yield f"the socket of VNC is {bind}, which is in no folder of sockets"
 
 
 def _oddity(path: str, can: str, folders: tuple[str, ...]) -> Iterator[str]:

@@ -127,8 +127,16 @@ def check_node(spec: Spec) -> None:
             raise InstanceError(name, f"{folder}: no hugetlbfs is mounted there", hint=hint)
     if spec.memory_lock:
         _allow_locked_memory(spec)
+    _refuse_no_socket(spec)
     if spec.vnc_password_file:
         read_password(spec)  # or it says why not
+
+
+def _refuse_no_socket(spec: Spec) -> None:
+    """Refuse a file in the place of VNC's socket: QEMU, which is root then, would remove it."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        if spec.vnc_bind.startswith("/") and not stat.S_ISSOCK(os.lstat(spec.vnc_bind).st_mode):
+            raise InstanceError(spec.name, f"{spec.vnc_bind}: is there already, and is no socket")
 
 
 def _allow_locked_memory(spec: Spec) -> None:
