@@ -818,3 +818,26 @@ def test_who_gives_up_waiting_is_told_what_holds(
     systemctl.unit(UNIT, ActiveState="inactive")
     said = "interrupted: web1 is down; its admin_state is down\n"
     assert web1(*arguments) == (130, "", said)
+
+
+@pytest.mark.parametrize(
+    ("line", "where", "noun"),
+    [
+        ("append: on", "/append", "True"),
+        ("append: 2026-05-04", "/append", "a date"),
+        ("append: 2026-05-04 10:00:00", "/append", "a datetime"),
+        ("tags: [2026-05-04]", "/tags/0", "a date"),
+        ("append: !!binary aGkK", "/append", "a bytes"),
+        ("append: !!set {a, b}", "/append", "a set"),
+    ],
+)
+def test_what_yaml_makes_no_string_of_is_to_be_quoted(
+    brine: Callable[..., tuple[int, str, str]], tmp_path: Path, line: str, where: str, noun: str
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"name: web1\n{line}\n")
+    status, out, err = brine("define", str(file))
+    assert (status, out) == (1, "")
+    error, hint = err.splitlines()
+    assert error == f"brine: error: {file}: {where}: must be a string, but is {noun}"
+    assert hint == "brine: hint: put it in quotes"

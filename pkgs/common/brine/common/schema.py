@@ -60,8 +60,9 @@ def member(where: str, key: str | int) -> str:
 def shown(value: Any, *, secret: bool = False) -> str:
     """A value as an error message shows it: short, and never a secret."""
     numbers = isinstance(value, list) and value and all(type(item) is int for item in value)
-    if secret or (isinstance(value, dict | list) and not numbers):  # which may have one inside
-        return NOUNS[type(value)]
+    is_plain = isinstance(value, str | int | float | types.NoneType)
+    if secret or not (is_plain or numbers):  # which may have one inside
+        return NOUNS.get(type(value), f"a {type(value).__name__}")
     text = "null" if value is None else repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
@@ -263,6 +264,8 @@ def _meant(value: Any, kinds: Collection[type]) -> str | None:
     """A hint for a value of the wrong type, if the author's meaning is plain."""
     if str in kinds and type(value) in (int, float):
         return f'put it in quotes: "{value}"'
+    if str in kinds and not isinstance(value, str | dict | list | types.NoneType):
+        return "put it in quotes"  # YAML makes true of on, and dates of what looks like one
     if int in kinds and isinstance(value, str) and value.strip().isdecimal():
         return f"leave out the quotes: {value.strip()}"
     if bool in kinds and str(value).lower() in ("0", "1", "yes", "no", "on", "off"):
@@ -337,7 +340,7 @@ def _each(hint: Any, container: type, secret: bool) -> Convert | None:
     def checked(value: Any, where: str) -> Any:
         for name, item in value.items() if container is dict else enumerate(value):
             if type(item) not in kinds:
-                raise _wrong_type(noun, item, member(where, name), secret)
+                raise _wrong_type(noun, item, member(where, name), secret, kinds)
         if convert and container is dict:
             return {name: convert(item, member(where, name)) for name, item in value.items()}
         if convert:
