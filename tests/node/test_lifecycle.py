@@ -126,7 +126,7 @@ def test_a_vm_in_its_owners_slice_ends_with_the_slice(node: Node) -> None:
     node.run(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", unit])
     wait_status(node, "ci1", "ERROR_down")
     define(node, "ci1", slice="ci-job3.slice", **IDLE)
-    node.run(["brine", "watcher", "run"])
+    node.run(["brine", "instance", "start", "ci1"])
     assert group_of(node, unit) == f"/ci.slice/ci-job3.slice/{unit}"
     node.run(["brine", "instance", "stop", "--force", "ci1"])
     node.run(["brine", "instance", "rename", "ci1", "ci2"])
@@ -168,7 +168,7 @@ def test_the_list_says_why_an_owner_does_not_count(node: Node) -> None:
             assert f"{HANDLER} is masked, and looks after no owner" in said
     finally:
         node.run(["systemctl", "unmask", "--runtime", HANDLER])
-        node.run(["systemctl", "start", HANDLER])
+        node.run(["systemctl", "restart", "brine-lifecycle.path"])  # it has failed of that
 
 
 def test_a_vm_that_starts_again_as_it_ends_outlives_no_owner(node: Node) -> None:

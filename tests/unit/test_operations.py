@@ -780,6 +780,14 @@ def test_what_runs_is_stopped_without_a_sound_spec(
     assert file.exists() == bool(content)
 
 
+def test_without_a_spec_its_guest_has_the_time_that_it_was_started_with(running: Running) -> None:
+    running.obeys = False
+    write_runtime_file(defined(shutdown_timeout=1))
+    (paths.SPECS_DIR / "web1.json").unlink()
+    with pytest.raises(InstanceError, match="did not shut down within 1 s, and runs on"):
+        stop_instance("web1")
+
+
 def test_one_that_runs_and_is_defined_anew_keeps_its_files(running: Running) -> None:
     (paths.SPECS_DIR / "web1.json").unlink()
     with_files("web1")
