@@ -120,18 +120,6 @@ def find(name: str) -> Unit | None:
     return units([name]).get(name)
 
 
-def wait_until(name: str, is_over: Callable[[Unit | None], bool], *, timeout_s: float) -> bool:
-    """Wait until something is so of an instance's unit; False if it is not in time."""
-    deadline, pause_s = time.monotonic() + timeout_s, _PAUSE_S
-    while not is_over(find(name)):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            return False
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    return True
-
-
 def wait_ended(run: Unit, *, timeout_s: float) -> bool:
     """Wait until a run of a unit has ended, with its cleanup; False if it has not in time. Its next
     run may begin before the unit was seen to be down, and is not waited for.
@@ -144,7 +132,14 @@ def wait_ended(run: Unit, *, timeout_s: float) -> bool:
             return True
         return now.active in (Active.INACTIVE, Active.FAILED)
 
-    return wait_until(run.name, is_over, timeout_s=timeout_s)
+    deadline, pause_s = time.monotonic() + timeout_s, _PAUSE_S
+    while not is_over(find(run.name)):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return False
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return True
 
 
 def is_told_to_stop(name: str) -> bool:
