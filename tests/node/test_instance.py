@@ -743,7 +743,9 @@ def test_a_hostile_image_does_not_speak_in_brines_name(node: Node) -> None:
     assert any("QEMU has ended" in str(one) for one in ours)
     # The same of a plug, where QEMU answers with it.
     boot_idle(node, "evil2")
-    done = node.run(["brine", "disk", "add", "evil2", str(image), "--format", "qcow2"], check=False)
+    done = node.run(
+        ["brine", "disk", "add", "evil2", "--path", str(image), "--format", "qcow2"], check=False
+    )
     assert done.returncode == 1
     assert "Unsupported qcow2 feature" in done.stderr
     assert all(line.isprintable() for line in done.stderr.splitlines())

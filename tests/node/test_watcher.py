@@ -936,7 +936,7 @@ def wait_halted(node: Node, name: str, state: str) -> dict[str, Any]:
         (one,) = (row for row in rows if row["name"] == name)
         return one if (one["halted"] or {}).get("state") == state else None
 
-    return wait_for(f"{name} to stand still: {state}", halted, timeout_s=60)
+    return wait_for(f"{name} to stand still: {state}", halted, timeout_s=180)
 
 
 def write_more_than_fits(node: Node, name: str) -> None:

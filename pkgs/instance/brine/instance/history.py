@@ -17,7 +17,7 @@ from brine.instance.observe import Observed, Oper, Status
 from brine.instance.spec import AdminState
 
 _MOST_LINES = 20
-_LONGEST = 300  # of what QEMU says, in characters
+_LONGEST = 500  # of what QEMU says, in characters
 _XL = "Parsing config from "
 
 
