@@ -170,7 +170,7 @@ def test_a_users_link_leads_root_nowhere(theirs: Path, secret: Path, is_folder: 
         assert sorted(one.name for one in secret.parent.iterdir()) == ["secret", "theirs"]
 
 
-@pytest.mark.parametrize("key", ["firmware", "kernel", "initrd", "vnc_password_file"])
+@pytest.mark.parametrize("key", ["kernel", "initrd", "vnc_password_file"])
 def test_a_start_reads_nothing_through_a_users_link(theirs: Path, secret: Path, key: str) -> None:
     link = str(linked(theirs / "link", secret))
     beside = {"initrd": {"kernel": "/bin/true"}, "vnc_password_file": {"vnc_bind": "::1"}}

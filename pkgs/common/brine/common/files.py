@@ -128,6 +128,7 @@ def new_file(path: Path) -> Iterator[int]:
 
 
 def _unnamed(folder: int, stack: contextlib.ExitStack) -> int:
+    """A new file without a name, or with one that *stack* removes. It closes the file, too."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         descriptor = os.open(".", flags | os.O_TMPFILE, 0o600, dir_fd=folder)
@@ -313,31 +314,17 @@ def try_to_write(folder: Path, size: int) -> None:
     """
     while not folder.is_dir():
         folder = folder.parent
-    descriptor = -1
     try:
-        descriptor = _nameless(folder)
-        left = memoryview(os.urandom(size))
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
+        with contextlib.ExitStack() as stack:
+            within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, within)
+            descriptor = _unnamed(within, stack)
+            left = memoryview(os.urandom(size))
+            while left:
+                left = left[os.write(descriptor, left) :]
+            os.fsync(descriptor)
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(folder)) from error
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-def _nameless(folder: Path) -> int:
-    """A new file without a name."""
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno not in _NO_UNNAMED:
-            raise
-    temporary = folder / f".{os.urandom(8).hex()}.trial"
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    temporary.unlink()
-    return descriptor
 
 
 def unfinished(path: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.common.files import open_safely
 from brine.hotplug.choices import FORMATS
 from brine.hotplug.disk import format_of
 
@@ -117,7 +118,7 @@ def spec_of_image(image: Path, *, link: str = "") -> dict[str, Any]:
 
 def _refuse_no_disk(image: Path) -> None:
     try:
-        with image.open("rb") as file:
+        with os.fdopen(open_safely(image, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
             head = file.read(_HEAD_BYTES)
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _SECTOR_BYTES))
