@@ -564,6 +564,9 @@ def test_remove_and_purge_leave_what_belongs_to_others(node: Node) -> None:
 def test_purge_leaves_the_key_and_the_configuration_and_says_so(node: Node) -> None:
     node.write(KEY_FILE, KEY, mode=0o600)
     node.write("/etc/brine/confd.toml", "workers = 2\n")
+    # As Salt's state notes what it has brought.
+    node.write("/var/lib/brine/salt-files", "/etc/brine/vnc/web1\0")
+    node.write("/etc/brine/vnc/web1", "sesame")
     apply(node, declared())
     apply(node, declared(web1="node2"))
     node.run(["systemctl", "start", "brine-confd.service"])
