@@ -45,7 +45,8 @@ from lab.progress import step
 from lab.waiting import wait_for
 
 LIBRARY_LIMIT = 1.3
-COMMAND_LIMIT = 2.0
+COMMAND_LIMITS = {DeviceKind.NIC: 1.25, DeviceKind.DISK: 1.4}
+"""Commands, beside libvirt's."""
 START_LIMIT_MS = 100
 
 SETTLE_S = 0.3
@@ -530,12 +531,12 @@ def _in_process(pairs: Mapping[str, Sequence[Pair]], commands: int) -> Iterator[
             yield _row(title, pairs[LIBRARY], Pair.without_guest_s).beside(floor, "the floor")
 
 
-def _commands(pairs: Mapping[str, Sequence[Pair]], of: str) -> Iterator[TableRow]:
+def _commands(pairs: Mapping[str, Sequence[Pair]], of: DeviceKind) -> Iterator[TableRow]:
     """Whole commands beside libvirt's."""
     virsh = _row("virsh attach-device + detach-device", pairs[VIRSH])
     yield virsh
     ours = _row(f"brine {of} add + remove", pairs[COMMAND])
-    yield ours.beside(virsh, "virsh").at_most(COMMAND_LIMIT)
+    yield ours.beside(virsh, "virsh").at_most(COMMAND_LIMITS[of])
     # What the guest usually takes to let go, where that can be seen.
     seen = [pair.guest_s for way in pairs.values() for pair in way if pair.guest_s is not None]
     guest_s = statistics.median(seen)
