@@ -142,6 +142,7 @@ LATE = {
     "brine.hotplug.net.records": "with it netlink; most ends leave no tap, and disks have none",
     "brine.hotplug.net.wiring": "as that",
     "brine.hotplug.nic": "as that, with hashlib",
+    "brine.hotplug.plug_nic": "as that",
     "brine.common.instances": "few commands are given a UUID",
     "brine.instance.devices": "most instances end in order",
     "brine.instance.history": "only a start that failed needs it",

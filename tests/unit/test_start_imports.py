@@ -39,6 +39,7 @@ def loaded_by(script: str) -> set[str]:
             "brine.instance.cli, brine.instance.listing",
             _SLOW | {"shutil", "brine.instance.xen.xl"},
         ),
+        ("brine.hotplug.commands", {"brine.hotplug.net.netlink", "uuid", "asyncio"}),
         ("brine.hotplug.net.tap, brine.hotplug.net.wiring", _SLOW | {"subprocess", "shutil"}),
     ],
 )

@@ -16,7 +16,7 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.conflicts import Claim, claiming, claims_of, refuse_taken
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
-from brine.hotplug import plug_disk, plug_nic
+from brine.hotplug import plug_disk
 from brine.hotplug.address import Bus, DeviceKind, is_like_ours, new_mac, uuid_of_mac, uuid_of_path
 from brine.hotplug.choices import Mode
 from brine.hotplug.disk import (
@@ -61,6 +61,8 @@ def add_nic(arguments: argparse.Namespace) -> int:
         how = partial(_with_nic, recorded_nic(nic))
         return _record(arguments, how, "nic {} is there at the next start", nic.claims())
 
+    from brine.hotplug import plug_nic  # with netlink, of which disks need none
+
     def work(vm: Vm) -> Result:
         nic = nic_from(arguments, vm.name, nic_uuid)
         if vm.dry_run:
@@ -81,6 +83,8 @@ def modify_nic(arguments: argparse.Namespace) -> int:
         # A NIC that has no new MAC address claims nothing that it does not have.
         claims = claims_of({"nics": [{"mac": arguments.mac}]})
         return _record(arguments, how, "nic {} is changed at the next start", claims)
+
+    from brine.hotplug import plug_nic  # as above
 
     def work(vm: Vm) -> Result:
         request = _request("modify", arguments)

@@ -19,7 +19,7 @@ from brine.common.locks import LockedError, node_lock
 from brine.common.privileges import Capability, may
 from brine.common.process import is_listening
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
-from brine.hotplug import messages, plug_disk, plug_nic
+from brine.hotplug import messages, plug_disk
 from brine.hotplug.address import DeviceKind, HotplugError, RefusedByGuestError, Slot
 from brine.hotplug.choices import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
 from brine.hotplug.nic import Nic
@@ -232,7 +232,10 @@ def remove_device(vm: Vm, device: Device) -> DeviceChange:
     """Remove a device from the guest, then its backend, then its entry in the runtime file."""
     change = device.change(changed=True)
     if not vm.dry_run:
-        take_out = plug_nic.take_out if change.kind is DeviceKind.NIC else plug_disk.take_out
+        take_out = plug_disk.take_out
+        if change.kind is DeviceKind.NIC:
+            from brine.hotplug.plug_nic import take_out  # with netlink, of which disks need none
+
         with vm.doing(PendingAction.REMOVE, change):
             take_out(vm, device)
     return change
@@ -268,8 +271,11 @@ def _recover(vm: Vm, pending: Pending) -> None:
     if is_there:
         _record(pending, plugged=True)
     else:
-        rest = plug_disk if pending.kind is DeviceKind.DISK else plug_nic
-        rest.remove_rest(vm, pending)
+        remove_rest = plug_disk.remove_rest
+        if pending.kind is DeviceKind.NIC:
+            from brine.hotplug.plug_nic import remove_rest  # as above
+
+        remove_rest(vm, pending)
         if pending.action is PendingAction.MODIFY:
             _go_back(vm, pending)
         else:
@@ -297,8 +303,10 @@ def _is_kept(vm: Vm, pending: Pending) -> bool:
 
 
 def _go_back(vm: Vm, pending: Pending) -> None:
+    from brine.hotplug.plug_nic import put_back  # as above
+
     try:
-        plug_nic.put_back(vm, Nic.from_json(pending.before), Slot(**pending.slot))
+        put_back(vm, Nic.from_json(pending.before), Slot(**pending.slot))
     except BrineError:
         _record(pending, plugged=False)
         raise
