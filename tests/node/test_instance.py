@@ -180,6 +180,35 @@ def test_a_crash_is_an_error_and_start_repairs_it(node: Node) -> None:
     assert info(node, "crash1")["status"] == "running"
 
 
+# What a program that has broken out into QEMU can do with the tap that QEMU has.
+_PERSIST = """
+import ctypes, fcntl, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+process = os.pidfd_open(int(sys.argv[1]))
+for number in os.listdir(f"/proc/{sys.argv[1]}/fd"):
+    if os.readlink(f"/proc/{sys.argv[1]}/fd/{number}") == "/dev/net/tun":
+        taken = libc.syscall(438, process, int(number), 0)  # pidfd_getfd(2)
+        fcntl.ioctl(taken, 0x400454CB, 1)  # TUNSETPERSIST
+        print("persistent")
+"""
+
+
+def test_a_tap_that_its_qemu_makes_persistent_ends_with_it(node: Node) -> None:
+    def taps() -> str:
+        return node.shell("ip -o link show | grep -c vm-tap1- || :").strip()
+
+    boot(node, "tap1", nics=[{"link": "br0"}])
+    for clears in (True, False):
+        pid = str(info(node, "tap1")["pid"])
+        assert node.run(["python3", "-c", _PERSIST, pid]).stdout == "persistent\n"
+        if not clears:  # as if the clean-up were killed
+            node.shell("mv /run/brine/taps /run/brine/taps.away")
+        node.run(["brine", "instance", "stop", "--force", "--timeout", "1", "tap1"])
+        assert taps() == ("0" if clears else "1")
+        node.run(["brine", "instance", "start", "tap1"])
+        assert taps() == "1"
+
+
 @pytest.mark.both_releases
 def test_a_guest_that_panics_has_crashed(node: Node) -> None:
     boot(node, "panic1")

@@ -8,6 +8,7 @@ import pwd
 import socket
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from brine.hotplug.runtime_file import change
 from brine.instance import store
 from brine.instance.kvm import resources
 from brine.instance.service import run as run_step
-from brine.instance.spec import NOT_CONFINED, Spec, to_json
+from brine.instance.spec import NOT_CONFINED, NicSpec, Spec, to_json
 from brine.instance.validate import define
 from brine.instance.xen import config
+from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
@@ -305,6 +307,17 @@ def test_what_is_left_of_a_domain_makes_way(xl: ScriptedXl) -> None:
     assert became.value.args_of_it == ["xl", "create", "-F", str(WEB1.domain)]
     assert xl.asked() == ["destroy 3"]
     assert not read_marker(Marker.SHUTDOWN, "web1")
+
+
+def test_a_domain_does_not_start_with_the_mac_of_another_instance_that_runs(
+    xl: ScriptedXl, capsys: pytest.CaptureFixture[str], qemus: FakeQemus
+) -> None:
+    other, mac = InstanceFiles("web2"), "52:54:00:aa:00:01"
+    other.runtime.write_text(json.dumps({"nics": [{"mac": mac}]}))
+    qemus.start(other.qmp)
+    spec = store.load("web1")
+    store.save(replace(spec, nics=(NicSpec(link="br0", uuid=UUID, mac=mac),)))
+    assert refused(capsys) == f"web1: {mac}: is in use by web2, as its MAC address"
 
 
 @pytest.mark.parametrize("name", ["web2", ""])
