@@ -22,7 +22,7 @@ WEB1 = {"name": "web1.example.com", "uuid": "u1", "status": "running", "admin_st
 # a number that is none, or with an event "stop", and events that begin with "bad".
 BRINE = """\
 #!{python} -SE
-import json, sys
+import json, os, sys
 place = {place!r}
 nodes = json.load(open(place + "/nodes"))
 match sys.argv[1:]:
@@ -32,6 +32,8 @@ match sys.argv[1:]:
         found = {master!r}
     case ["config", "show", pointer] if pointer == "/nodes/{master}/name":
         found = {master!r}
+    case ["config", "this-node", "--json"]:
+        found = {{"is_master": os.path.exists(place + "/was-master")}}
     case ["config", "show", "/instances"]:
         found = {{"u1": {{}}}}
     case ["config", "show", "/cluster/serial_no"]:
@@ -234,6 +236,15 @@ def test_a_host_with_a_copy_of_the_configuration_records_nothing(
     # The next call takes up what this one has left.
     be_on("node1", monkeypatch)
     assert runner.record(NODES[2])["nodes"][NODES[1]]["recorded"] == 1
+
+
+def test_a_master_with_another_name_is_still_the_master(
+    runner: ModuleType, minions: Minions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minions.outboxes[NODES[1]] = ["a"]
+    be_on("alpha.example.com", monkeypatch)
+    (minions.place / "was-master").touch()
+    assert runner.record(NODES[1])["nodes"][NODES[1]]["recorded"] == 1
 
 
 @pytest.mark.parametrize(

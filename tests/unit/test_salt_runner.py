@@ -174,7 +174,7 @@ def test_all_nodes_get_the_configuration(runner: ModuleType, minions: Minions, t
 def test_this_hosts_node_comes_first(
     runner: ModuleType, minions: Minions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    be_on("node2", monkeypatch)
+    be_on("Node2", monkeypatch)  # case does not count
     told = runner.redistribute()
     assert (len(told["nodes"]), told["serial"]) == (3, 7)
     assert minions.applied == [NODES[1], NODES[0], NODES[2]]
