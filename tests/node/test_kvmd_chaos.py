@@ -192,7 +192,7 @@ def _given(node: Node) -> dict[str, set[tuple[str, str]]]:
 def test_no_verdict_is_late_or_lost_while_the_journal_hangs(wired_node: Node, count: int) -> None:
     node = wired_node
     node.run(["systemctl", "start", "brine-kvmd.service"])
-    names = {f"late{number}" for number in range(count)}
+    names = {f"late{count}-{number}" for number in range(count)}
     umask = os.umask(0o007)
     with _finally(lambda: os.umask(umask)), FakeQemus() as qemus:
         peers = [qemus.start(_control(node) / f"{name}.kvmd") for name in sorted(names)]
@@ -204,7 +204,7 @@ def test_no_verdict_is_late_or_lost_while_the_journal_hangs(wired_node: Node, co
                 peer.emit_last("SHUTDOWN", guest=True, reason="guest-shutdown")
             wait_for(
                 "all to count as shut down",
-                lambda: {one.stem for one in _control(node).glob("late*.shutdown")} == names,
+                lambda: names <= {one.stem for one in _control(node).glob("late*.shutdown")},
                 timeout_s=150,
                 interval_s=0.2,
             )
