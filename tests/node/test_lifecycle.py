@@ -583,6 +583,18 @@ def test_a_folder_goes_with_its_instance(node: Node) -> None:
         assert not node.path(FOLDERS / "ci2").exists()
 
 
+def test_a_unit_makes_the_folders_of_all_owners_at_a_boot(node: Node) -> None:
+    node.run(["groupadd", "--force", "ci"])
+    define(node, "ci1", owner={**OWNER, "group": "ci"})
+    folder = FOLDERS / "ci1"
+    for undo in (f"umount {folder}; rmdir {folder}", f"chown root:root {folder}"):
+        node.shell(undo)
+        node.run(["systemctl", "start", "brine-lifecycle-folders"])
+        assert mounted(node) == ["ci1"]
+        shown = node.run(["stat", "--format=%U:%G %a", str(folder)]).stdout
+        assert shown == "brine-lifecycle:ci 2770\n"
+
+
 def test_the_handler_is_confined(node: Node) -> None:
     said = node.run(["systemd-analyze", "security", HANDLER]).stdout
     exposure = float(said.rpartition("Overall exposure level")[2].split(":")[1].split()[0])
