@@ -771,14 +771,16 @@ def test_a_hostile_image_does_not_speak_in_brines_name(node: Node) -> None:
     ours = [one["MESSAGE"] for one in records if one["PRIORITY"] == "3"]
     assert any("QEMU has ended" in str(one) for one in ours)
     # The same of a plug, where QEMU answers with it.
+    other = DISKS / "other.qcow2"
+    node.run(["cp", str(image), str(other)])
     boot_idle(node, "evil2")
-    done = node.run(
-        ["brine", "disk", "add", "evil2", "--path", str(image), "--format", "qcow2"], check=False
-    )
+    add = ["brine", "disk", "add", "evil2", "--path", str(other), "--format", "qcow2"]
+    done = node.run(add, check=False)
     assert done.returncode == 1
-    assert "Unsupported qcow2 feature" in done.stderr
-    assert all(line.isprintable() for line in done.stderr.splitlines())
-    assert "\nbrine: hint: run evil" not in done.stderr
+    for line in done.stderr.splitlines():
+        assert line.isprintable()
+        assert line.startswith("brine: ")
+        assert not line.startswith("brine: hint: run evil")
 
 
 def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -> None:

@@ -1015,8 +1015,13 @@ def test_a_suspended_guest_is_woken_and_a_panicked_one_is_not_waited_for(node: N
     node.run(["brine", "instance", "stop", "asleep1"], timeout_s=200)
     start(node, "asleep1")
     with serial_line(node, "asleep1") as line:
-        line.sendall(b"\ncrash\n")
-        wait_halted(node, "asleep1", "guest-panicked")
+
+        def panics() -> bool:
+            line.sendall(b"\ncrash\n")  # the emulated line may lose it
+            return bool(info(node, "asleep1")["qemu"] == "guest-panicked")
+
+        wait_for("asleep1 to panic", panics, timeout_s=180)
+    wait_halted(node, "asleep1", "guest-panicked")
     done = node.run(["brine", "instance", "stop", "asleep1"], check=False)
     assert done.returncode == 1
     assert "its guest has panicked" in done.stderr
