@@ -16,6 +16,8 @@ from brine.instance.store import InstanceError
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
 _ALIAS = re.compile(r"^(\S+) .*\(alias of ([A-Za-z0-9.-]+)\)", re.MULTILINE)
 _ANSWER_TIMEOUT_S = 20
+# It is asked while the instance is locked, and other commands wait 10 s for that lock.
+_MACHINES_TIMEOUT_S = 5
 # Of QEMU's -netdev, and of xl.cfg(5).
 _SCRIPT = re.compile(r"""(?:script|bootloader|device_model_override)\s*=\s*["']?(/[^\s,"']+)""")
 _NOBODY = 65534
@@ -53,7 +55,7 @@ def with_machine_version(spec: Spec) -> Spec:
     if spec.machine not in MACHINE_VERSIONS or any(faults_of_writers(spec)):
         return spec
     try:
-        listed = _answer_of(spec, "-machine", "help")
+        listed = _answer_of(spec, "-machine", "help", timeout_s=_MACHINES_TIMEOUT_S)
     except OSError:
         return spec
     aliases = dict(_ALIAS.findall(listed))
@@ -74,7 +76,7 @@ def version_of(spec: Spec) -> tuple[int, int]:
     raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
 
 
-def _answer_of(spec: Spec, *question: str) -> str:
+def _answer_of(spec: Spec, *question: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> str:
     """What QEMU prints of itself, asked as a user without any privileges. Raises OSError."""
     # By a descriptor: that user need not be able to enter the program's folder.
     descriptor = os.open(spec.qemu, os.O_RDONLY | os.O_CLOEXEC)
@@ -83,8 +85,6 @@ def _answer_of(spec: Spec, *question: str) -> str:
         how |= {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
     try:
         command = [f"/proc/self/fd/{descriptor}", *question]
-        return run_bounded(
-            command, timeout_s=_ANSWER_TIMEOUT_S, environment=os.environ, **how
-        ).stdout
+        return run_bounded(command, timeout_s=timeout_s, environment=os.environ, **how).stdout
     finally:
         os.close(descriptor)
