@@ -153,9 +153,12 @@ class _Client:
     def answered(self) -> bool:
         """Read what there is; whether QEMU has answered a command."""
         assert self.connection
-        data = self.connection.recv(64 * 1024)
+        try:
+            data = self.connection.recv(64 * 1024)
+        except ConnectionResetError:
+            data = b""
         if not data:
-            raise LabError(f"{self.path}: QEMU has ended", hint="see its log in the node")
+            raise LabError(f"{self.path}: QEMU has ended", hint="its last words are above")
         is_greeting = b"\n" not in self._heard and b"\n" in self._heard + data
         self._heard += data
         if is_greeting:
@@ -212,8 +215,13 @@ def timed_start(
                 exec_s = now_s
             if ended in news:
                 returned_s = now_s
-            if client and client.connection in news and client.answered():
-                answers_s = now_s
+            try:
+                if client and client.connection in news and client.answered():
+                    answers_s = now_s
+            except LabError:
+                output.seek(0)
+                tell(output.read().decode(errors="replace").strip())
+                raise
             if client and is_polling and (connection := client.connect()):
                 stack.enter_context(connection)
             if now_s > LIMIT_S or (returned_s and (process.wait() != 0 or not returns)):
@@ -345,6 +353,8 @@ def _alone(guest: GuestSetup, program: int) -> Start:
     log = os.open(os.devnull, os.O_WRONLY)
     try:
         command = [_FD.sub(f"fd={log},", argument) for argument in runtime["command"]]
+        for key in ("kernel", "initrd"):  # they were handed over, too
+            command[command.index(f"-{key}") + 1] = runtime["spec"][key]
         found, process = timed_start(command, program, guest.qmp, returns=False, handed_over=[log])
     finally:
         os.close(log)
