@@ -1032,4 +1032,5 @@ def test_a_suspended_guest_is_woken_and_a_panicked_one_is_not_waited_for(node: N
     # With the reset button it begins anew.
     node.run(["brine", "instance", "reboot", "--reset", "asleep1"])
     wait_ready(node, "asleep1")
-    assert info(node, "asleep1")["status"] == "running"
+    found = info(node, "asleep1")
+    assert (found["qemu"], found["halted"]) == ("running", None)
