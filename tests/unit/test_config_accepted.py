@@ -219,6 +219,9 @@ ACCEPTED: dict[str, Json] = {
     "a routed NIC": web(
         {"nics": [{"ip": "10.0.0.5", "nicparams": {"mode": "routed", "link": "main"}}]}
     ),
+    "a routed NIC of Xen's": domain(
+        {"nics": [{"ip": "10.0.0.6", "nicparams": {"mode": "routed", "link": "main"}}]}
+    ),
     "a domain of a kernel": domain(
         {"disks": [], "hvparams": {"kernel_path": "/k", "initrd_path": "/i"}}
     ),

@@ -71,6 +71,11 @@ def disk_path(disk: ConfigDisk) -> str:
     return str(disk.logical_id[1])
 
 
+def spec_link(mode: str, link: str) -> str:
+    """The link of a NIC in a spec, which is empty for the main routing table."""
+    return "" if (mode, link) == ("routed", "main") else link
+
+
 class NodeRules:
     """Finds what keeps nodes from running the instances of a configuration.
 
@@ -141,7 +146,8 @@ class NodeRules:
         ):
             return
         wiring = self._config.nic_params(nic)
-        mode, link, vlan = wiring["mode"], wiring["link"], wiring["vlan"]
+        mode, vlan = wiring["mode"], wiring["vlan"]
+        link = spec_link(mode, wiring["link"])
         if vlan and instance.hypervisor == _XEN:
             text = f"vlan means nothing to the hypervisor {_XEN}"
             yield Mistake(f"{where}/nicparams/vlan", text, "nic")

@@ -19,7 +19,7 @@ from brine.config import params
 from brine.config.effect import ignored_wishes
 from brine.config.model import ConfigNic, Configuration, Instance
 from brine.config.nodes import find_node, find_this_node
-from brine.config.runnable import disk_path, place_fault, unsupported
+from brine.config.runnable import disk_path, place_fault, spec_link, unsupported
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
 from brine.instance.definition import SpecInput, define_as_asked, tell_results
@@ -217,12 +217,12 @@ def _disk(configuration: Configuration, instance: Instance, uuid: str) -> dict[s
 
 def _nic(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
     wiring = configuration.nic_params(nic)
-    mode, link = wiring["mode"], wiring["link"]
+    mode = wiring["mode"]
     return {
         "uuid": nic.uuid,
         "mac": nic.mac,
         "mode": mode,
-        "link": "" if (mode, link) == ("routed", "main") else link,
+        "link": spec_link(mode, wiring["link"]),
         "vlan": str(wiring["vlan"] or ""),
         "ips": _some(nic.ip),
     }
@@ -230,20 +230,16 @@ def _nic(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
 
 def _domain(instance: Instance, hv: _Parameters) -> dict[str, Any]:
     """The keys of a spec that only domains have."""
-    weight, _ = hv["cpu_weight"], hv["bootloader_path"]
-    root, words = hv["root_path"], hv["kernel_args"]
-    kernel, initrd = hv["kernel_path"], hv["initrd_path"]
+    weight, kernel, root = hv["cpu_weight"], hv["kernel_path"], hv["root_path"]
     data = {
         "hypervisor": _XEN,
         "cpu_limit_percent": hv["cpu_cap"],
         "cpu_weight": 0 if weight == _USUAL_WEIGHT else weight,
     }
-    if not hv["use_bootloader"]:
-        if not kernel:
-            return data
-        append = " ".join(_some(root and f"root={root}", words))
-        return {**data, "kernel": kernel, "initrd": initrd, "append": append}
-    return data
+    if hv["use_bootloader"] or not kernel:
+        return data
+    append = " ".join(_some(root and f"root={root}", hv["kernel_args"]))
+    return {**data, "kernel": kernel, "initrd": hv["initrd_path"], "append": append}
 
 
 def _machine(instance: Instance, hv: _Parameters) -> dict[str, Any]:
