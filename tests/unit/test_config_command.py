@@ -903,6 +903,20 @@ def test_a_node_gets_another_name_and_stays_itself(
     assert (again["changes"], again["new_serial"]) == ([], told["new_serial"])
 
 
+def test_a_host_whose_node_gets_another_name_first_is_still_that_node(
+    filled: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    be_machine("1" * 32, tmp_path, monkeypatch)
+    be_host(node_name(1), monkeypatch)
+    (tmp_path / "node.json").unlink(missing_ok=True)  # as before the first apply of this version
+    rename = ("config", "rename-node", "node1", "alpha.example.com")
+    assert filled(*rename, "--dry-run")[0] == 0
+    assert not (tmp_path / "node.json").exists()
+    assert filled(*rename)[0] == 0
+    found = json.loads(filled("config", "this-node", "--json")[1])
+    assert (found["name"], found["uuid"]) == ("alpha.example.com", uuid_of("node", 1))
+
+
 def test_references_by_name_follow_a_rename() -> None:
     data = ganeti_config(nodes=3, instances=10)
     old, uuid = node_name(2), uuid_of("node", 2)

@@ -219,6 +219,8 @@ def rename_node(arguments: argparse.Namespace) -> int:
         node = nodes.find_node(writer.current, arguments.old)
         wanted = nodes.rename(writer.current, node, new)
         values = ssconf.export(wanted) if folder else {}  # what can't be stops us here
+        if store.is_usual and not dry_run:  # the new name would not lead this host to its node
+            _note_this_node(writer.current)
         writer.write(wanted)
         notes = [] if new == node.name else _rename_notes(wanted, node.uuid, node.name)
         if folder:  # within the lock, or a slower one would put older values over ours
