@@ -472,6 +472,32 @@ def test_a_file_that_is_no_image_is_named(
     assert "the guest can read /etc/shadow, which is in no folder of images" in shown
 
 
+@pytest.mark.parametrize(
+    ("path", "is_odd"),
+    [
+        ("/var/lib/libvirt/images/web1.raw", False),
+        ("/var/lib/libvirt/qemu/domain-1-web1/master-key.aes", True),
+        ("/var/lib/brine/config.data", True),
+        ("/var/lib/ganeti/server.pem", True),
+    ],
+)
+def test_the_state_of_a_program_is_no_folder_of_images(path: str, is_odd: bool) -> None:
+    for data in ({"disks": [{"path": path}]}, {"cdroms": [path]}):
+        assert bool([*importing.odd_places(data)]) == is_odd
+
+
+def test_a_firmware_that_is_none_is_named(brine: Run, tmp_path: Path) -> None:
+    file = tmp_path / "web1.xml"
+    boot = DOMAIN[DOMAIN.index("<os ") : DOMAIN.index("</os>")]
+    for path, is_odd in (("/etc/shadow", True), ("/usr/share/seabios/bios.bin", False)):
+        hvm = f'<os><type>hvm</type><loader type="rom">{path}</loader>'
+        file.write_bytes(changed((boot, hvm)))
+        status, _, told = brine("import", "--libvirt", file, "--dry-run")
+        assert status == 0, told
+        said = f"the guest can read {path}, which is in no folder of images"
+        assert (said in told) == is_odd
+
+
 def test_a_domain_is_defined_and_its_losses_are_warnings(brine: Run, tmp_path: Path) -> None:
     file = tmp_path / "web1.xml"
     file.write_text(DOMAIN)

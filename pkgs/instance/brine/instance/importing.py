@@ -24,13 +24,14 @@ from brine.instance.foreign.parts import MOST_BYTES
 from brine.instance.foreign.proxmox import spec_of_config
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import define_instance
+from brine.instance.spec import UEFI
 
 IMAGE_FOLDERS = (
-    *("/var/lib/libvirt/", "/var/lib/vz/", "/var/lib/nova/", "/var/lib/brine/", "/var/lib/xen/"),
-    *("/var/lib/ganeti/", "/srv/", "/mnt/", "/media/", "/data/", "/rhev/", "/vm/", "/images/"),
-    *("/dev/mapper/", "/dev/zvol/", "/dev/drbd/", "/dev/rbd/"),
+    *("/var/lib/libvirt/images/", "/var/lib/libvirt/boot/", "/var/lib/xen/images/"),
+    *("/var/lib/vz/", "/var/lib/nova/instances/", "/srv/", "/mnt/", "/media/", "/data/", "/rhev/"),
+    *("/vm/", "/images/", "/dev/mapper/", "/dev/zvol/", "/dev/drbd/", "/dev/rbd/"),
 )
-"""Folders of images, of Brine and of other programs."""
+"""Folders of images, and of nothing that a program keeps for itself, such as its keys."""
 
 _READ_FOLDERS = ("/boot/", "/usr/lib/", "/usr/share/", "/usr/local/share/", "/opt/")
 _SOCKET_FOLDERS = ("/run/", "/var/lib/libvirt/")
@@ -119,8 +120,10 @@ def odd_places(data: dict[str, Any]) -> Iterator[str]:
         yield from _oddity(disk["path"], can, folders)
         while disk := disk.get("backing"):
             yield from _oddity(disk["path"], "read", IMAGE_FOLDERS + _READ_FOLDERS)
-    others = [*data.get("cdroms", ()), *(data.get(key, "") for key in ("kernel", "initrd"))]
-    for path in filter(None, others):
+    others = [data.get(key, "") for key in ("firmware", "kernel", "initrd")]
+    for path in (*data.get("cdroms", ()), *others):
+        if not path or path == UEFI:
+            continue
         yield from _oddity(path, "read", IMAGE_FOLDERS + _READ_FOLDERS)
     bind = data.get("vnc_bind", "")
     if bind.startswith("/") and not os.path.realpath(bind).startswith(_SOCKET_FOLDERS):
