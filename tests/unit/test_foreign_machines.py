@@ -160,6 +160,8 @@ def test_each_line_and_each_word_is_used_or_named(machine: str) -> None:
         ("scsi0: local:1/../../etc/shadow", "no folder is known"),
         ("scsi0: local:1/vm.vmdk", "is an image of the format vmdk"),
         ("net0: virtio,bridge=vmbr0,trunks=1-99999", "a VLAN is at most 4094"),
+        ("net0: virtio,bridge=vmbr0,trunks=9-5", "the first VLAN is the larger one"),
+        ("net0: virtio,bridge=vmbr0,trunks=" + "1-4094;" * 5000, "more than 4094 words"),
         ("a: b\n" * 10_001, "has more than 10000 lines"),
     ],
 )

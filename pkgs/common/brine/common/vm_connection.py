@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from brine.common.errors import UsageError
 from brine.common.vm_values import is_interface_name
 
-_HIGHEST_VLAN = 4094
+HIGHEST_VLAN = 4094
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -41,7 +41,7 @@ def parse_vlans(text: str) -> Vlans | None:
     first, *tagged = text.split(":")
     numbers = [first.removeprefix("."), *tagged] if first else tagged
     if not numbers or not all(map(_is_vlan, numbers)):
-        hint = f"100 (untagged), :100:200 (tagged) or .100:200 (both), each 1 to {_HIGHEST_VLAN}"
+        hint = f"100 (untagged), :100:200 (tagged) or .100:200 (both), each 1 to {HIGHEST_VLAN}"
         raise UsageError(f"not VLANs: {text!r}", hint=hint)
     ids = list(map(int, numbers))
     if len(set(ids)) < len(ids):
@@ -50,7 +50,7 @@ def parse_vlans(text: str) -> Vlans | None:
 
 
 def _is_vlan(text: str) -> bool:
-    return bool(re.fullmatch("[0-9]{1,4}", text)) and 0 < int(text) <= _HIGHEST_VLAN
+    return bool(re.fullmatch("[0-9]{1,4}", text)) and 0 < int(text) <= HIGHEST_VLAN
 
 
 def vlan_fault(text: str) -> str | None:

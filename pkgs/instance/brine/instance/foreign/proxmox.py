@@ -1,7 +1,7 @@
 """A virtual machine of Proxmox VE as a spec. Source: qm.conf(5) of Proxmox VE.
 
-Each line is ``KEY: VALUE``; many values are lists of ``NAME=VALUE``. What the spec takes over is
-taken out of them, and the rest is named.
+Each line is ``KEY: VALUE``; many values are lists of ``NAME=VALUE``. The words that the spec takes
+over are taken out of them, and the rest is named.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from brine.common.errors import BrineError
+from brine.common.vm_connection import HIGHEST_VLAN
 from brine.common.vm_values import AIO_MODES, CACHE_MODES
 from brine.hotplug.choices import FORMATS
 from brine.instance.foreign.fitting import (
@@ -426,19 +427,23 @@ def _nic(machine: _Machine, nic: _Options) -> dict[str, Any]:
 
 def _vlan(machine: _Machine, nic: _Options) -> str:
     """The VLANs in Ganeti's notation."""
-    tag, tagged = nic.take("tag"), []
-    for word in filter(None, nic.take("trunks").split(";")):
+    tag, what = nic.take("tag"), f"{nic.key} trunks"
+    words = [one for one in nic.take("trunks").split(";") if one]
+    if len(words) > HIGHEST_VLAN:
+        raise BrineError(f"{what}: more than {HIGHEST_VLAN} words")
+    tagged: dict[int, None] = {}  # in their order
+    for word in words:
         first, _, last = word.partition("-")
-        low, high = (
-            number_of(first, f"{nic.key} trunks"),
-            number_of(last or first, f"{nic.key} trunks"),
-        )
-        if high > 4094:
-            raise BrineError(f"{nic.key} trunks {word}: a VLAN is at most 4094")
-        tagged += [str(one) for one in range(low, high + 1) if str(one) != tag]
-    if not tagged:
+        low, high = number_of(first, what), number_of(last or first, what)
+        if high > HIGHEST_VLAN:
+            raise BrineError(f"{what} {word}: a VLAN is at most {HIGHEST_VLAN}")
+        if low > high:
+            raise BrineError(f"{what} {word}: the first VLAN is the larger one")
+        tagged |= dict.fromkeys(range(low, high + 1))
+    others = [str(one) for one in tagged if str(one) != tag]
+    if not others:
         return tag
-    return (f".{tag}" if tag else "") + "".join(f":{one}" for one in dict.fromkeys(tagged))
+    return (f".{tag}" if tag else "") + "".join(f":{one}" for one in others)
 
 
 # The order of boots and starts.
