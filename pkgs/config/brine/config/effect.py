@@ -1,9 +1,8 @@
 """Keys and parameters of a configuration that Brine keeps and does not go by.
 
-The format is Ganeti's, so a configuration may say more than Brine acts on. Who sets one of these
-should learn that: ``brine config apply`` names those of its input, and ``brine instance define
---from-config`` and ``brine instance info`` those of an instance. Each one leaves these tables as
-soon as a part of Brine acts on it.
+The format is Ganeti's, so a configuration may say more than Brine acts on. ``brine config apply``
+names those of its input, and ``brine instance define --from-config`` and ``brine instance info``
+those of an instance. Each one leaves these tables as soon as a part of Brine acts on it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A spec that was made of another program's definition, without what Brine does not run.
 
-What goes is named. What would have the guest run otherwise stays, and is an error at definition.
+Each key that goes is named. A key without which the guest would run otherwise stays, and is an
+error at definition.
 """
 
 from __future__ import annotations

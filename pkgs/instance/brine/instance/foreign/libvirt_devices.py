@@ -14,7 +14,7 @@ from brine.instance.foreign.fitting import NO_BRIDGE_HINT, number_of
 from brine.instance.foreign.parts import Part
 
 _INTERFACES = {"virtio": "virtio", "scsi": "scsi", "ide": "ide", "sata": "ide", "xen": "virtio"}
-# What libvirt takes if there is no bus: the names of the guest's devices begin so.
+# The buses that libvirt takes if none is given: the names of the guest's devices begin so.
 _BUS_OF_NAME = {"hd": "ide", "sd": "scsi", "vd": "virtio", "xv": "xen"}
 _MODELS = {name: name for name in MODELS} | {
     "virtio-transitional": "virtio",
