@@ -913,8 +913,10 @@ def test_a_host_whose_node_gets_another_name_first_is_still_that_node(
     assert filled(*rename, "--dry-run")[0] == 0
     assert not (tmp_path / "node.json").exists()
     assert filled(*rename)[0] == 0
-    found = json.loads(filled("config", "this-node", "--json")[1])
+    _, out, err = filled("config", "this-node", "--json")
+    found = json.loads(out)
     assert (found["name"], found["uuid"]) == ("alpha.example.com", uuid_of("node", 1))
+    assert "; or name the host alpha.example.com" in err
 
 
 def test_references_by_name_follow_a_rename() -> None:

@@ -203,8 +203,7 @@ def export_node(arguments: argparse.Namespace) -> int:
 def show_this_node(arguments: argparse.Namespace) -> int:
     """``brine config this-node``"""
     found = nodes.find_this_node(_store(arguments).read())
-    if found.is_renamed:
-        warn(f"this host is {found.host}, and was {found.name}", hint=found.hint())
+    found.warn_of_names()
     line = f"{found.name}, the master" if found.is_master else found.name
     return _tell(arguments, dataclasses.asdict(found), [line])
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from brine.common.errors import BrineError, printable
+from brine.common.errors import BrineError, printable, warn
 from brine.common.outbox import MOST_EVENTS, ClusterEvent, is_event_id
 from brine.common.own_node import noted_node
 from brine.common.schema import key, parse, shown
@@ -52,7 +52,8 @@ class ThisNode:
     """The node that this host is, with the keys that ``--json`` prints.
 
     :param host: this host's name.
-    :param is_renamed: whether the host has got that name after the configuration had its node.
+    :param is_renamed: whether that is not the node's: one of both was renamed, and the other is to
+        be.
     :param is_master: whether it is the cluster's master.
     """
 
@@ -62,9 +63,12 @@ class ThisNode:
     is_renamed: bool
     is_master: bool
 
-    def hint(self) -> str:
-        """What to do about a new name."""
-        return f"brine config rename-node {self.name} {self.host}, on the master"
+    def warn_of_names(self) -> None:
+        """Warn if the host has another name than its node. Either may be the new one."""
+        if self.is_renamed:
+            hint = f"brine config rename-node {self.name} {self.host}, on the master"
+            text = f"this host is {self.host}, and its node {self.name}"
+            warn(text, hint=f"{hint}; or name the host {self.name}")
 
 
 def find_this_node(configuration: Configuration) -> ThisNode:

@@ -95,8 +95,7 @@ def _node_of(configuration: Configuration, arguments: argparse.Namespace) -> str
     if arguments.node:
         return find_node(configuration, arguments.node).uuid
     found = find_this_node(configuration)
-    if found.is_renamed:
-        warn(f"this host is {found.host}, and was {found.name}", hint=found.hint())
+    found.warn_of_names()
     if not arguments.dry_run:
         with contextlib.suppress(OSError):  # the next one may
             note_node(found.uuid, found.name)
