@@ -158,6 +158,7 @@ VNC = {"vnc_bind_address": "127.0.0.1"}
 REFUSED: dict[str, Json] = {
     "a newline in a value of ssconf": kvm({"kernel_args": "quiet\n"}),
     "a newline in a tag": cluster({"tags": ["a\nb"]}),
+    "a tag that can't be printed": web({"tags": ["a\u200b"]}),
     "a newline in a path": cluster({"file_storage_dir": "/srv\n"}),
     "a left-over parameter": kvm({"lxc_x": "a\nb"}),
     "a candidate's certificate": cluster({"candidate_certs": {"a": "b\n"}}),

@@ -82,7 +82,7 @@ class Stamped(ConfigObject):
     serial_no: int = 1
     ctime: float = 0.0
     mtime: float = 0.0
-    tags: list[str] = rule(list)
+    tags: list[str] = rule(list, lines=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,9 @@ def rule(
     :param key: its name in the JSON, where the field has another.
     :param rules: ``fault``, a function that says what is wrong with a value, and the ``kind`` of
         that mistake; ``choices``; ``refers``, the section that a UUID or a list of them is of;
-        ``params``, the component of these parameters; ``groups``, the components by group; or
-        ``texts``, how many levels above its strings a mapping of nothing else has.
+        ``params``, the component of these parameters; ``groups``, the components by group;
+        ``texts``, how many levels above its strings a mapping of nothing else has; or ``lines``,
+        true if each string is a line that can be printed.
     """
     metadata = {"key": key, "secret": secret, "rules": rules}
     if callable(default):

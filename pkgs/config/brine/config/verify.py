@@ -10,6 +10,7 @@ from typing import Any
 
 from brine.common.errors import closest, nearest
 from brine.common.schema import member, shape_of, shown, unknown_key
+from brine.common.vm_values import line_fault
 from brine.config import params
 from brine.config.model import (
     HOSTS,
@@ -168,6 +169,9 @@ class _Verifier:
                     its_place = f"{place}/{index}" if several else place
                     if "choices" in rules:
                         yield from _choice(its_place, one, rules["choices"])
+                    elif "lines" in rules:
+                        if fault := line_fault(one):
+                            yield Mistake(its_place, fault, "value")
                     elif one:
                         yield from self._reference(its_place, rules["refers"], one)
 
