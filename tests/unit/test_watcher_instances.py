@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -353,6 +354,30 @@ def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
     assert str(fault) == "the journal can't be read: Permission denied"
     assert isinstance(one, Observed)
     assert end_of(one) is EndCause.UNTOLD
+
+
+@pytest.mark.parametrize("answer", ["room", "fault", "none"])
+def test_storage_that_was_full_has_room_if_all_of_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    disks = [tmp_path / "one", tmp_path / "other"]
+    for disk in disks:
+        disk.touch()
+    ran(disks=[{"path": str(disk)} for disk in disks])
+    write_marker(MarkerKind.HALTED, "web1", run=UNKNOWN_RUN, state="io-error", no_space=True)
+    is_over, statvfs = threading.Event(), os.statvfs
+
+    def answered(path: str) -> os.statvfs_result:
+        if path == str(disks[1]):
+            if answer == "fault":
+                raise OSError(errno.ESTALE, "Stale file handle", path)
+            if answer == "none":
+                is_over.wait(30)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", answered)
+    assert seen()["web1"].has_room == (answer == "room")
+    is_over.set()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -449,17 +449,15 @@ def _missing(several: Sequence[str]) -> tuple[str, ...]:
 def _has_room(spec: Spec) -> bool:
     """Whether the file systems of all disks of an instance have room. A block device, which may be
     thin, can only be tried: QEMU stops again if it is still full."""
-    short: list[bool] = []
+    found: list[bool] = []  # of all disks at once: storage that does not answer has no room
 
     def look() -> None:
-        for disk in spec.disks:
-            if os.path.isfile(disk.path):
-                found = os.statvfs(disk.path)
-                short.append(found.f_bavail * found.f_frsize < _ROOM_BYTES)
-        short.append(False)
+        with suppress(OSError):
+            files = [os.statvfs(disk.path) for disk in spec.disks if os.path.isfile(disk.path)]
+            found.append(all(one.f_bavail * one.f_frsize >= _ROOM_BYTES for one in files))
 
     _look_at_storage(look)
-    return bool(short) and not any(short)
+    return found == [True]
 
 
 def _look_at_storage(look: Callable[[], object]) -> None:
