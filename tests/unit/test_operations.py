@@ -301,6 +301,25 @@ def test_nothing_of_an_undefined_one_is_left(
     assert systemctl.asked("reset-failed") == [["--", UNIT]]
 
 
+@pytest.mark.parametrize(
+    "work", [undefine_instance, lambda name: rename_instance(name, "web2")], ids=["gone", "renamed"]
+)
+def test_its_unit_is_forgotten_before_another_of_its_name_can_start(
+    monkeypatch: pytest.MonkeyPatch, work: Callable[[str], object]
+) -> None:
+    defined()
+    forgotten = []
+
+    def forget_slice(name: str) -> None:
+        with pytest.raises(LockedError), store.alone(name, timeout_s=0):
+            pass
+        forgotten.append(name)
+
+    monkeypatch.setattr(unit, "forget_slice", forget_slice)
+    work("web1")
+    assert forgotten == ["web1"]
+
+
 def test_what_others_have_put_in_the_way_keeps_nobody_from_undefining_it() -> None:
     defined()
     for file in (InstanceFiles("web1").shutdown, InstanceFiles("web1").stopping):

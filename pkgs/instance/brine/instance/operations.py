@@ -219,7 +219,7 @@ def undefine_instance(name: str) -> None:
         forget_tries(name)
         messages.tell(messages.UNDEFINED, name)
         remove_folder(name)
-    _forget_unit(name)
+        _forget_unit(name)  # before another instance of that name starts
 
 
 def _forget_unit(name: str) -> None:
@@ -282,7 +282,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
         forget_tries(name)
         messages.tell(messages.RENAMED, new_name, name=name)
         remove_folder(name)
-    _forget_unit(name)
+        _forget_unit(name)  # before another instance of that name starts
     return replace(seen.spec, name=new_name)
 
 
