@@ -31,6 +31,7 @@ from brine.common.markers import (
 )
 from brine.common.paths import InstanceFiles
 from brine.common.process import unit_of
+from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
 from brine.instance import history, operations, restart_counter, store, unit
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
@@ -985,6 +986,33 @@ def test_a_reset_sets_a_guest_going_that_qemu_has_stopped(running: Running) -> N
     running.at_reset = reset
     reset_instance("web1")
     assert running.monitor.received[-2:] == ["system_reset", "cont"]
+
+
+def test_a_qemu_that_talks_without_end_is_left_after_a_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Clock:
+        now_s = 0.0
+
+        def monotonic(self) -> float:
+            return self.now_s
+
+    clock = Clock()
+
+    class Talking:
+        def execute(self, _: str) -> dict[str, str]:
+            return {"status": "internal-error"}
+
+        def next_event(self, *, timeout_s: float) -> QmpEvent:
+            if timeout_s <= 0:
+                raise QmpTimeoutError("no event in time")
+            clock.now_s += 1
+            return QmpEvent("STOP", {}, None)
+
+    monkeypatch.setattr(guest, "time", clock)
+    talking: Any = Talking()
+    with pytest.raises(QmpTimeoutError):
+        guest.press_reset(talking)
 
 
 def test_a_list_shows_what_is_paused(running: Running) -> None:

@@ -208,8 +208,10 @@ def press_reset(qmp: QmpClient) -> None:
     is_fault = Halt(state := run_state(qmp)).is_fault and state not in GOING_STATES
     qmp.execute("system_reset")
     if is_fault:
-        while (event := qmp.next_event(timeout_s=_QMP_TIMEOUT_S)) and event.name != "RESET":
-            pass
+        deadline, name = time.monotonic() + _QMP_TIMEOUT_S, ""
+        while name != "RESET":
+            event = qmp.next_event(timeout_s=max(deadline - time.monotonic(), 0))
+            name = event.name if event else ""
         qmp.execute("cont")
 
 
