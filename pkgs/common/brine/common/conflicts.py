@@ -38,8 +38,10 @@ NONE_PLANNED: Planned = {}
 
 
 def claiming() -> AbstractContextManager[None]:
-    """Hold the lock of all claims for the time of the block. It is the last lock that a command
-    takes, and the block asks no guest.
+    """Hold the lock of all claims for the time of the block, which asks no guest.
+
+    A command takes it after the locks of instances and of VMs, and within it only that of a runtime
+    file.
 
     :raises brine.common.locks.LockError: if it can't be had.
     """

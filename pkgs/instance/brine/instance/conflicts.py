@@ -44,12 +44,15 @@ def refuse_conflicts(spec: Spec, before: Spec | None, planned: Planned = NONE_PL
 
 def _refuse_twice(wanted: list[Claim]) -> None:
     """Refuse a disk that a spec has twice, if it writes it."""
-    disks = [one for one in wanted if one.kind is ClaimKind.DISK]
-    for index, one in enumerate(disks):
-        for other in disks[:index]:
-            if one.excludes(other):
-                text = f"{one.value} is another of its disks too, {other.value}"
-                raise SpecError(text, where=one.where)
+    known: dict[tuple[int | str, ...], list[Claim]] = {}
+    for one in wanted:
+        if one.kind is ClaimKind.DISK:
+            others = known.setdefault(one.identity(), [])
+            for other in others:
+                if not (one.read_only and other.read_only):
+                    text = f"{one.value} is another of its disks too, {other.value}"
+                    raise SpecError(text, where=one.where)
+            others.append(one)
 
 
 def refuse_in_use(spec: Spec) -> None:
