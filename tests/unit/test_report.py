@@ -15,8 +15,8 @@ import pytest
 
 from brine.common import paths, process
 from brine.common.cli import table
-from brine.common.halt import Halt
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
+from brine.common.halt import Halt, excerpt
+from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import pci_slot
 from brine.hotplug.disk import Disk, recorded_disk
@@ -129,6 +129,14 @@ def test_a_list_says_which_qemu_stands_still_and_why(
     }
     ended = replace(one, unit=None)
     assert summary(ended)["halted"] is None
+
+
+def test_what_qemu_says_is_the_same_when_it_is_read_from_its_marker() -> None:
+    halt = Halt("io-error", excerpt("\x1b" * 80))
+    write_marker(MarkerKind.HALTED, "web1", run=UNKNOWN_RUN, **halt.facts())
+    found = Halt.of(read_marker(MarkerKind.HALTED, "web1"))
+    assert found is not None
+    assert (found.reason, found.reason.isprintable()) == (halt.reason, True)
 
 
 def test_a_wide_list_says_since_when_and_where() -> None:

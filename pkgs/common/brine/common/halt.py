@@ -86,5 +86,5 @@ class Halt:
 
 
 def excerpt(text: Any) -> str:
-    """What QEMU says, fit for one line; empty if it is no text."""
-    return printable(text[:_LONGEST]) if isinstance(text, str) else ""
+    """What QEMU says, fit for one line; empty if it is no text. An excerpt of it is the same."""
+    return printable(text[:_LONGEST])[:_LONGEST] if isinstance(text, str) else ""
