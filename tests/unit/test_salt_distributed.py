@@ -242,6 +242,19 @@ def test_clean_removes_what_this_state_has_created(tmp_path: Path, test: bool) -
         assert config_states(cache=tmp_path).files_removed("files")["changes"] == {}
 
 
+def test_clean_removes_folders_that_are_empty_then_but_not_that_of_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etc = tmp_path / "etc"
+    files = {str(etc / name): given() for name in ("users", "vnc/web1", "vnc/web2")}
+    config_states(files=files, cache=tmp_path).files_copied("files")
+    states = config_states(cache=tmp_path)
+    monkeypatch.setattr(states, "_ETC", str(etc))
+    states.files_removed("files")
+    assert [*etc.rglob("*")] == []
+    assert etc.exists()
+
+
 def test_a_file_that_was_created_by_a_run_that_was_killed_goes_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

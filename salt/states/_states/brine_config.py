@@ -260,7 +260,8 @@ def files_removed(name: str) -> Result:
                 if not __opts__["test"]:
                     os.unlink(file)
                 changes[file] = "removed"
-            if not __opts__["test"] and _is_below(folder := os.path.dirname(file), _ETC):
+            folder = os.path.dirname(file)
+            if not __opts__["test"] and folder.startswith(f"{_ETC}/"):
                 with contextlib.suppress(OSError):  # others have files there
                     os.rmdir(folder)
         except OSError as error:
