@@ -273,6 +273,17 @@ def test_two_instances_of_a_node_share_what_both_only_read(
     assert tried({"instances": instances}, base) == accepted
 
 
+def test_the_fault_of_a_nic_stays_its_own_where_another_goes(base: Configuration) -> None:
+    first, second = (f"{number}2345678-0000-4000-8000-000000000000" for number in (1, 2))
+    nics = [{"uuid": first}, {"uuid": second, "mac": "aa:00:00:11:22:35"}]
+    data = apply(base, domain({"nics": nics})).new.to_json()
+    (instance,) = (one for one in data["instances"].values() if one["name"] == DOMAIN)
+    instance["nics"][1]["nicparams"] = {"vlan": "5"}
+    faulty = Configuration.from_json(data)
+    assert [one.where for one in find(faulty)] == [f"/instances/{DOMAIN}/nics/1/nicparams/vlan"]
+    assert len(find(apply(faulty, domain({"nics": [{"uuid": second}]})).new)) == 1
+
+
 def test_devices_of_one_instance_differ_in_the_beginnings_of_their_uuids(
     base: Configuration,
 ) -> None:

@@ -88,10 +88,13 @@ class NodeRules:
         self._users: dict[tuple[str, str], list[tuple[Instance, str, bool]]] = {}
         self._sound: dict[tuple[str, str], bool] = {}
 
-    def faults(self, instance: Instance, where: str) -> Iterator[Mistake]:
+    def faults(
+        self, instance: Instance, where: str, nics: Sequence[tuple[str, ConfigNic]]
+    ) -> Iterator[Mistake]:
         """What is wrong with one more instance, beside its single parameters.
 
         :param where: its JSON pointer.
+        :param nics: its NICs, each with its JSON pointer.
         """
         if instance.hypervisor not in params.HYPERVISORS:
             return  # which its rule tells
@@ -107,10 +110,10 @@ class NodeRules:
         for index, disk in enumerate(disks):
             if fault := _uuid_fault(disk.uuid) or place_fault(disk):
                 yield Mistake(f"{where}/disks/{index}", fault, "value")
-        for index, nic in enumerate(instance.nics):
-            yield from self._nic(instance, nic, f"{where}/nics/{index}")
-        yield from _twins("disk", [one.uuid for one in disks], f"{where}/disks")
-        yield from _twins("NIC", [one.uuid for one in instance.nics], f"{where}/nics")
+        for place, nic in nics:
+            yield from self._nic(instance, nic, place)
+        yield from _twins("disk", [(f"{where}/disks/{i}", one) for i, one in enumerate(disks)])
+        yield from _twins("NIC", nics)
         if self._is_sound(instance):
             hv, backend = self._config.hv_params(instance), self._config.be_params(instance)
             check = _domain_faults if instance.hypervisor == _XEN else _machine_faults
@@ -213,12 +216,14 @@ def place_fault(disk: ConfigDisk) -> str | None:
     return None
 
 
-def _twins(noun: str, uuids: Sequence[str], where: str) -> Iterator[Mistake]:
-    shorts = [short_uuid(one) for one in uuids]
-    for index, short in enumerate(shorts):
-        if short in shorts[:index]:
+def _twins(noun: str, devices: Sequence[tuple[str, ConfigNic | ConfigDisk]]) -> Iterator[Mistake]:
+    """The devices, each with its JSON pointer, that would have the name of another in QEMU."""
+    seen: set[str] = set()
+    for where, device in devices:
+        if (short := short_uuid(device.uuid)) in seen:
             text = f"begins as another {noun}'s UUID does, {short}"
-            yield Mistake(f"{where}/{index}/uuid", text, "value")
+            yield Mistake(f"{where}/uuid", text, "value")
+        seen.add(short)
 
 
 def _machine_faults(

@@ -236,7 +236,8 @@ class _Verifier:
         is_sound = not any(fault.where.startswith(place) for fault in faults)
         if instance.beparams and is_sound and type(least) is type(most) is int and least > most:
             yield Mistake(place, f"minmem, {least} MiB, is more than maxmem, {most} MiB", "value")
-        for place, nic in self._nics(where, instance):
+        nics = [*self._nics(where, instance)]
+        for place, nic in nics:
             yield from self._nic(place, nic)
         for index, disk in enumerate(instance.disks):
             place = f"{where}/disks/{index}"
@@ -245,7 +246,7 @@ class _Verifier:
             if user[1] is not place:
                 yield Mistake(place, f"the disk is also {user[1]}", "duplicate-disk")
         yield from self._secondaries(where, instance)
-        yield from self._node_rules.faults(instance, where)
+        yield from self._node_rules.faults(instance, where, nics)
 
     def _secondaries(self, where: str, instance: Instance) -> Iterator[Mistake]:
         seen = {instance.primary_node: "primary_node"}
