@@ -55,6 +55,33 @@ while True:
 """
 
 
+# Is the kernel's partner for a folder with a file system that is mounted when it is first used, as
+# x-systemd.automount has it. Runs each client while it is not mounted.
+_AUTOMOUNT = """
+import ctypes, fcntl, os, struct, subprocess, sys, threading
+folder, *clients = sys.argv[1:]
+requests, kernels = os.pipe()
+options = f"fd={kernels},pgrp={os.getpgrp()},minproto=5,maxproto=5,direct"
+assert not ctypes.CDLL(None).mount(b"x", folder.encode(), b"autofs", 0, options.encode())
+os.close(kernels)
+trap = os.open(folder, os.O_RDONLY)
+def serve():
+    while packet := os.read(requests, 4096):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=777", "none", folder], check=True)
+        with open(f"{folder}/there", "w") as file:
+            file.write("it is there")
+        _, _, token = struct.unpack_from("iiI", packet)
+        fcntl.ioctl(trap, 0x9360, token)  # AUTOFS_IOC_READY
+threading.Thread(target=serve, daemon=True).start()
+begin = "import os, sys; from brine.common.files import *; folder = sys.argv[1]\\n"
+for client in clients:
+    # The kernel makes all others wait than processes of this group.
+    subprocess.run([sys.executable, "-c", begin + client, folder], start_new_session=True)
+    subprocess.run(["umount", folder])
+os._exit(0)
+"""
+
+
 @pytest.fixture(autouse=True)
 def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR")
@@ -233,3 +260,28 @@ def test_the_end_of_a_vm_removes_its_own_socket_and_no_other(theirs: Path, place
         clear("web1")
     assert os.listdir(other) == ["web1.vnc"]
     assert not (theirs / "web1.vnc").exists()
+
+
+@pytest.mark.skipif("autofs" not in Path("/proc/filesystems").read_text(), reason="needs autofs")
+def test_a_file_system_that_is_mounted_when_it_is_used_is(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    folder.mkdir()
+    clients = {
+        'print(os.read(open_safely(f"{folder}/there", os.O_RDONLY), 99).decode())': "it is there",
+        "with new_file(Path(folder, 'new')): print(os.listdir(folder))": "['there']",
+        'print(fault_of_writers(f"{folder}/there"))': f"others than root may write {folder} "
+        "(chmod go-w)",
+    }
+    command = ["unshare", "--mount", "--propagation=private", sys.executable, "-c", _AUTOMOUNT]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [*command, str(folder), *clients],
+        env=environment,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.stdout.splitlines(), done.stderr) == (list(clients.values()), "")
+    assert list(folder.iterdir()) == []

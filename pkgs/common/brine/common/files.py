@@ -55,6 +55,7 @@ def place_of(path: str | Path) -> Iterator[Place]:
     :raises OSError: ELOOP for a link that does not count; and if a folder is missing.
     """
     whole = os.fspath(path) if os.path.isabs(path) else f"{os.getcwd()}/{path}"
+    _mount_all_of(whole)
     names = whole.split("/")[::-1]
     with contextlib.ExitStack() as stack:
 
@@ -87,6 +88,13 @@ def place_of(path: str | Path) -> Iterator[Place]:
                 file = held(os.open("/", _AT_FOLDER)) if leads_to.startswith("/") else folder
         _refuse_strangers(path, makers, os.fstat(file).st_uid)
         yield Place(folder, last, file)
+
+
+def _mount_all_of(path: str | Path) -> None:
+    """Have systemd or autofs mount the file systems of a path: a step that looks at one name only
+    does not (O_PATH of :manpage:`open(2)`, :manpage:`lstat(2)`)."""
+    with contextlib.suppress(OSError, ValueError):
+        os.stat(f"{path}/")  # a folder of that name, too
 
 
 def _refuse_strangers(path: str | Path, makers: set[int], owner: int) -> None:
@@ -220,6 +228,7 @@ def fault_of_writers(path: str | Path) -> str | None:
     Each folder of the path counts, and each link on it: the owner of any of them can put another
     file there. A process that does not run as root trusts its own user, too.
     """
+    _mount_all_of(path)
     trusted = {0, os.geteuid()}
     here, links = "/", 0
     ahead = str(path).split("/")[::-1]
