@@ -233,6 +233,8 @@ def test_a_users_shutdown_is_followed_by_what_the_configuration_says() -> None:
 def test_a_kernel_on_the_disk() -> None:
     found = spec(use_bootloader=True, bootloader_path="/usr/bin/pygrub", cpu_weight=512)
     assert (found.kernel, found.append, found.cpu_weight) == ("", "", 512)
+    assert found.ignored == ()
+    assert spec(kernel_path="/k", bootloader_path="pygrub").ignored == ("bootloader_path",)
     with pytest.raises(BrineError, match="only pygrub has a counterpart"):
         spec(use_bootloader=True, bootloader_path="/usr/bin/pvgrub")
 

@@ -47,8 +47,6 @@ _SAME = {
 }
 """Parameters that mean the same under another name."""
 
-_MAY_REPEAT = ("user_shutdown",)
-"""Parameters that may say the same as another key of the configuration."""
 _XEN = "xen-pvm"
 _USUAL_WEIGHT = 256
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
@@ -154,11 +152,18 @@ def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str,
     ignored = []
     for name in hv:
         other = {**usual, **hv, name: usual.get(name)}
-        is_set = hv[name] != other[name] and name not in _MAY_REPEAT
+        is_set = hv[name] != other[name] and not _repeats(name, hv)
         if is_set and not _differs(configuration, instance, other, data):
             ignored.append(name)
     ignored += ignored_wishes(configuration, instance)
     return {**data, "ignored": ignored}, ignored
+
+
+def _repeats(name: str, hv: _Parameters) -> bool:
+    """Whether a parameter may say the same as another key of the configuration, or as Brine does by
+    itself: a domain without a kernel has the bootloader that is supported."""
+    of_bootloader = name in ("use_bootloader", "bootloader_path") and hv["use_bootloader"]
+    return bool(name == "user_shutdown" or of_bootloader)
 
 
 def _differs(
