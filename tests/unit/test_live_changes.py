@@ -93,6 +93,15 @@ def test_nothing_plugged_is_no_change(file: Path) -> None:
     assert differences(spec, with_hot_changes(spec)) == []
 
 
+def test_a_disk_that_was_plugged_in_stays_though_a_limit_of_memory_may_be_too_small(
+    file: Path,
+) -> None:
+    spec = started(web1(memory_max_mib=web1().least_memory_max_mib()))
+    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    after, fault = hot_changes_or_aside(spec)
+    assert (after.disks[-1].uuid, fault) == (HOT, "")
+
+
 @pytest.mark.parametrize(
     ("interface", "slot"), [("virtio", pci_slot(22)), ("scsi", lun_slot("scsi0.0", 1))]
 )

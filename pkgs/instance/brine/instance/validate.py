@@ -81,11 +81,8 @@ def define(
         disks=tuple(_whole_disks(spec, data.get("disks", ()), before)),
     )
     check(spec)
-    left = MOST_PORTS - len(on_pci(spec))
-    if spec.is_q35() and spec.hotplug_ports > left:
-        text = f"beside the disks and NICs there is room for {left}, but it is {spec.hotplug_ports}"
-        hint = "lower it, or give disks the interface scsi"
-        raise SpecError(text, where="/hotplug_ports", hint=hint)
+    for where, text, hint in _limits(spec):
+        raise SpecError(text, where=where, hint=hint)
     return spec
 
 
@@ -203,7 +200,7 @@ def _made(text: str) -> Iterator[str]:
 
 def check(spec: Spec) -> None:
     """Refuse a spec whose keys conflict."""
-    for part in (_boot, _disks, _nics, _display_and_user, _limits):
+    for part in (_boot, _disks, _nics, _display_and_user):
         for where, text, hint in part(spec):
             raise SpecError(text, where=where, hint=hint)
     if spec.is_xen():
@@ -289,6 +286,12 @@ def _display_and_user(spec: Spec) -> Iterator[Fault]:
 
 
 def _limits(spec: Spec) -> Iterator[Fault]:
+    """Mistakes that only a definition refuses. Devices that are plugged in may exceed these limits,
+    and the next start has them all the same."""
+    left = MOST_PORTS - len(on_pci(spec))
+    if spec.is_q35() and spec.hotplug_ports > left:
+        text = f"beside the disks and NICs there is room for {left}, but it is {spec.hotplug_ports}"
+        yield "/hotplug_ports", text, "lower it, or give disks the interface scsi"
     least_mib = spec.least_memory_max_mib()
     if not spec.is_xen() and 0 < spec.memory_max_mib < least_mib:
         text = f"is {spec.memory_max_mib}, but the guest and QEMU may need {least_mib}"
