@@ -244,6 +244,14 @@ def test_what_means_nothing_here_is_told() -> None:
     assert ignored == ["vif_script"]  # the other is no instance's to set
 
 
+def test_a_wish_for_what_is_so_anyway_is_not_told_to_be_without_effect() -> None:
+    wishes = {"disk_cache": "none", "disk_discard": "unmap", "kvm_flag": "enabled"}
+    found, ignored = imported(configured("kvm", machine_version="pc", **wishes))
+    assert ignored == []
+    assert (found["machine"], found["accel"]) == ("pc", "kvm")
+    assert [(one["cache"], one["discard"]) for one in found["disks"]] == [("none", True)]
+
+
 def test_one_that_needs_a_machine_is_not_run_here() -> None:
     with pytest.raises(BrineError, match="its hypervisor is xen-hvm, and only kvm and xen-pvm"):
         imported(configured("xen-hvm"))

@@ -47,6 +47,13 @@ _SAME = {
 }
 """Parameters that mean the same under another name."""
 
+_BY_ITSELF = {
+    "disk_cache": "none",
+    "disk_discard": "unmap",
+    "kvm_flag": "enabled",
+    "machine_version": "pc",
+}
+"""Values that ask for what a spec has where the parameter has its default."""
 _XEN = "xen-pvm"
 _USUAL_WEIGHT = 256
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
@@ -162,8 +169,9 @@ def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str,
 def _repeats(name: str, hv: _Parameters) -> bool:
     """Whether a parameter may say the same as another key of the configuration, or as Brine does by
     itself: a domain without a kernel has the bootloader that is supported."""
-    of_bootloader = name in ("use_bootloader", "bootloader_path") and hv["use_bootloader"]
-    return bool(name == "user_shutdown" or of_bootloader)
+    if name in ("use_bootloader", "bootloader_path"):
+        return bool(hv["use_bootloader"])
+    return name == "user_shutdown" or (name in _BY_ITSELF and hv[name] == _BY_ITSELF[name])
 
 
 def _differs(
