@@ -193,3 +193,12 @@ def test_a_machine_is_imported_by_the_command(brine: Run, tmp_path: Path) -> Non
     status, _, said = brine("import", "--proxmox", "-", *options, stdin=text)
     assert status == 1
     assert "hint: give it another one: --name NAME" in said
+
+
+def test_a_time_that_a_spec_can_not_have_is_named() -> None:
+    found = read("startup: order=1000,down=7200")
+    assert isinstance(found, tuple)
+    data, lost = found
+    assert (data["start_order"], data["shutdown_timeout"]) == (999, 3600)
+    assert "startup order=1000: the spec has 999" in lost
+    assert "startup down=7200: the spec has 3600" in lost

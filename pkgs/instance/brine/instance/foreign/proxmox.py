@@ -479,8 +479,13 @@ def _times(machine: _Machine) -> None:
     if machine.is_on("onboot", usual=False):
         machine.lost.append("onboot 1: brine instance start has it start with the node, too")
     startup = machine.options("startup", "order")
-    if startup.first:
-        data["start_order"] = min(number_of(startup.first, "startup order"), 999)
-    if down := startup.take("down"):
-        data["shutdown_timeout"] = max(1, min(number_of(down, "startup down"), 3600))
+    for key, word, given, low, high in (
+        ("start_order", "order", startup.first, 0, 999),
+        ("shutdown_timeout", "down", startup.take("down"), 1, 3600),
+    ):
+        if given:
+            number = number_of(given, f"startup {word}")
+            data[key] = max(low, min(number, high))
+            if data[key] != number:
+                machine.lost.append(f"startup {word}={given}: the spec has {data[key]}")
     machine.lost += startup.left()
