@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from brine.common import conflicts, paths
+from brine.common.conflicts import claiming
 from brine.common.instances import DOMAIN_SPEC
 from brine.common.markers import MarkerKind, write_marker
 from brine.common.paths import InstanceFiles
@@ -126,6 +127,13 @@ def test_that_of_a_damaged_spec_is_what_it_was_started_with(disk: Path) -> None:
     # Of one that has not run since the node's start nothing is known.
     (paths.RUNTIME_DIR / "web1.json").unlink()
     define_instance(with_disk("web2", disk))
+
+
+def test_a_definition_that_changes_nothing_waits_for_no_other_command(disk: Path) -> None:
+    spec = with_disk("web1", disk)
+    assert define_instance(spec).changed
+    with claiming():
+        assert not define_instance(spec).changed
 
 
 def test_an_instance_has_no_disk_twice(disk: Path) -> None:

@@ -88,7 +88,6 @@ def define_instance(
     with ExitStack() as locks:
         if not dry_run:
             locks.enter_context(store.alone(name))
-            locks.enter_context(claiming())
         if is_new:
             store.refuse_existing(name)
         if not dry_run:
@@ -115,9 +114,11 @@ def define_instance(
         elif is_other_machine:
             what = "hypervisor" if before.hypervisor != spec.hypervisor else "UUID"
             _refuse_running(look(name), f"give another {what} to")
-        refuse_conflicts(spec, before, planned)
         refuse_other_formats(spec)
         refuse_writers(spec)
+        if not dry_run:
+            locks.enter_context(claiming())
+        refuse_conflicts(spec, before, planned)
         aside = None
         if not dry_run:
             if before and before.is_xen() and is_other_machine:
