@@ -829,7 +829,8 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
     changed = {**found["spec"], "disks": [{"path": f"{DISKS}/hot.img"}], "memory_mib": 160}
     dumped = json.dumps({key: changed[key] for key in changed if key != "nics"})
     said = node.run(["brine", "instance", "define", "-"], stdin=dumped).stdout
-    assert said.startswith("defined: web1; it runs, ")
+    gone = "removed from its spec: NIC 52:54:00:00:00:01"
+    assert said.startswith(f"defined: web1; {gone}; it runs, ")
     listed = node.run(["brine", "instance", "list", "--wide"]).stdout
     assert "128 MiB" in listed
     assert "restart pending: memory_mib\n" in listed
