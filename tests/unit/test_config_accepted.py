@@ -126,7 +126,7 @@ def test_the_base_is_accepted(base: Configuration) -> None:
     expect_use(base)
 
 
-@pytest.mark.parametrize(("place", "key"), cases())
+@pytest.mark.parametrize(("place", "key"), [*cases()])
 def test_a_parameter_that_is_accepted_is_used(
     base: Configuration, place: tuple[Any, ...], key: KeySchema
 ) -> None:
