@@ -257,6 +257,8 @@ class QemuGuest:
             raise DeafGuestError(self._name, f"can't be asked to shut down: {why} ({state})")
         if state == "shutdown":  # the guest has, and -no-shutdown keeps QEMU
             qmp.execute("quit")
+        elif state == "prelaunch":
+            pass  # started with -S, it has not begun: what asks it to end does not set it going
         elif state in _WAYS_ON and continue_guest(qmp) == IO_ERROR:
             return f"QEMU has stopped it: {IO_ERROR}"
         return ""
