@@ -350,6 +350,7 @@ DECLARED: Json = {
         "db1.example.com": {
             "primary_node": "node4",
             "hypervisor": "xen-pvm",
+            "hvparams": {"kernel_path": "/boot/vmlinuz"},
             "admin_state": "down",
             "disks": [],
         },
