@@ -56,7 +56,7 @@ _tellers: list[Teller] = []
 def tell_by(teller: Teller) -> None:
     """Have errors and warnings told in another way than on stderr.
 
-    :param teller: raises an OSError where it can't; then they are told on stderr.
+    :param teller: raises an OSError where it can't; the warnings then go to stderr.
     """
     _tellers[:] = [teller]
 

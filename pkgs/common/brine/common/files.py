@@ -316,7 +316,7 @@ def write_whole(
 
 
 def try_to_write(folder: Path, size: int) -> None:
-    """Write a file of so many bytes that nobody keeps, to see that *folder* has room for one; if it
+    """Write a file of that many bytes and drop it, to see that *folder* has room for one; if it
     is missing, the folder that it would be made in.
 
     :raises OSError: as a write would, with the folder as its file.

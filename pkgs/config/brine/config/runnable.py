@@ -121,7 +121,7 @@ class NodeRules:
             yield from self._shared(instance, hv, where)
 
     def _is_sound(self, instance: Instance) -> bool:
-        """Whether each parameter of an instance can be; its own level tells of one that can't."""
+        """Whether all parameters of an instance are valid. Their own level names the faults."""
         cluster, hypervisor = self._config.cluster, instance.hypervisor
         component = params.HYPERVISORS[hypervisor]
         levels = (hypervisor, instance.os)

@@ -187,8 +187,8 @@ def nic_netdev(device_id: str, queues: Sequence[str], vhost: Sequence[str]) -> d
 def nic_device(device_id: str, nic: Nic, queues: int, slot: Slot, mtu: int) -> dict[str, Any]:
     """The device that the guest sees: the arguments of ``device_add``.
 
-    :param mtu: of the tap, in bytes. A guest is told one that it would not assume, if the model can
-        tell. So a NIC with the usual MTU is the same device as in older versions.
+    :param mtu: of the tap, in bytes. The guest learns an MTU other than the usual one, if the model
+        can tell it. So a NIC with the usual MTU is the same device as in older versions.
     """
     device: dict[str, Any] = {
         "driver": MODELS[nic.model],

@@ -152,7 +152,7 @@ def _driver(disk: Part, path: str) -> dict[str, Any]:
 
 
 def _backing(domain: LibvirtDomain, image: Part) -> dict[str, Any]:
-    """The backing file of a disk, with those behind it. One that is no file or device is named."""
+    """The backing file of a disk, with those behind it. A warning names other kinds of storage."""
     chain: list[dict[str, Any]] = []
     while store := image.first("backingStore"):
         path, kind = _path(domain, store.first("source")), store.first("format")
