@@ -161,7 +161,8 @@ def test_ten_thousand_instances(tmp_path: Path) -> None:
     assert {instance.beparams["vcpus"] for instance in config.instances.values()} == {2}
     assert {instance.serial_no for instance in config.instances.values()} == {2}
     assert {disk.serial_no for disk in config.disks.values()} == {1}
-    assert find(config) == []
+    # A tenth of them have DRBD disks.
+    assert {mistake.kind for mistake in find(config)} == {"unsupported"}
 
 
 def test_a_waiting_writer_goes_on_when_the_lock_is_free(store: ConfigStore) -> None:

@@ -62,9 +62,11 @@ def guest() -> Iterator[socket.socket]:
     writer = open_pipe("web1")
     os.set_inheritable(writer, True)
     log = DiskFiles(0, [writer], is_device=False)
-    resources = Resources(console_log=log)
-    qemu = subprocess.Popen(qemu_args(spec, layout_of(spec), resources), pass_fds=[writer])
-    os.close(writer)
+    opened = {kind: os.open(path, os.O_RDONLY) for kind, path in boot.items()}
+    arguments = qemu_args(spec, layout_of(spec), Resources(boot=opened, console_log=log))
+    qemu = subprocess.Popen(arguments, pass_fds=[writer, *opened.values()])
+    for descriptor in (writer, *opened.values()):
+        os.close(descriptor)
     try:
         with socket.socket(socket.AF_UNIX) as line:
             address = str(InstanceFiles("web1").serial)

@@ -158,6 +158,11 @@ def test_no_vm_makes_who_asks_it_large_or_late(tmp_path: Path, talk: Talk) -> No
     assert grown_mib <= GROWTH_MIB
 
 
+def children() -> set[str]:
+    """This process's, by their ids."""
+    return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
+
+
 def test_what_talks_to_a_qemu_for_the_garbage_collector_may_do_nothing(tmp_path: Path) -> None:
     path = tmp_path / "web1.qmp"
 
@@ -169,12 +174,11 @@ def test_what_talks_to_a_qemu_for_the_garbage_collector_may_do_nothing(tmp_path:
     def work(relay: Relay) -> None:
         with (tmp_path / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            before = children()
             with QmpClient.connect(path, through=relay) as qmp:
                 assert qmp.execute("query-name") == {"name": "web1"}
                 assert qmp.peer_process() == os.getpid()
-                (child,) = (
-                    Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-                )
+                (child,) = children() - before
                 status = dict(
                     line.split(":\t", 1)
                     for line in Path(f"/proc/{child}/status").read_text().splitlines()
