@@ -42,6 +42,8 @@ from node.lifecycle_on_node import (
 MARKS = "/run/brine/marks"
 OWNER = {"watchdog_timeout": 10}
 SOON = {"watchdog_timeout": 6}
+RETRY = "brine-lifecycle-retry.timer"
+RETRIED_SOON = "[Timer]\nOnActiveSec=\nOnUnitInactiveSec=\nOnActiveSec=2s\nOnUnitInactiveSec=2s\n"
 OWNER_SCRIPT = Path("/usr/share/doc/brine-lifecycle/examples/owner.sh")
 
 
@@ -160,15 +162,21 @@ def test_the_list_says_why_an_owner_does_not_count(node: Node) -> None:
         assert not re.search(r"-\d", listed.stdout)
         assert listed.stderr == ""
     node.shell(f"rmdir {folder}/terminate")
+    node.write(f"/run/systemd/system/{RETRY}.d/soon.conf", RETRIED_SOON)
     node.run(["systemctl", "mask", "--runtime", "--now", HANDLER])
     try:
         node.run(["rm", "/run/brine-lifecycle/clock"])
         for command in ("lifecycle list", "instance start ci1"):
             said = node.run(["brine", *command.split()]).stderr
             assert f"{HANDLER} is masked, and looks after no owner" in said
+        node.shell("until systemctl is-failed --quiet brine-lifecycle.path; do sleep 0.1; done")
     finally:
         node.run(["systemctl", "unmask", "--runtime", HANDLER])
-        node.run(["systemctl", "restart", "brine-lifecycle.path"])  # it has failed of that
+        # The path has failed of that, and the timer starts it again.
+        node.shell(f"until systemctl is-active --quiet {HANDLER}; do sleep 0.1; done")
+        node.run(["rm", "-r", f"/run/systemd/system/{RETRY}.d"])
+        node.run(["systemctl", "daemon-reload"])
+    node.run(["systemctl", "is-active", "brine-lifecycle.path"])
 
 
 def test_a_vm_that_starts_again_as_it_ends_outlives_no_owner(node: Node) -> None:
