@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def test_what_is_no_file_is_not_booted(tmp_path: Path, key: str) -> None:
     """QEMU would wait for somebody to write into a FIFO."""
     os.mkfifo(tmp_path / "image")
     keys = {"kernel": "/bin/true"} if key == "initrd" else {}
-    with pytest.raises(InstanceError, match="image: is no file"):
+    with pytest.raises(InstanceError, match="image: .*Is no regular file"):
         check_node(web1(**keys, **{key: str(tmp_path / "image")}))
 
 
@@ -92,6 +93,20 @@ def test_a_program_that_others_may_change_is_neither_defined_nor_started(
     folder.chmod(0o755)
     define_instance(spec)
     check_node(define(spec))
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda at: os.symlink("/dev/zero", at)])
+def test_a_qemu_that_is_no_file_is_refused_at_once(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """To open a FIFO would wait for a process that writes into it."""
+    program = tmp_path / "qemu"
+    make(program)
+    assert with_machine_version(web1(qemu=str(program))).machine == "pc"
+    with pytest.raises(InstanceError, match=f"^web1: {program}: Is (no regular file|a directory)$"):
+        version_of(web1(qemu=str(program)))
+    with pytest.raises(InstanceError, match=f"^web1: {program}: there is no such program$"):
+        check_node(web1(qemu=str(program)))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")

@@ -193,12 +193,12 @@ def put_aside(file: Path, aside: Path) -> Path:
     return name
 
 
-def read_regular(file: Path, *, safely: bool = False) -> bytes:
-    """The content of a regular file. Symbolic links are followed. Nothing can make this wait.
+def open_regular(file: str | Path, *, safely: bool = False) -> int:
+    """Open a regular file for reading. Symbolic links are followed. Nothing can make this wait.
 
     :param safely: other users may write the folder; see :func:`place_of`.
-    :raises OSError: if it can't be read, or is something else: a FIFO, which would have us wait for
-        a writer, a device, which may never end, or a socket.
+    :raises OSError: if it can't be opened, or is something else: a FIFO, which would have us wait
+        for a writer, a device, which may never end, or a socket.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
     descriptor = open_safely(file, flags) if safely else os.open(file, flags | os.O_CLOEXEC)
@@ -208,10 +208,16 @@ def read_regular(file: Path, *, safely: bool = False) -> bytes:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "Is no regular file", str(file))
-        with os.fdopen(descriptor, "rb", closefd=False) as opened:
-            return opened.read()
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
+    return descriptor
+
+
+def read_regular(file: Path, *, safely: bool = False) -> bytes:
+    """The content of a regular file; see :func:`open_regular`."""
+    with os.fdopen(open_regular(file, safely=safely), "rb") as opened:
+        return opened.read()
 
 
 def read_json(file: Path) -> Any:

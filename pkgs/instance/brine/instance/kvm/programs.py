@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from brine.common.files import fault_of_writers
+from brine.common.files import fault_of_writers, open_regular
 from brine.common.process import run_bounded
 from brine.instance.spec import MACHINE_VERSIONS, UEFI, Spec, SpecError
 from brine.instance.store import InstanceError
@@ -70,7 +70,8 @@ def version_of(spec: Spec) -> tuple[int, int]:
         said = _answer_of(spec, "--version")
     except OSError as error:
         hint = f"chmod o+rx {spec.qemu}" if isinstance(error, PermissionError) else None
-        raise InstanceError(spec.name, f"{spec.qemu}: {error}", hint=hint) from error
+        fault = error.strerror or str(error)
+        raise InstanceError(spec.name, f"{spec.qemu}: {fault}", hint=hint) from error
     if match := _VERSION.search(said):
         return int(match[1]), int(match[2])
     raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
@@ -79,7 +80,7 @@ def version_of(spec: Spec) -> tuple[int, int]:
 def _answer_of(spec: Spec, *question: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> str:
     """What QEMU prints of itself, asked as a user without any privileges. Raises OSError."""
     # By a descriptor: that user need not be able to enter the program's folder.
-    descriptor = os.open(spec.qemu, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(spec.qemu)
     how: dict[str, Any] = {"pass_fds": (descriptor,)}
     if os.geteuid() == 0:
         how |= {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}

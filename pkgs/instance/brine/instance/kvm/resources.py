@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from brine.common import paths
 from brine.common.conflicts import claiming
 from brine.common.errors import install_hint, warn
-from brine.common.files import open_safely, read_regular, write_whole
+from brine.common.files import open_regular, read_regular, write_whole
 from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
 from brine.common.process import begun, unit_of
@@ -105,7 +105,7 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
 def check_node(spec: Spec) -> None:
     """Refuse to start an instance that this node can't run."""
     name = spec.name
-    if not os.access(spec.qemu, os.X_OK):
+    if not (os.path.isfile(spec.qemu) and os.access(spec.qemu, os.X_OK)):
         hint = install_hint(apt="qemu-system-x86", dnf="qemu-system-x86")
         hint += ", or have its spec name another program"
         raise InstanceError(name, f"{spec.qemu}: there is no such program", hint=hint)
@@ -255,10 +255,8 @@ def _open_boot_files(spec: Spec, stack: ExitStack) -> dict[str, int]:
             continue
         with telling(spec.name, f"{file}: can't be read"):
             # QEMU would wait for a FIFO's writer.
-            descriptor = open_safely(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            descriptor = open_regular(file, safely=True)
         stack.callback(os.close, descriptor)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise InstanceError(spec.name, f"{file}: is no file")
         (found[key],) = _inherited([descriptor])
     return found
 
