@@ -177,6 +177,8 @@ REFUSED: dict[str, Json] = {
     "a long name": {"instances": {"x" * 64: {"primary_node": "node1"}}},
     "a name of systemd's": {"instances": {"_x": {"primary_node": "node1"}}},
     "a low port": web({"network_port": 80, "hvparams": VNC}),
+    "a long path of a socket": kvm({"vnc_bind_address": f"/{'x' * 107}"}),
+    "a long path with a name": web({"hvparams": {"vnc_bind_address": f"/{'x' * 86}/"}}),
     "a port that is none": web({"network_port": 70000, "hvparams": VNC}),
     "a MAC address of zeroes": web({"nics": [{"mac": "00:00:00:00:00:00"}]}),
     "a routed NIC with a VLAN": web(
@@ -227,6 +229,7 @@ ACCEPTED: dict[str, Json] = {
         {"disks": [], "hvparams": {"kernel_path": "/k", "initrd_path": "/i"}}
     ),
     "an initrd without a kernel": domain({"hvparams": {"initrd_path": "/i"}}),
+    "a path of a socket that fits": web({"hvparams": {"vnc_bind_address": f"/{'x' * 85}/"}}),
     "many NICs": web({"nics": [{}] * 18}),
     "lines of an operating system": cluster({"osparams": {"x": {"y": "a\nb"}}}),
 }

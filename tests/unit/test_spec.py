@@ -56,7 +56,11 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "nics": ([], [], [*OBJECTS[:-1], [{"no": 1}]]),
     "cdroms": ([], [["/a.iso", "/b.iso"], [""]], [*LIST, ["a.iso"]]),
     "hotplug_ports": (8, [0, 24], [*NUMBER, -1, 25]),
-    "vnc_bind": ("", ["127.0.0.1", "::1", "/run/vnc"], [*TEXT, "localhost", "1.2.3", "[::1]"]),
+    "vnc_bind": (
+        "",
+        ["127.0.0.1", "::1", "/run/vnc", f"/{'x' * 106}"],
+        [*TEXT, "localhost", "1.2.3", "[::1]", f"/{'x' * 107}", f"/{'é' * 54}"],
+    ),
     "vnc_port": (0, [5900, 65535], [*NUMBER, -1, 65536]),
     "vnc_password_file": ("", ["/etc/brine/vnc"], PATH),
     "serial_console": (True, [False], BOOL),

@@ -54,6 +54,12 @@ def xen_nic_faults(*, mode: str, link: str) -> Iterator[KeyFault]:
         yield "link", f"{link} can't be the routing table of a domain's NIC", hint
 
 
+def vnc_listener(bind: str, name: str) -> str:
+    """Where VNC of a VM listens, by the cluster's configuration: a socket in a folder that ends
+    with a slash has the VM's name."""
+    return f"{bind}{name}.vnc" if bind.endswith("/") else bind
+
+
 def vnc_port_fault(port: int) -> str | None:
     """Why VNC can't have that port; 0 is none, and right."""
     if 0 < port < SMALLEST_VNC_PORT:

@@ -7,6 +7,7 @@ refuses what the cluster has accepted. Rules between values are in :mod:`brine.c
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,8 @@ _LONGEST_NAME = 63
 # escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _MAC = r"(?i)[0-9a-f]{2}(:[0-9a-f]{2}){5}"
+SOCKET_BYTES = 107
+"""The longest path of a socket (:manpage:`unix(7)`, less its end)."""
 NAME_BYTES = 15
 """The longest name of a network interface (IFNAMSIZ, less its end)."""
 
@@ -79,9 +82,11 @@ def address_fault(text: str) -> str | None:
 
 def listener_fault(text: str) -> str | None:
     """Why VNC can't listen on *text*; None if it can."""
-    if text.startswith("/") or not address_fault(text):
-        return None
-    return "is neither an IP address nor an absolute path"
+    if text.startswith("/"):
+        length = len(os.fsencode(tidy_path(text)))
+        fault = f"has {length} bytes, and the path of a socket has at most {SOCKET_BYTES}"
+        return fault if length > SOCKET_BYTES else None
+    return address_fault(text) and "is neither an IP address nor an absolute path"
 
 
 def machine_fault(text: str) -> str | None:

@@ -19,11 +19,13 @@ from brine.common.vm_rules import (
     short_uuid,
     slots_fault,
     topology_fault,
+    vnc_listener,
     vnc_port_fault,
     xen_nic_faults,
 )
 from brine.common.vm_values import (
     line_fault,
+    listener_fault,
     path_fault,
     tidy_path,
     vm_mac_fault,
@@ -255,8 +257,11 @@ def _machine_faults(
     user = hv["security_domain"] if model == "user" else ""
     for _, text, _ in security_faults(model, user):
         yield Mistake(f"{place}/security_domain", text)
-    listens = hv["vnc_bind_address"] and not hv["vnc_bind_address"].startswith("/")
-    if listens and (fault := vnc_port_fault(instance.network_port or 0)):
+    listener = vnc_listener(hv["vnc_bind_address"], instance.name)
+    if listener and (fault := listener_fault(listener)):
+        yield Mistake(f"{place}/vnc_bind_address", f"{listener} {fault}", "value")
+    has_port = listener and not listener.startswith("/")
+    if has_port and (fault := vnc_port_fault(instance.network_port or 0)):
         yield Mistake(f"{where}/network_port", fault, "value")
     drives = sum(bool(hv[name]) for name in ("cdrom_image_path", "cdrom2_image_path"))
     by_interface = dict.fromkeys(params.DISK_INTERFACES.values(), 0)

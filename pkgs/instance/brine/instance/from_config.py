@@ -14,6 +14,7 @@ from typing import Any
 from brine.common import outbox
 from brine.common.errors import BrineError, UsageError, warn
 from brine.common.own_node import note_node
+from brine.common.vm_rules import vnc_listener
 from brine.common.vm_values import BOOT_DEVICES
 from brine.config import params
 from brine.config.effect import ignored_wishes
@@ -277,10 +278,9 @@ def _machine(instance: Instance, hv: _Parameters) -> dict[str, Any]:
     else:
         data["initrd"] = ""  # which it would have no use for
     bind = data["vnc_bind"]
+    data["vnc_bind"] = vnc_listener(bind, instance.name)
     if not bind:
         data["vnc_password_file"] = ""
-    elif bind.endswith("/"):
-        data["vnc_bind"] = f"{bind}{instance.name}.vnc"
     elif not bind.startswith("/") and instance.network_port:
         data["vnc_port"] = instance.network_port
     return data
