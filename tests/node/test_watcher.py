@@ -269,6 +269,9 @@ def test_a_start_that_is_called_off_names_its_own_unit(node: Node) -> None:
 
 def test_what_an_admin_stopped_while_it_started_stays_so(node: Node) -> None:
     define(node, "halted1", admin_state="up", **IDLE)
+    # A failure before it is past.
+    with without_kernel(node):
+        node.run(["systemctl", "start", "brine-instance@halted1"], check=False)
     with held_back(node, "halted1"):
         node.run(["systemctl", "start", "--no-block", "brine-instance@halted1"])
         wait_status(node, "halted1", "starting")
@@ -284,6 +287,43 @@ def test_what_an_admin_stopped_while_it_started_stays_so(node: Node) -> None:
         node.run(["systemctl", "start", "brine-instance@halted1"], check=False)
     found = passed(node)["halted1"]
     assert (found["actions"], found["ended_by"]) == (["try"], "failed")
+
+
+@pytest.mark.parametrize(
+    ("name", "starter"),
+    [("queued1", "brine instance start queued1"), ("queued2", "brine watcher run")],
+)
+def test_what_an_admin_stopped_before_it_started_stays_so(
+    node: Node, name: str, starter: str
+) -> None:
+    """systemd has queued the start, and runs nothing of the unit when the admin calls it off."""
+    define(node, name, admin_state="up", **IDLE)
+    # Its last run failed, so that the watcher starts it, too.
+    with without_kernel(node):
+        node.run(["systemctl", "start", f"brine-instance@{name}"], check=False)
+    place = "/run/systemd/system"
+    node.write(f"{place}/never.service", "[Service]\nType=oneshot\nExecStart=sleep infinity\n")
+    drop_in = f"{place}/brine-instance@{name}.service.d"
+    node.write(f"{drop_in}/never.conf", "[Unit]\nWants=never.service\nAfter=never.service\n")
+    node.run(["systemctl", "daemon-reload"])
+    node.run(["systemd-run", "--unit=starter1", "--remain-after-exit", *starter.split()])
+    wait_for("the start", lambda: "has not begun its start" in info(node, name)["why"])
+    node.run(["systemctl", "stop", f"brine-instance@{name}"])
+    node.shell("while [ $(systemctl show --value -p MainPID starter1) != 0 ]; do sleep 0.1; done")
+    node.run(["systemctl", "stop", "starter1", "never"])
+    node.run(["rm", "-r", drop_in, f"{place}/never.service"])
+    node.run(["systemctl", "daemon-reload"])
+
+    found = info(node, name)
+    assert (found["status"], found["oper_state"]) == ("ERROR_down", "down")
+    assert found["why"].endswith("it was stopped")
+    told = node.journal("BRINE_EVENT=start-called-off", f"BRINE_INSTANCE={name}")
+    assert len(told) == 1
+    passed_by = passed(node)[name]
+    assert (passed_by["actions"], passed_by["ended_by"]) == ([], "admin")
+    node.run(["brine", "instance", "start", name])
+    wait_status(node, name, "running")
+    node.run(["brine", "instance", "stop", "--force", name])
 
 
 def test_a_guest_that_follows_a_reboot_late_comes_back(node: Node) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from brine.common.process import unit_of
 from brine.instance import unit
-from brine.instance.unit import Active, Unit, UnitError
+from brine.instance.unit import Active, CalledOffError, Unit, UnitError
 from lab.scripted_systemctl import ScriptedSystemctl
 
 RUNNING = {
@@ -150,7 +150,7 @@ def test_a_start_has_begun_when_its_own_job_is_queued(
     begin.join()
     wait = threading.Timer(0, (tmp_path / "end").write_text, ["\n"])
     wait.start()
-    with pytest.raises(UnitError) as told:
+    with pytest.raises(CalledOffError) as told:
         begun[0]()
     wait.join()
     assert str(told.value) == "systemctl start: Job for brine-instance@web1.service canceled."

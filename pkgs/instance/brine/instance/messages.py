@@ -31,6 +31,11 @@ STARTED = _message("c1c569cdb3fc44ab834e9c02fccbe948", "started", "has started, 
 NOT_STARTED = _message(
     "528e9489757d4536b1c198cc3dee24f0", "start-failed", "did not start: {reason}", ERROR
 )
+CALLED_OFF = _message(
+    "aa7fad47f5994265aae911510bfc7f23",
+    "start-called-off",
+    "its start was called off before it had begun: it counts as stopped",
+)
 STOP_ASKED = _message(
     "96e6e32c2bd8456eaaffd11a854d243c",
     "stop-asked",

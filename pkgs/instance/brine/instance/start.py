@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from brine.instance.owner import refuse_without_owner, warn_without_handler
 from brine.instance.restart_counter import TriesError
 from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
-from brine.instance.unit import Unit, UnitError
+from brine.instance.unit import CalledOffError, Unit, UnitError
 
 _ENDING_S = 60.0
 _PAUSE_S = 0.05
@@ -157,7 +158,8 @@ def _keep_up(name: str) -> None:
 def start_failure(
     name: str, error: UnitError, before: Unit | None = None, *, since_us: int = 0
 ) -> InstanceError:
-    """The error of an instance that did not start, with QEMU's message if there is one.
+    """The error of an instance that did not start, with QEMU's message if there is one. A start
+    that was called off before systemd had begun it counts as stopped from then on.
 
     :param before: the state of its unit before the attempt.
     :param since_us: when the attempt began, by the clock that begins with the boot.
@@ -171,9 +173,29 @@ def start_failure(
         is_other = found and (before is None or before.invocation != found.invocation)
         if found and found.invocation and is_other and found.begun_us >= since_us:
             reason = why_not_started(name, found.invocation)
+        elif isinstance(error, CalledOffError):
+            _note_called_off(name)
     text, hint = (reason.text, reason.hint) if reason else (str(error), error.hint)
     hint = hint or f"journalctl --unit {unit_of(name)} has all of it"
     return InstanceError(name, f"did not start: {text}", hint=hint)
+
+
+def _note_called_off(name: str) -> None:
+    """Mark the stop of a start that was queued: systemd runs none of its unit's programs.
+
+    Nothing is marked if a command has stopped it, which notes that itself, or it starts again.
+    """
+    # Not a fault of the start: the error that follows says that it was called off.
+    with suppress(BrineError), store.alone(name):
+        is_wanted = store.load(name).admin_state == AdminState.UP
+        if not is_wanted or oper_of(unit.find(name)) is not Oper.DOWN:
+            return
+        # A failure of the run before would say more than the markers.
+        unit.forget_failure(name)
+        run = os.urandom(16).hex()  # as systemd names runs
+        store.note_unbegun_run(name, run)
+        markers.write_marker(MarkerKind.STOP, name, run=run)
+        messages.tell(messages.CALLED_OFF, name)
 
 
 def being_stopped(name: str) -> InstanceError:

@@ -342,6 +342,13 @@ def clear_last_run(name: str) -> None:
         remove_marker(kind, name)
 
 
+def note_unbegun_run(name: str, run: str) -> None:
+    """Mark that an instance's next run was called off before its first program began. Without this,
+    what follows would be said of the run before. Raises OSError."""
+    write_marker(MarkerKind.START, name, run=run)
+    remove_marker(MarkerKind.FAILURE, name)
+
+
 def _files(name: str) -> list[Path]:
     """The files that a rename keeps."""
     files = InstanceFiles(name)

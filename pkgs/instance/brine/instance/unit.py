@@ -26,6 +26,7 @@ NETWORK_S = 120
 _TIMEOUT_S = 30
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 0.5
+_CANCELED = f"{SUFFIX} canceled."
 _QUEUED = b"Enqueued anchor job "
 _NOTED = ("Enqueued anchor job ", "Enqueued auxiliary job ")
 _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
@@ -42,6 +43,10 @@ _PROPERTIES = ("Id", "ActiveState", "Result", "InvocationID", "Job", *_NUMBERS.v
 
 class UnitError(BrineError):
     """systemd could not be asked, or refused."""
+
+
+class CalledOffError(UnitError):
+    """A start was called off by a stop, or by the node's shutdown."""
 
 
 class Active(StrEnum):
@@ -186,8 +191,9 @@ def begin_start(name: str, *, slice_name: str = "") -> Callable[..., None]:
     If the caller holds the instance's lock until then, a later stop finds the job.
 
     :param slice_name: of the spec; empty is the slice of the node's instances.
-    :returns: a function that waits for the job. It raises :class:`UnitError` if the job failed, and
-        TimeoutError after its argument, *timeout_s*; systemd goes on then.
+    :returns: a function that waits for the job. It raises :class:`UnitError` if the job failed,
+        :class:`CalledOffError` if it was cancelled, and TimeoutError after its argument,
+        *timeout_s*; systemd goes on then.
     """
     import subprocess  # takes long to load, and many only want a unit's name
 
@@ -227,7 +233,8 @@ def begin_start(name: str, *, slice_name: str = "") -> Callable[..., None]:
         lines = (first + rest).decode(errors="replace").splitlines()
         if program.returncode != 0:
             said = "\n".join(line for line in lines if not line.startswith(_NOTED))
-            raise _refused("start", said, program.returncode)
+            refusal = _refused("start", said, program.returncode)
+            raise CalledOffError(str(refusal)) if _CANCELED in said else refusal
 
     return wait
 

@@ -381,9 +381,11 @@ class Instances:
                 text = f"has not started within {self._timeout_s:g} s"
                 raise InstanceError(name, text, hint=f"systemctl status {unit_of(name)}") from None
             except UnitError as error:
+                # First, as it marks the stop of a start that had not begun.
+                failure = start_failure(name, error, before)
                 if _is_stopped(name):
                     return False
-                raise start_failure(name, error, before) from error
+                raise failure from error
             return True
 
         return runs

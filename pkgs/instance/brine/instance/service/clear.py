@@ -151,8 +151,7 @@ def _note_start_called_off(name: str) -> None:
     if found and not found.came_up() and unit.is_told_to_stop(name):
         run = markers.this_run()
         if markers.last_run(name) != run:
-            # It had not begun yet: without this, the run before would count as stopped.
-            markers.write_marker(MarkerKind.START, name, run=run)
+            store.note_unbegun_run(name, run)
         _mark_stop(name)
 
 
