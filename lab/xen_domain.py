@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lab.errors import LabError
 from lab.waiting import wait_for
 from lab.xen_image import DOMAIN_FOLDER, DOMAIN_LOGS
-from lab.xen_node import XenNode
+from lab.xen_node import LONGEST_S, XenNode
 
 # Debian's kernel lies at 16 MiB, and takes 48 there. Its self tests take some more, side by side.
 MEMORY_MIB = 80
@@ -87,7 +87,7 @@ def create(
     file = f"{_CONFIGS}/{name}.cfg"
     node.write(file, configuration(name, kind=kind, memory_mib=memory_mib, **settings))
     node.run(["rm", "-f", f"{DOMAIN_LOGS}/guest-{name}.log"])
-    node.run(["xl", "create", *options, file], timeout_s=600)
+    node.run(["xl", "create", *options, file], timeout_s=LONGEST_S)
 
 
 def log(node: XenNode, name: str) -> str:
@@ -95,7 +95,7 @@ def log(node: XenNode, name: str) -> str:
     return node.run(["cat", f"{DOMAIN_LOGS}/guest-{name}.log"], check=False).stdout
 
 
-def wait_ready(node: XenNode, name: str, *, timeout_s: float = 600) -> None:
+def wait_ready(node: XenNode, name: str, *, timeout_s: float = LONGEST_S) -> None:
     """Wait until a domain obeys orders; raises LabError, with what it said, when it does not."""
 
     def is_ready() -> bool:
@@ -116,7 +116,7 @@ def order(node: XenNode, name: str, text: str) -> None:
     node.run(["sh", "-ec", script, "sh", name, text])
 
 
-def wait_state(node: XenNode, name: str, pattern: str, *, timeout_s: float = 600) -> str:
+def wait_state(node: XenNode, name: str, pattern: str, *, timeout_s: float = LONGEST_S) -> str:
     """Wait until the state of a domain matches a regular expression; return it."""
 
     def matching() -> str:

@@ -38,6 +38,11 @@ _START_TIMEOUT_S = 60.0
 _SAVE_TIMEOUT_S = 600.0
 _ALIVE_TIMEOUT_S = 20.0
 
+LONGEST_S = 1800.0
+"""Enough for any command and any wait: a command takes seconds on an emulated processor, a domain
+boots in minutes, and other tests may run beside."""
+
+
 _AGENT_PORT = 22
 _CLIENT = Path(xen_client.__file__)
 
@@ -48,6 +53,9 @@ _XEN = f"console=com1 com1=115200,8n1 dom0_mem={DOM0_MEMORY_MIB}M,max:{DOM0_MEMO
 # What is against attacks costs time, and so does cleaning all memory first.
 _XEN += " bootscrub=0 spec-ctrl=no,eager-fpu=1 xpti=no loglvl=error"
 _DOM0 = "console=hvc0 net.ifnames=0 mitigations=off audit=0 quiet systemd.service_watchdogs=no"
+
+# A domain that boots takes the one processor for minutes, and systemd and xl give up in dom0.
+_DOM0_FIRST = "xl sched-credit2 -d Domain-0 -w 65535"
 
 # Files of a saved node beside those of its image.
 _RAM = "ram"
@@ -73,13 +81,28 @@ class XenNode(Machine):
         return [*client, *(str(arg) for arg in args)]
 
     def run(
-        self, args: Arguments, *, check: bool = True, stdin: str = "", timeout_s: float = 120
+        self,
+        args: Arguments,
+        *,
+        check: bool = True,
+        stdin: str = "",
+        timeout_s: float = LONGEST_S,
     ) -> subprocess.CompletedProcess[str]:
         done = super().run(args, check=check, stdin=stdin, timeout_s=timeout_s)
         # Its silence is no answer, whatever the caller would do without one.
         if done.stderr.startswith(xen_client.TROUBLE):
             raise LabError(f"{self.name} does not answer: {done.stderr}")
         return done
+
+    def shell(
+        self,
+        script: str,
+        *,
+        check: bool = True,
+        stdin: str = "",
+        timeout_s: float = LONGEST_S,
+    ) -> str:
+        return super().shell(script, check=check, stdin=stdin, timeout_s=timeout_s)
 
     def path(self, inside: str | Path) -> Path:
         raise LabError(
@@ -164,7 +187,7 @@ def _booted(release: str) -> Path:
                 failed = node.run(["systemctl", "--failed", "--plain", "--no-legend"]).stdout
                 raise LabError(f"{error}\n{failed}") from None
             # So that these programs are in memory.
-            node.shell("xl info; xl list; python3 -c 'import json'")
+            node.shell(f"{_DOM0_FIRST}; xl info; xl list; python3 -c 'import json'")
             node.save(folder / _DEVICES)
 
     version = run_command(["qemu-system-x86_64", "--version"]).stdout

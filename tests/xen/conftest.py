@@ -9,7 +9,7 @@ import pytest
 from lab.packages import build_packages
 from lab.xen_node import XenNode, boot_xen_node
 from lab.xen_packages import install
-from xen.instances_on_xen import ONE_AT_A_TIME, leave_nothing
+from xen.instances_on_xen import SLOW_NODE, leave_nothing
 
 
 @pytest.fixture(scope="session", params=["bookworm", "trixie"])
@@ -40,7 +40,7 @@ def node(release: str) -> Iterator[XenNode]:
         install(node, release, build_packages())
         # xl and systemctl give up where several make domains at once on an emulated processor.
         node.write("/etc/brine/instance.toml", "parallel_starts = 1\n")
-        node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)
+        node.write("/etc/brine/watcher.toml", SLOW_NODE)
         yield node
 
 

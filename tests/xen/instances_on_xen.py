@@ -14,16 +14,16 @@ from lab.command import CommandError
 from lab.waiting import wait_for
 from lab.xen_domain import MEMORY_MIB, wait_ready
 from lab.xen_image import DOMAIN_FOLDER, DOMAIN_LOGS
-from lab.xen_node import XenNode
+from lab.xen_node import LONGEST_S, XenNode
 
 # A PVH domain takes more to boot from.
 PVH_MEMORY_MIB = 128
 
-LONG_S = 600.0
-"""Enough for anything, also where each command takes seconds."""
+LONG_S = LONGEST_S
+"""Enough for anything, also where each command takes seconds, and other tests run beside."""
 
-ONE_AT_A_TIME = "parallel = 1\n"
-"""Settings of the watcher's."""
+SLOW_NODE = f"parallel = 1\ninstance_timeout = {LONG_S:.0f}\n"
+"""Settings of the watcher's: starts that it waits for one after another, however long they take."""
 
 _SMALLEST: dict[str, Any] = {
     "hypervisor": "xen-pvm",
@@ -31,6 +31,7 @@ _SMALLEST: dict[str, Any] = {
     "initrd": f"{DOMAIN_FOLDER}/initramfs",
     "append": "console=hvc0 quiet mitigations=off",
     "memory_mib": MEMORY_MIB,
+    "start_timeout": int(LONG_S),
     "shutdown_timeout": 120,
     "admin_state": "up",
 }

@@ -23,8 +23,8 @@ from lab.xen_domain import (
 from lab.xen_node import XenNode
 from xen.instances_on_xen import (
     LONG_S,
-    ONE_AT_A_TIME,
     PVH_MEMORY_MIB,
+    SLOW_NODE,
     forget_log,
     have,
     start,
@@ -307,9 +307,9 @@ def test_domains_that_are_none_of_ours(node: XenNode) -> None:
         **{name: [] for name in ("ours", "theirs", "ended", "ours-too")},
     }
     assert 'manage = "all"' in left["ended"]["why"]
-    node.write("/etc/brine/watcher.toml", f'{ONE_AT_A_TIME}manage = "all"\n')
+    node.write("/etc/brine/watcher.toml", f'{SLOW_NODE}manage = "all"\n')
     cleaned = watch(node)
-    node.write("/etc/brine/watcher.toml", ONE_AT_A_TIME)
+    node.write("/etc/brine/watcher.toml", SLOW_NODE)
     assert {name for name, one in cleaned.items() if one["actions"]} == {"ended"}
     assert sorted(row.name for row in rows(node)) == ["ours-too", "theirs"]
 
