@@ -991,7 +991,7 @@ def test_devices_move_between_instances_that_run(node: Node) -> None:
     define(node, "web1", disks=[disk])
     define(node, "web3", nics=[nic])
     failed = node.run(["brine", "instance", "start", "web3"], check=False)
-    assert f"{nic['mac']}: is in use by web1, as its MAC address" in failed.stderr
+    assert f"{nic['mac']} is the MAC address of web1" in failed.stderr
     node.run(["brine", "instance", "undefine", "web3"])
     define(node, "web1", disks=[disk], nics=[nic])
     both = {"disks": [disk], "nics": [nic]}

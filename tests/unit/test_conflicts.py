@@ -7,6 +7,9 @@ import os
 import stat
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 from brine.common import conflicts, paths
 from brine.common.conflicts import claiming
+from brine.common.errors import BrineError
 from brine.common.instances import DOMAIN_SPEC
 from brine.common.markers import MarkerKind, write_marker
 from brine.common.paths import InstanceFiles
@@ -175,8 +179,8 @@ def test_one_that_runs_has_its_disks_to_itself(
     link = linked(disk)
     with pytest.raises(InstanceError) as told:
         refuse_in_use(define(with_disk("web2", link)))
-    assert str(told.value) == f"web2: {link}: is in use by web1, as {disk}"
-    assert "brine instance stop web1" in (told.value.hint or "")
+    assert str(told.value) == f"web2: {link} is a disk of web1 too, {disk}, which runs"
+    assert "stop web1" in (told.value.hint or "")
     refuse_in_use(define(with_disk("web1", disk)))
 
 
@@ -197,6 +201,72 @@ def test_what_is_unplugged_is_free_and_a_damaged_runtime_file_keeps_nobody(
         refuse_in_use(define(with_disk("web2", disk)))
 
 
+# Storage that does not answer
+
+
+@pytest.fixture
+def silent(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A disk whose storage is dead. While it is asked, other commands can have the lock."""
+    path, is_answered, stat_of = own_node / "dead" / "image", threading.Event(), os.stat
+
+    def answer(asked: Any, *given: Any, **keys: Any) -> os.stat_result:
+        if asked == str(path):
+            with claiming():
+                pass
+            is_answered.wait()
+        return stat_of(asked, *given, **keys)
+
+    monkeypatch.setattr(os, "stat", answer)
+    monkeypatch.setattr(conflicts, "STORAGE_TIMEOUT_S", 2.0)
+    yield path
+    is_answered.set()
+
+
+def test_the_dead_disk_of_another_keeps_nobody_from_a_start(
+    disk: Path, silent: Path, qemus: FakeQemus
+) -> None:
+    runs(qemus, "web1", disks=[{"path": str(silent)}, {"path": str(disk)}])
+    other = disk.with_name("other")
+    other.write_bytes(b"")
+    with claiming(partial(refuse_in_use, define(with_disk("web2", other)))):
+        pass
+    # What answers there counts.
+    with pytest.raises(InstanceError, match="is a disk of web1 too"):
+        refuse_in_use(define(with_disk("web2", linked(disk))))
+
+
+def test_an_own_dead_disk_is_refused(disk: Path, silent: Path, qemus: FakeQemus) -> None:
+    runs(qemus, "web1", disks=[{"path": str(disk)}])
+    with pytest.raises(BrineError, match=f"{silent}: its storage does not answer"):
+        refuse_in_use(define(with_disk("web2", silent)))
+
+
+def test_a_disk_that_another_gets_meanwhile_is_asked_without_the_lock(
+    disk: Path, qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check comes again, and then it finds the conflict."""
+    link, stat_of, is_free = linked(disk), os.stat, []
+    checked = partial(refuse_in_use, define(with_disk("web2", disk)))
+    qemus.start(InstanceFiles("web1").qmp)
+
+    def check(identities: conflicts.Identities) -> None:
+        checked(identities)  # as nothing is there yet
+        file = paths.RUNTIME_DIR / "web1.json"
+        if not file.exists():
+            file.write_text(json.dumps({"disks": [{"path": str(link)}]}))
+
+    def answer(asked: Any, *given: Any, **keys: Any) -> os.stat_result:
+        if asked == str(link):
+            with claiming():
+                is_free.append(True)
+        return stat_of(asked, *given, **keys)
+
+    monkeypatch.setattr(os, "stat", answer)
+    with pytest.raises(InstanceError, match="is a disk of web1 too"), claiming(check):
+        pass
+    assert is_free
+
+
 # MAC addresses and UUIDs
 
 MAC, UUID = "52:54:00:aa:00:01", "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
@@ -208,9 +278,9 @@ def with_mac(name: str, mac: str = MAC, **keys: Any) -> dict[str, Any]:
 
 def test_one_that_runs_has_its_mac_and_uuid_to_itself(own_node: Path, qemus: FakeQemus) -> None:
     runs(qemus, "web1", spec={"uuid": UUID}, nics=[{"mac": MAC.upper()}])
-    with pytest.raises(InstanceError, match=f"{MAC}: is in use by web1, as its MAC address"):
+    with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of web1, which runs"):
         refuse_in_use(define(with_mac("web2")))
-    with pytest.raises(InstanceError, match=f"{UUID}: is in use by web1, as its UUID"):
+    with pytest.raises(InstanceError, match=f"{UUID} is the UUID of web1, which runs"):
         refuse_in_use(define({"name": "web2", "uuid": UUID}))
     refuse_in_use(define(with_mac("web1", uuid=UUID)))
 
@@ -226,7 +296,7 @@ def test_a_domain_that_runs_has_its_mac_to_itself(
     domain.write_text(f"{DOMAIN_SPEC}{json.dumps(to_json(spec))}\n")
     refuse_in_use(define(with_mac("web2")))
     write_marker(MarkerKind.START, "xen1", run="run", pid=7)
-    with pytest.raises(InstanceError, match=f"{MAC}: is in use by xen1, as its MAC address"):
+    with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of xen1"):
         refuse_in_use(define(with_mac("web2")))
 
 
@@ -240,7 +310,7 @@ def test_what_is_just_being_plugged_in_counts(
     paths.HOTPLUG_DIR.mkdir()
     (paths.HOTPLUG_DIR / "socket-5.json").write_text(json.dumps([5, row]))
     (paths.HOTPLUG_DIR / "socket-6.json").write_text("{")
-    with pytest.raises(InstanceError, match=f"{MAC}: is in use by web1"):
+    with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of web1"):
         refuse_in_use(define(with_mac("web2")))
 
 
@@ -249,7 +319,7 @@ def test_a_plugged_mac_is_its_instances_at_the_next_start_too(own_node: Path) ->
     started = json.loads((paths.SPECS_DIR / "web1.json").read_text())
     runtime = {"spec": started, "nics": [{"mac": MAC}], "disks": []}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
-    with pytest.raises(SpecError, match="^/nics/0/mac: is the MAC address of web1"):
+    with pytest.raises(SpecError, match=f"^/nics/0/mac: {MAC} is the MAC address of web1"):
         define_instance(with_mac("web2"))
 
 

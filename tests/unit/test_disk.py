@@ -163,7 +163,7 @@ def test_a_disk_of_another_is_refused_by_any_name(disk: Disk) -> None:
     is_defined("web1", row(disk))
     link = disk.path.with_name("link")
     link.symlink_to(disk.path)
-    assert refused(Disk(disk.uuid, link)) == f"{link}: is a disk of web1 too, {disk.path}"
+    assert refused(Disk(disk.uuid, link)) == f"{link} is a disk of web1 too, {disk.path}"
     assert refused(disk, None)  # of a QEMU that is no instance
     refuse_taken("web1", disk.claims())
 

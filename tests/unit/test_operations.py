@@ -1324,8 +1324,8 @@ MAC = "52:54:00:00:00:01"
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"uuid": UUID}, "/uuid: is the UUID of web1"),
-        ({"nics": [{"mac": MAC, "link": "br1"}]}, "/nics/0/mac: is the MAC address of web1"),
+        ({"uuid": UUID}, f"/uuid: {UUID} is the UUID of web1"),
+        ({"nics": [{"mac": MAC, "link": "br1"}]}, f"/nics/0/mac: {MAC} is the MAC address of web1"),
     ],
 )
 def test_no_two_instances_are_taken_for_each_other(keys: dict[str, Any], said: str) -> None:
@@ -1333,7 +1333,7 @@ def test_no_two_instances_are_taken_for_each_other(keys: dict[str, Any], said: s
     define_instance(first)
     with pytest.raises(SpecError, match=said) as told:
         define_instance({"name": "web2", **keys})
-    assert "undefine web1" in (told.value.hint or "")
+    assert "take it from web1" in (told.value.hint or "")
     assert store.names() == ["web1"]
     define_instance({**first, "memory_mib": 64})
     define_instance({**first, "admin_state": "offline"})

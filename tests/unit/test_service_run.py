@@ -317,7 +317,7 @@ def test_a_domain_does_not_start_with_the_mac_of_another_instance_that_runs(
     qemus.start(other.qmp)
     spec = store.load("web1")
     store.save(replace(spec, nics=(NicSpec(link="br0", uuid=UUID, mac=mac),)))
-    assert refused(capsys) == f"web1: {mac}: is in use by web2, as its MAC address"
+    assert refused(capsys) == f"web1: {mac} is the MAC address of web2, which runs"
 
 
 @pytest.mark.parametrize("name", ["web2", ""])

@@ -4,18 +4,23 @@ that two would use while one writes.
 Every command that gives an instance such a thing asks here first. It holds the lock of
 :func:`claiming` from the check until a file shows what it has given: the instance's spec, its
 runtime file, or the record of begun work. So two commands never give one thing to two instances.
+
+Storage may not answer, such as that of a dead NFS server. So :class:`Identities` asks for the disks
+of all instances at once, for a limited time, and :func:`claiming` has it ask before the lock.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Container, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from brine.common import paths
@@ -27,25 +32,22 @@ from brine.common.markers import MarkerKind, read_marker
 from brine.common.paths import InstanceFiles
 from brine.common.process import is_listening, runs_in, unit_of
 
+STORAGE_TIMEOUT_S = 10.0
+"""How long disks may take to show that they are there."""
+
 _LOCK = "claims"
 _LOCK_TIMEOUT_S = 60.0
+_ROUNDS = 5
+_PATIENCE_S = 0.5
 _OFFLINE = "offline"
+
+Identity = tuple[int | str, ...]
+"""A claim, whatever name or spelling it is claimed by."""
 
 Planned = Mapping[str, Mapping[str, Any]]
 """Specs of instances, as JSON by name, that a dry run takes for stored."""
 
 NONE_PLANNED: Planned = {}
-
-
-def claiming() -> AbstractContextManager[None]:
-    """Hold the lock of all claims for the time of the block, which asks no guest.
-
-    A command takes it after the locks of instances and of VMs, and within it only that of a runtime
-    file.
-
-    :raises brine.common.locks.LockError: if it can't be had.
-    """
-    return node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S)
 
 
 class ClaimKind(StrEnum):
@@ -68,16 +70,80 @@ class Claim:
     read_only: bool = False
     where: str = ""
 
-    def identity(self) -> tuple[int | str, ...]:
-        """It, whatever name or spelling it is claimed by."""
-        if self.kind is ClaimKind.DISK:
-            return _identity(self.value)
-        return (self.kind.value, self.value.lower())
+    def is_shared_with(self, other: Claim) -> bool:
+        """Whether two VMs can have both, if both are of one thing."""
+        return self.read_only and other.read_only
 
-    def excludes(self, other: Claim) -> bool:
-        """Whether two VMs can't have both claims."""
-        is_shared = self.read_only and other.read_only
-        return not is_shared and self.identity() == other.identity()
+
+class _NewDiskError(BrineError):
+    """A disk that was not asked for its identity before the lock was taken."""
+
+
+class Identities:
+    """The identities of claims. Each disk is asked once for the file or the device that it is."""
+
+    def __init__(self) -> None:
+        self._disks: dict[str, Identity | None] = {}
+        self._is_complete = False
+
+    @contextlib.contextmanager
+    def complete(self, is_complete: bool) -> Iterator[None]:
+        """Ask no further disk for the time of the block: it raises :class:`_NewDiskError`."""
+        self._is_complete = is_complete
+        try:
+            yield
+        finally:
+            self._is_complete = False
+
+    def ask(self, claims: Iterable[Claim]) -> None:
+        """Ask for those of several disks at once. Storage that does not answer has none."""
+        disks = {one.value for one in claims if one.kind is ClaimKind.DISK} - self._disks.keys()
+        if disks and self._is_complete:
+            raise _NewDiskError(", ".join(sorted(disks)))
+        self._disks |= _asked(disks)
+
+    def of(self, claim: Claim) -> Identity:
+        if claim.kind is not ClaimKind.DISK:
+            return (claim.kind.value, claim.value.lower())
+        self.ask([claim])
+        return self._disks[claim.value] or ("silent", claim.value)
+
+    def refuse_silent(self, claims: Iterable[Claim]) -> None:
+        """Refuse a disk whose storage does not answer.
+
+        :raises BrineError: which one.
+        """
+        claims = list(claims)
+        self.ask(claims)
+        for one in claims:
+            if one.kind is ClaimKind.DISK and self._disks[one.value] is None:
+                text = f"{one.value}: its storage does not answer for {STORAGE_TIMEOUT_S:g} s"
+                raise BrineError(text, hint="see whether its server and the network work")
+
+
+def _asked(disks: Iterable[str]) -> dict[str, Identity | None]:
+    """The identities of disks; None if the storage of one does not answer. The process can end, and
+    can become QEMU, while it waits for NFS (TASK_KILLABLE)."""
+    found: dict[str, Identity | None] = dict.fromkeys(disks)
+
+    def ask(paths: list[str]) -> None:
+        for path in paths:
+            found[path] = _identity(path)
+
+    def ask_in_threads(groups: list[list[str]], limit_s: float) -> None:
+        threads = [Thread(target=ask, args=(group,), daemon=True) for group in groups]
+        for one in threads:
+            one.start()
+        deadline = time.monotonic() + limit_s
+        for one in threads:
+            one.join(max(deadline - time.monotonic(), 0))
+
+    if found:
+        ask_in_threads([list(found)], _PATIENCE_S)
+    if rest := [path for path, identity in found.items() if identity is None]:
+        # One that is silent holds up those behind it.
+        ask_in_threads([[path] for path in rest], STORAGE_TIMEOUT_S)
+    return dict(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,76 +159,122 @@ class Conflict:
     owner: str
     runs: bool
 
+    def __str__(self) -> str:
+        wanted, owner = self.wanted, self.owner
+        if wanted.kind is not ClaimKind.DISK:
+            text = f"{wanted.value} is the {wanted.kind} of {owner}"
+        else:
+            text = f"{wanted.value} is a disk of {owner} too, {self.there.value}"
+        return f"{text}, which runs" if self.runs else text
+
+    @property
+    def hint(self) -> str:
+        """The ways out of it."""
+        is_disk = self.wanted.kind is ClaimKind.DISK
+        other = "make it read_only in both" if is_disk else "choose another one"
+        end = f"stop {self.owner}" if self.runs else f'define {self.owner} as "offline"'
+        return f"{other}, take it from {self.owner}, or {end} first"
+
 
 class ConflictError(BrineError):
     """A claim that can't be had, as another instance has it."""
 
     def __init__(self, conflict: Conflict) -> None:
-        wanted, owner = conflict.wanted, conflict.owner
-        if wanted.kind is ClaimKind.DISK:
-            text = f"{wanted.value}: is a disk of {owner} too, {conflict.there.value}"
-            hint = f"take it out of {owner} first, or have it read-only in both"
-        else:
-            text = f"{wanted.value} is the {wanted.kind} of {owner}"
-            hint = f"choose another one, or take it from {owner} first"
-        super().__init__(text, hint=hint)
+        super().__init__(str(conflict), hint=conflict.hint)
         self.conflict = conflict
 
 
-def refuse_taken(own: str | None, wanted: Iterable[Claim]) -> None:
+def refuse_taken(
+    own: str | None, wanted: Iterable[Claim], identities: Identities | None = None
+) -> None:
     """Refuse a claim that another instance has now, or at its next start.
 
     :param own: the instance that it is for; None is a VM that is no instance.
     :raises ConflictError: which claim, and whose it is.
     """
-    wanted = list(wanted)
-    found = conflict_now(own, wanted) or conflict_later(own, wanted)
+    wanted, identities = list(wanted), identities or Identities()
+    found = conflict_now(own, wanted, identities)
+    found = found or conflict_later(own, wanted, identities=identities)
     if found:
         raise ConflictError(found)
 
 
 def conflict_later(
-    own: str | None, wanted: Iterable[Claim], planned: Planned = NONE_PLANNED
+    own: str | None,
+    wanted: Iterable[Claim],
+    planned: Planned = NONE_PLANNED,
+    identities: Identities | None = None,
 ) -> Conflict | None:
     """A conflict with the next start of another instance that is not offline."""
-    known = _Wanted(wanted)
-    for owner, claims in _later(own, planned) if known else ():
-        for conflict in known.conflicts(owner, claims, runs=False):
-            return conflict
-    return None
+    if not (wanted := list(wanted)):
+        return None
+    found = _conflicts(wanted, _later(own, planned), identities or Identities(), runs=False)
+    return next(found, None)
 
 
-def conflict_now(own: str | None, wanted: Iterable[Claim]) -> Conflict | None:
+def conflict_now(
+    own: str | None, wanted: Iterable[Claim], identities: Identities | None = None
+) -> Conflict | None:
     """A conflict with another instance that runs or is just starting."""
-    known = _Wanted(wanted)
-    begun = _begun_claims() if known else {}
-    for owner in _started() if known else ():
-        if owner != own:
-            claims = [*_claims_now(owner), *begun.get(owner, ())]
-            conflict = next(known.conflicts(owner, claims, runs=True), None)
-            if conflict and _runs(owner):
-                return conflict
-    return None
+    if not (wanted := list(wanted)):
+        return None
+    begun = _begun_claims()
+    theirs = (
+        (owner, [*_claims_now(owner), *begun.get(owner, ())])
+        for owner in _started()
+        if owner != own
+    )
+    found = _conflicts(wanted, theirs, identities or Identities(), runs=True)
+    return next((one for one in found if _runs(one.owner)), None)
 
 
-class _Wanted:
-    """Wanted claims, by their identity."""
+def _conflicts(
+    wanted: list[Claim],
+    theirs: Iterable[tuple[str, Iterable[Claim]]],
+    identities: Identities,
+    *,
+    runs: bool,
+) -> Iterator[Conflict]:
+    kinds = {one.kind for one in wanted}
+    known = [(owner, one) for owner, claims in theirs for one in claims if one.kind in kinds]
+    if any(one.kind is ClaimKind.DISK for _, one in known):
+        identities.ask([*wanted, *(one for _, one in known)])
+        # It may be the disk of another that is silent, too. One that answers is none of those.
+        identities.refuse_silent(wanted)
+    mine: dict[Identity, list[Claim]] = {}
+    for one in wanted if known else ():
+        mine.setdefault(identities.of(one), []).append(one)
+    for owner, there in known:
+        for one in mine.get(identities.of(there), ()):
+            if not one.is_shared_with(there):
+                yield Conflict(one, there, owner, runs)
 
-    def __init__(self, wanted: Iterable[Claim]) -> None:
-        self._claims: dict[tuple[int | str, ...], list[Claim]] = {}
-        for claim in wanted:
-            self._claims.setdefault(claim.identity(), []).append(claim)
-        self._kinds = {claim.kind for claims in self._claims.values() for claim in claims}
 
-    def __bool__(self) -> bool:
-        return bool(self._claims)
+@contextlib.contextmanager
+def claiming(check: Callable[[Identities], object] | None = None) -> Iterator[None]:
+    """Hold the lock of all claims for the time of the block, which asks neither guest nor storage.
 
-    def conflicts(self, owner: str, theirs: Iterable[Claim], *, runs: bool) -> Iterator[Conflict]:
-        for there in theirs:
-            if there.kind in self._kinds:
-                for one in self._claims.get(there.identity(), ()):
-                    if not (one.read_only and there.read_only):
-                        yield Conflict(one, there, owner, runs)
+    A command takes it after the locks of instances and of VMs, and within it only that of a runtime
+    file.
+
+    :param check: refuses what another instance has. It is called before the lock is taken, so that
+        nobody waits for the storage that it asks, and again under the lock.
+    :raises brine.common.locks.LockError: if it can't be had.
+    """
+    identities = Identities()
+    for number in range(_ROUNDS if check else 1):
+        if check:
+            check(identities)
+        with node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S):
+            if check:
+                try:
+                    # Other commands may name new disks again and again: at last those are asked.
+                    with identities.complete(number < _ROUNDS - 1):
+                        check(identities)
+                except _NewDiskError:
+                    continue
+            yield
+            return
 
 
 class OtherIdentities(Container[str]):

@@ -288,9 +288,10 @@ def _record(
         return new
 
     dry_run = arguments.dry_run
-    with contextlib.nullcontext() if dry_run else claiming():
-        refuse_taken(instance_of(arguments), claims)
+    check = partial(refuse_taken, instance_of(arguments), list(claims))
+    with contextlib.nullcontext() if dry_run else claiming(check):
         if dry_run:
+            check()
             old = Runtime.load(file)
             is_changed = changed(old) != old
         else:

@@ -101,7 +101,12 @@ def _existing(vm: Vm, disk: Disk, bus: Bus) -> tuple[Device, Disk] | None:
 def _conflicts(disk: Disk, others: Iterable[Mapping[str, Any]]) -> bool:
     """Whether one of both writes a file of the other."""
     theirs = list(claims_of({"disks": list(others)}))
-    return any(one.excludes(other) for one in disk.claims() for other in theirs)
+    return any(
+        is_same_disk(one.value, other.value)
+        for one in disk.claims()
+        for other in theirs
+        if not one.is_shared_with(other)
+    )
 
 
 def _plugged_disks(machine: Machine) -> dict[str, Disk]:

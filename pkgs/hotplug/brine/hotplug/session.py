@@ -8,11 +8,19 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.conflicts import Claim, claiming, ide_disks, is_same_disk, refuse_taken
+from brine.common.conflicts import (
+    Claim,
+    Identities,
+    claiming,
+    ide_disks,
+    is_same_disk,
+    refuse_taken,
+)
 from brine.common.errors import BrineError
 from brine.common.instances import instance_behind
 from brine.common.locks import LockedError, node_lock
@@ -169,12 +177,12 @@ class Vm:
         """The interrupted work of the same request, if it turned out to be complete."""
         return next((one for one in self.finished if one.request == request), None)
 
-    def refuse_taken(self, claims: Iterable[Claim]) -> None:
+    def refuse_taken(self, claims: Iterable[Claim], identities: Identities | None = None) -> None:
         """Refuse what another instance of this node has.
 
         :raises brine.common.conflicts.ConflictError: what, and whose it is.
         """
-        refuse_taken(instance_behind(self.qmp_path, self.runtime), claims)
+        refuse_taken(instance_behind(self.qmp_path, self.runtime), claims, identities)
 
     @contextlib.contextmanager
     def doing(
@@ -201,8 +209,9 @@ class Vm:
             known["runtime"] = str(self.runtime)
         known |= {"tap": change.tap, "qmp": str(self.qmp_path.absolute()), "since": time.time()}
         pending = Pending(action, change.kind, change.uuid, change.device_id, **known)
-        with claiming() if (claimed := list(claims)) else contextlib.nullcontext():
-            self.refuse_taken(claimed)
+        claimed = list(claims)
+        check = partial(self.refuse_taken, claimed)
+        with claiming(check) if claimed else contextlib.nullcontext():
             doing = Transaction(self.pending, pending, self.is_gone)
         is_plugged = action is not PendingAction.REMOVE
         try:

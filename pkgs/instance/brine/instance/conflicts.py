@@ -6,6 +6,8 @@ from brine.common.conflicts import (
     NONE_PLANNED,
     Claim,
     ClaimKind,
+    Identities,
+    Identity,
     Planned,
     claims_of,
     conflict_later,
@@ -15,7 +17,12 @@ from brine.instance.spec import AdminState, Spec, SpecError, to_json
 from brine.instance.store import InstanceError
 
 
-def refuse_conflicts(spec: Spec, before: Spec | None, planned: Planned = NONE_PLANNED) -> None:
+def refuse_conflicts(
+    spec: Spec,
+    before: Spec | None,
+    planned: Planned = NONE_PLANNED,
+    identities: Identities | None = None,
+) -> None:
     """Refuse a spec that claims a UUID, a MAC address or a disk that another instance has, too.
 
     :param before: the present spec: what it claims already is not asked for again, unless the
@@ -23,51 +30,37 @@ def refuse_conflicts(spec: Spec, before: Spec | None, planned: Planned = NONE_PL
     :param planned: specs that other instances would have.
     :raises SpecError: which claim, and whose it is.
     """
-    wanted = list(claims_of(to_json(spec)))
-    _refuse_twice(wanted)
+    wanted, identities = list(claims_of(to_json(spec))), identities or Identities()
+    _refuse_twice(wanted, identities)
     if before and before.admin_state != AdminState.OFFLINE:
         known = {(one.kind, one.value, one.read_only) for one in claims_of(to_json(before))}
         wanted = [one for one in wanted if (one.kind, one.value, one.read_only) not in known]
-    found = conflict_later(spec.name, wanted, planned)
-    if found is None:
-        return
-    claim, owner = found.wanted, found.owner
-    if claim.kind is ClaimKind.DISK:
-        text = f"{claim.value} is a disk of {owner} too, {found.there.value}"
-        hint = f'make it read_only in both, or define {owner} with "admin_state": "offline"'
-        hint += f"; brine instance rename {owner} {spec.name}, if that is its new name"
-    else:
-        text = f"is the {claim.kind} of {owner}"
-        hint = f'leave out "uuid" and "mac" for new ones, or undefine {owner}'
-    raise SpecError(text, where=claim.where, hint=hint)
+    if found := conflict_later(spec.name, wanted, planned, identities):
+        hint = f"{found.hint}; or, if {spec.name} is its new name, "
+        hint += f"brine instance rename {found.owner} {spec.name}"
+        raise SpecError(str(found), where=found.wanted.where, hint=hint)
 
 
-def _refuse_twice(wanted: list[Claim]) -> None:
+def _refuse_twice(wanted: list[Claim], identities: Identities) -> None:
     """Refuse a disk that a spec has twice, if it writes it."""
-    known: dict[tuple[int | str, ...], list[Claim]] = {}
-    for one in wanted:
-        if one.kind is ClaimKind.DISK:
-            others = known.setdefault(one.identity(), [])
-            for other in others:
-                if not (one.read_only and other.read_only):
-                    text = f"{one.value} is another of its disks too, {other.value}"
-                    raise SpecError(text, where=one.where)
-            others.append(one)
+    disks = [one for one in wanted if one.kind is ClaimKind.DISK]
+    if len(disks) < 2:
+        return
+    identities.ask(disks)
+    known: dict[Identity, list[Claim]] = {}
+    for one in disks:
+        others = known.setdefault(identities.of(one), [])
+        for other in others:
+            if not one.is_shared_with(other):
+                text = f"{one.value} is another of its disks too, {other.value}"
+                raise SpecError(text, where=one.where)
+        others.append(one)
 
 
-def refuse_in_use(spec: Spec) -> None:
+def refuse_in_use(spec: Spec, identities: Identities | None = None) -> None:
     """Refuse to start an instance with a UUID, a MAC address or a disk of another that runs.
 
     :raises InstanceError: which claim, and whose it is.
     """
-    found = conflict_now(spec.name, claims_of(to_json(spec)))
-    if found is None:
-        return
-    claim, owner = found.wanted, found.owner
-    if claim.kind is ClaimKind.DISK:
-        text = f"{claim.value}: is in use by {owner}, as {found.there.value}"
-        hint = f"brine instance stop {owner}, or make it read_only in both"
-    else:
-        text = f"{claim.value}: is in use by {owner}, as its {claim.kind}"
-        hint = f"brine instance stop {owner}, or define one of both with another"
-    raise InstanceError(spec.name, text, hint=hint)
+    if found := conflict_now(spec.name, claims_of(to_json(spec)), identities):
+        raise InstanceError(spec.name, str(found), hint=found.hint)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,9 +117,11 @@ def define_instance(
             _refuse_running(look(name), f"give another {what} to")
         refuse_other_formats(spec)
         refuse_writers(spec)
-        if not dry_run:
-            locks.enter_context(claiming())
-        refuse_conflicts(spec, before, planned)
+        check = partial(refuse_conflicts, spec, before, planned)
+        if dry_run:
+            check()
+        else:
+            locks.enter_context(claiming(check))
         aside = None
         if not dry_run:
             if before and before.is_xen() and is_other_machine:

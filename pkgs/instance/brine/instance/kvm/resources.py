@@ -70,8 +70,7 @@ def become_qemu(spec: Spec) -> NoReturn:
         resources = open_resources(spec, stack)
         args = qemu_args(spec, layout, resources)
         limits_set()
-        with claiming():
-            refuse_in_use(spec)
+        with claiming(partial(refuse_in_use, spec)):
             clear_last_run(spec.name)
             _write_runtime(spec, layout, resources, args)
         if spec.security_model == SecurityModel.POOL and resources.user:

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from brine.common import markers
@@ -62,8 +63,7 @@ class Xen(Hypervisor):
                 is_grub = path == GRUBS[spec.hypervisor]
                 text = f"{path}: is not there"
                 raise InstanceError(spec.name, text, hint=hint if is_grub else None)
-        with claiming():
-            refuse_in_use(spec)
+        with claiming(partial(refuse_in_use, spec)):
             clear_last_run(spec.name)
             # The runtime file of a QEMU, if the instance was one.
             InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
