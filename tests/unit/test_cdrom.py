@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,16 @@ from brine.common.errors import BrineError, UsageError
 from brine.common.paths import InstanceFiles
 from brine.common.process import unit_of
 from brine.instance import store
+from brine.instance.conflicts import refuse_in_use
 from brine.instance.kvm.cdrom import change_medium
 from brine.instance.operations import define_instance
-from lab.fake_qemu import FakeQemu, FakeQemus, Refused
+from brine.instance.spec import to_json
+from brine.instance.store import InstanceError
+from brine.instance.validate import define
+from lab.fake_qemu import Answers, FakeQemu, FakeQemus, Refused
 from lab.scripted_systemctl import ScriptedSystemctl
+
+Json = dict[str, Any]
 
 _DRIVE = {"qdev": "cdrom0", "inserted": {"node-name": "cdrom0"}, "tray_open": False}
 
@@ -29,17 +37,27 @@ def systemctl(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def iso(tmp_path: Path) -> str:
-    (tmp_path / "b.iso").write_bytes(b"b" * 4096)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.iso").write_bytes(name.encode() * 4096)
     return str(tmp_path / "b.iso")
 
 
-def runs(systemctl: ScriptedSystemctl, qemus: FakeQemus, **answers: Any) -> FakeQemu:
+def runs(
+    systemctl: ScriptedSystemctl,
+    qemus: FakeQemus,
+    medium: str = "/a.iso",
+    answers: Answers | None = None,
+) -> FakeQemu:
     """Have web1 run, with a QEMU that answers so."""
-    define_instance({"name": "web1", "cdroms": ["/a.iso"]})
+    define_instance({"name": "web1", "cdroms": [medium]})
+    runtime = {"spec": to_json(store.load("web1")), "nics": [], "disks": []}
+    InstanceFiles("web1").runtime.write_text(json.dumps(runtime))
     properties = {"ActiveState": "active", "MainPID": str(os.getpid()), "InvocationID": "a" * 32}
     systemctl.unit(unit_of("web1"), **properties)
-    usual = {"query-block": [_DRIVE], "add-fd": {"fdset-id": 7, "fd": 9}, "query-fdsets": []}
-    return qemus.start(InstanceFiles("web1").qmp, answers={**usual, "query-name": {}, **answers})
+    usual: Json = {"query-block": [_DRIVE], "add-fd": {"fdset-id": 7, "fd": 9}, "query-fdsets": []}
+    return qemus.start(
+        InstanceFiles("web1").qmp, answers={**usual, "query-name": {}, **(answers or {})}
+    )
 
 
 def cdroms() -> list[str]:
@@ -90,7 +108,7 @@ def test_what_qemu_refuses_leaves_the_medium_before(
 ) -> None:
     is_open = {**_DRIVE, "tray_open": True}
     answers = {"query-block": [is_open], "blockdev-insert-medium": Refused("no")}
-    qemu = runs(systemctl, qemus, **answers)
+    qemu = runs(systemctl, qemus, answers=answers)
     with pytest.raises(BrineError, match="no"):
         change_medium("web1", iso)
     inserted = [one for one in qemu.requests if one["execute"] == "blockdev-insert-medium"]
@@ -98,10 +116,79 @@ def test_what_qemu_refuses_leaves_the_medium_before(
     assert cdroms() == ["/a.iso"]
 
 
+def claimed_by_web1(disk: str) -> bool:
+    """Whether another instance can't start with a disk, as web1 has it."""
+    try:
+        refuse_in_use(define({"name": "web2", "disks": [{"path": disk, "format": "raw"}]}))
+    except InstanceError as error:
+        return "is a disk of web1 too" in str(error)
+    return False
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_medium_is_claimed_before_qemu_gets_it(
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, iso: str, *, is_refused: bool
+) -> None:
+    claimed = []
+
+    def insert() -> Any:
+        claimed.append([claimed_by_web1(one) for one in (before, iso)])
+        return Refused("no") if is_refused else {}
+
+    is_open = {**_DRIVE, "tray_open": True}
+    answers = {"query-block": [is_open], "blockdev-insert-medium": insert}
+    before = iso.replace("b.iso", "a.iso")
+    runs(systemctl, qemus, before, answers)
+    with pytest.raises(BrineError, match="no") if is_refused else contextlib.nullcontext():
+        change_medium("web1", iso)
+    assert claimed[0] == [True, True]
+    assert [claimed_by_web1(one) for one in (before, iso)] == [is_refused, not is_refused]
+
+
+def test_after_a_kill_both_media_are_claimed_and_each_can_be_put_in(
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, iso: str
+) -> None:
+    """Which one QEMU has then is not known: neither counts as unchanged."""
+    is_open = {**_DRIVE, "tray_open": True}
+    kept = []
+
+    def insert() -> Any:
+        kept.append(InstanceFiles("web1").runtime.read_bytes())
+        return {}
+
+    before = iso.replace("b.iso", "a.iso")
+    answers = {"query-block": [is_open], "blockdev-insert-medium": insert}
+    runs(systemctl, qemus, before, answers)
+    for path in (iso, before, ""):
+        change_medium("web1", iso, force=True)
+        define_instance({"name": "web1", "cdroms": [before]})
+        InstanceFiles("web1").runtime.write_bytes(kept[0])  # as a kill leaves it
+        assert claimed_by_web1(before)
+        assert claimed_by_web1(iso)
+        assert change_medium("web1", path)
+
+
+def test_what_another_instance_writes_never_comes_into_the_drive(
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, iso: str
+) -> None:
+    """Not even for a moment, if that one gets it while the command connects."""
+
+    def connect() -> Any:
+        InstanceFiles("web2").runtime.write_text(json.dumps({"disks": [{"path": iso}]}))
+        return {}
+
+    is_open = {**_DRIVE, "tray_open": True}
+    qemu = runs(systemctl, qemus, answers={"query-name": connect, "query-block": [is_open]})
+    qemus.start(InstanceFiles("web2").qmp)
+    with pytest.raises(BrineError, match="is a disk of web2 too"):
+        change_medium("web1", iso)
+    assert "blockdev-insert-medium" not in qemu.received
+
+
 def test_a_drive_that_came_with_a_new_spec_is_there_later(
     systemctl: ScriptedSystemctl, qemus: FakeQemus, iso: str
 ) -> None:
-    runs(systemctl, qemus, **{"query-block": []})
+    runs(systemctl, qemus, answers={"query-block": []})
     with pytest.raises(BrineError, match="runs without the drive cdrom0") as caught:
         change_medium("web1", iso)
     assert "reboot web1" in (caught.value.hint or "")

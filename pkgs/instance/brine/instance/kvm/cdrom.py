@@ -14,10 +14,11 @@ import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
-from brine.common.conflicts import Claim, ClaimKind, claiming, refuse_taken
+from brine.common.conflicts import Claim, ClaimKind, Identities, claiming, refuse_taken
 from brine.common.errors import UsageError, printable
 from brine.common.paths import InstanceFiles
 from brine.hotplug.address import HotplugError
@@ -71,28 +72,34 @@ def change_medium(
             with opened(medium(path)):  # or it says why it can't be
                 pass
         has_changed = spec != seen.spec
+        check = partial(_refuse_conflicts, seen.spec, spec, path)
         with ExitStack() as stack:
             undo = ExitStack()
             if seen.state.oper is Oper.RUNNING:
                 running = running_spec(seen)
-                cdroms = running.started.get("cdroms") if running else None
+                found = running.started.get("cdroms") if running else None
+                cdroms = found if isinstance(found, list) else []
                 # What QEMU was given last.
-                last = cdroms[number : number + 1] if isinstance(cdroms, list) else []
+                last = cdroms[number : number + 1]
                 vm = stack.enter_context(working_on(InstanceFiles(name).qmp, dry_run=dry_run))
                 stack.enter_context(undo)
                 drive = _Drive(vm.machine, name, cdrom_id(number))
                 if last != [path] or not drive.is_closed_with(path):
                     has_changed = True
                     if not dry_run:
-                        drive.change(path, 0.0 if force else timeout_s, force=force)
                         before = str(last[0]) if last else ""
+                        # QEMU gets no medium that the instance has not claimed. If this command is
+                        # killed, the run keeps both, and the drive has none by name.
+                        with claiming(check):
+                            _record(name, [*_replaced(cdroms, number, ""), before, path])
+                        undo.callback(_record, name, cdroms)
+                        drive.change(path, 0.0 if force else timeout_s, force=force)
                         undo.callback(drive.change, before, 0.0, force=True)
             if not has_changed or dry_run:
                 return has_changed
-            with claiming():
-                _refuse_conflicts(seen.spec, spec, path)  # the guest may have taken its time
+            with claiming(check):  # the guest may have taken its time
                 if seen.state.oper is Oper.RUNNING:
-                    _record(name, number, path)
+                    _record(name, _replaced(cdroms, number, path))
                 if spec != seen.spec:
                     store.save(spec)
             undo.pop_all()
@@ -114,26 +121,29 @@ def _with_medium(spec: Spec, number: int, path: str) -> Spec:
     return changed
 
 
-def _refuse_conflicts(spec: Spec, changed: Spec, path: str) -> None:
+def _refuse_conflicts(
+    spec: Spec, changed: Spec, path: str, identities: Identities | None = None
+) -> None:
     """Refuse a medium that the instance or another one writes."""
     try:
-        refuse_conflicts(changed, spec)
+        refuse_conflicts(changed, spec, identities=identities)
     except SpecError as error:
         raise InstanceError(spec.name, str(error), hint=error.hint) from error
     if path:
-        refuse_taken(spec.name, [Claim(ClaimKind.DISK, path, read_only=True)])
+        refuse_taken(spec.name, [Claim(ClaimKind.DISK, path, read_only=True)], identities)
 
 
 def _replaced(cdroms: Any, number: int, path: str) -> list[str]:
     return [*cdroms[:number], path, *cdroms[number + 1 :]]
 
 
-def _record(name: str, number: int, path: str) -> None:
-    """Record the medium of the drive in the runtime file."""
+def _record(name: str, cdroms: list[Any]) -> None:
+    """Record the media of the drives, and what else the run claims as media, in the runtime
+    file."""
 
     def how(runtime: Runtime) -> Runtime:
         spec = runtime.rest["spec"]
-        spec = {**spec, "cdroms": _replaced(spec["cdroms"], number, path)}
+        spec = {**spec, "cdroms": cdroms} if "cdroms" in spec else spec
         return replace(runtime, rest={**runtime.rest, "spec": spec})
 
     with contextlib.suppress(KeyError, TypeError):  # it is not of Brine's form
