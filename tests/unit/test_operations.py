@@ -33,6 +33,7 @@ from brine.common.paths import InstanceFiles
 from brine.common.process import unit_of
 from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
 from brine.instance import history, operations, restart_counter, store, unit
+from brine.instance.clone import clone_instance
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
 from brine.instance.kvm.live_changes import hot_changes_or_aside
@@ -351,6 +352,31 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name() -> None:
     # Or it would be started, which its user does not want.
     assert look("web2").state.status == "USER_down"
     assert marked("web1") == []
+
+
+@pytest.mark.parametrize("is_unit", [True, False])
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda name: rename_instance("web1", name),
+        lambda name: clone_instance("web1", name),
+        lambda name: define_instance({"name": name}, is_new=True),
+    ],
+    ids=["rename", "clone", "import"],
+)
+def test_no_other_gets_the_name_of_what_runs_without_a_spec(
+    systemctl: ScriptedSystemctl, qemus: FakeQemus, give: Callable[[str], object], *, is_unit: bool
+) -> None:
+    defined()
+    if is_unit:
+        systemctl.unit(unit_of("web2"), ActiveState="active", MainPID="1")
+    else:
+        qemus.start(InstanceFiles("web2").qmp)
+    with pytest.raises(InstanceError, match="^web2: ") as caught:
+        give("web2")
+    assert "runs" in str(caught.value)
+    assert caught.value.hint
+    assert store.names() == ["web1"]
 
 
 def test_marks_of_one_that_had_the_new_name_are_not_its() -> None:

@@ -26,7 +26,7 @@ from brine.instance import messages, store
 from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
-from brine.instance.observe import Oper, look
+from brine.instance.observe import Oper, look, refuse_name
 from brine.instance.operations import define_instance, undefine_instance
 from brine.instance.spec import Spec, to_json
 from brine.instance.store import InstanceError
@@ -93,7 +93,7 @@ def clone_instance(
         raise UsageError(f"that is its name: {name}", hint="give the clone another one")
     with store.alone(source), ExitStack() as stack:
         spec = _source(source)
-        store.refuse_existing(name)
+        refuse_name(name)
         data, notes = _data_of(spec, name, addresses)
         copies = list(_copies(spec, name, disks))
         targets = {one.source: one.target for one in copies}

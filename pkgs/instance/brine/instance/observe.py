@@ -18,7 +18,8 @@ from brine.common import markers, paths
 from brine.common.errors import BrineError
 from brine.common.halt import Halt
 from brine.common.markers import BELIEVED_S, Marker, MarkerKind
-from brine.common.process import begun
+from brine.common.paths import InstanceFiles
+from brine.common.process import begun, is_listening
 from brine.common.vm_values import vm_name_fault
 from brine.instance import store, unit
 from brine.instance.owner import why_owner_absent
@@ -167,10 +168,24 @@ def load_or_why(name: str) -> Spec:
     try:
         return store.load(name)
     except NoSpecError:
-        with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
-            if oper_of(unit.find(name)) is not Oper.DOWN:
-                raise _running_without(name, "has no spec") from None
+        _refuse_running(name)
         raise
+
+
+def refuse_name(name: str) -> None:
+    """Refuse a name for another instance, if one has it or runs by it, with or without a spec."""
+    store.refuse_existing(name)
+    _refuse_running(name)
+    if is_listening(InstanceFiles(name).qmp):
+        hint = f"give another name; {InstanceFiles(name).qmp} is its monitor"
+        raise InstanceError(name, "a QEMU of that name runs, which Brine did not start", hint=hint)
+
+
+def _refuse_running(name: str) -> None:
+    """Refuse one that has no spec, if it runs."""
+    with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
+        if oper_of(unit.find(name)) is not Oper.DOWN:
+            raise _running_without(name, "has no spec") from None
 
 
 def look_at_all(

@@ -36,7 +36,7 @@ from brine.instance.hypervisor import (
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of, press_reset
 from brine.instance.kvm.programs import refuse_writers
-from brine.instance.observe import GOING, Observed, Oper, look, oper_of, suspended
+from brine.instance.observe import GOING, Observed, Oper, look, oper_of, refuse_name, suspended
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.shutdown import shut_down, shutdown_timeout_of, stop_marked
 from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
@@ -90,7 +90,7 @@ def define_instance(
         if not dry_run:
             locks.enter_context(store.alone(name))
         if is_new:
-            store.refuse_existing(name)
+            refuse_name(name)
         if not dry_run:
             store.settle(name)
         before = store.load_sound(name)
@@ -266,7 +266,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
         store.settle(name)
         seen = look(name)
         _refuse_running(seen, "rename")
-        store.refuse_existing(new_name)
+        refuse_name(new_name)
         has_crashed = _has_crashed(seen)
         store.try_to_save(seen.spec, new_name)
         if seen.spec.owner:
