@@ -274,6 +274,51 @@ def test_a_file_that_was_created_by_a_run_that_was_killed_goes_too(
     assert result["changes"] == {str(web1): "removed"}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+@pytest.mark.parametrize("how", ["theirs", "writable", "sticky", "group", "link", "below"])
+def test_a_path_that_others_than_root_can_lead_elsewhere_is_refused(
+    tmp_path: Path, how: str
+) -> None:
+    folder, target = tmp_path / "folder", tmp_path / "target"
+    for one in (folder, target):
+        one.mkdir()
+    if how in ("theirs", "below"):
+        os.chown(folder, 1000, 1000)
+    elif how == "link":
+        folder.rmdir()
+        folder.symlink_to(target)
+        os.lchown(folder, 1000, 1000)
+    else:
+        folder.chmod({"writable": 0o777, "sticky": 0o1777, "group": 0o775}[how])
+    file, sound = folder / ("sub/web1" if how == "below" else "web1"), tmp_path / "sound"
+    files = {str(one): given() for one in (file, sound)}
+    result = config_states(files=files, cache=tmp_path).files_copied("files")
+    assert result["result"] is False
+    assert result["changes"] == {str(sound): "written"}
+    assert str(folder) in result["comment"]
+    assert [*folder.iterdir(), *target.iterdir()] == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give folders away")
+def test_a_file_that_this_state_has_created_is_not_removed_where_others_lead(
+    tmp_path: Path,
+) -> None:
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    files = {str(one / "web1"): given() for one in (folder, other)}
+    config_states(files=files, cache=tmp_path).files_copied("files")
+    (folder / "web1").unlink()
+    folder.rmdir()
+    folder.symlink_to("other")
+    os.lchown(folder, 1000, 1000)
+    left = {str(other / "web1"): given()}
+    states = config_states(files=left, cache=tmp_path)
+    assert states.files_copied("files")["result"] is False
+    assert (other / "web1").exists()
+    folder.unlink()
+    folder.symlink_to("other")  # root's own
+    assert states.files_copied("files")["result"] is True
+
+
 # Instances of the cluster's configuration.
 
 

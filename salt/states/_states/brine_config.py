@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import grp
 import os
 import pwd
@@ -54,6 +55,7 @@ CREATED = "/var/lib/brine/salt-files"
 packages removes these files, too."""
 
 _ETC = "/etc/brine"
+_MOST_LINKS = 40  # as the kernel's own limit
 
 # What map.py has defaults of is for the states of this formula. "brine config apply" gets all
 # else, and refuses what it does not know.
@@ -212,7 +214,8 @@ def files_copied(name: str) -> Result:
     owners and modes. No content is told.
 
     A file that this state has created is removed when the node is to have it no more. It stays if
-    the master only could not read it.
+    the master only could not read it. A file in a folder that others than root can write, or that
+    they can replace, is refused.
 
     :param name: for people; nothing depends on it.
     """
@@ -228,6 +231,7 @@ def files_copied(name: str) -> Result:
         _note_created(created, before)  # first: a run that is killed forgets none
         for file in sorted(unneeded):
             if os.path.lexists(file):
+                _refuse_others(file)
                 changes[file] = "removed"
                 if not __opts__["test"]:
                     os.unlink(file)
@@ -257,6 +261,7 @@ def files_removed(name: str) -> Result:
     for file in sorted(_created()):
         try:
             if os.path.lexists(file):
+                _refuse_others(file)
                 if not __opts__["test"]:
                     os.unlink(file)
                 changes[file] = "removed"
@@ -305,6 +310,7 @@ def _put(path: str, data: bytes, owner: Result) -> str:
     :param owner: the names of its ``user`` and ``group``, and its ``mode``, in octal.
     :raises LookupError: if this node has no such user or group.
     """
+    _refuse_others(path)
     before = _content(path)
     changed = "" if before == data else "written" if before is None else "replaced"
     if not changed:
@@ -321,6 +327,33 @@ def _put(path: str, data: bytes, owner: Result) -> str:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         os.rename(_written(path, data, owner), path)
     return changed
+
+
+def _refuse_others(path: str) -> None:
+    """Refuse a file if others than root can decide where its path leads.
+
+    :raises OSError: which folder or link they can replace, or write.
+    """
+    folder, links = "/", 0
+    names = [one for one in os.path.dirname(path).split("/")[::-1] if one not in ("", ".")]
+    while names:
+        folder = os.path.normpath(os.path.join(folder, names.pop()))
+        try:
+            status = os.lstat(folder)
+        except FileNotFoundError:
+            return  # root makes it, in a folder of its own
+        # In a sticky folder, others can't replace what is root's. But they can make new names.
+        is_shared = status.st_mode & 0o022 and not (status.st_mode & stat.S_ISVTX and names)
+        is_link = stat.S_ISLNK(status.st_mode)
+        links += is_link
+        if status.st_uid not in (0, os.geteuid()) or (is_shared and not is_link):
+            raise PermissionError(errno.EPERM, "others than root can change it", folder)
+        if is_link:
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            leads_to = os.readlink(folder)
+            names += [one for one in leads_to.split("/")[::-1] if one not in ("", ".")]
+            folder = "/" if leads_to.startswith("/") else os.path.dirname(folder)
 
 
 def _written(path: str, data: bytes, owner: Result) -> str:
