@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
+from brine.instance import restart_counter
 from component import other_kernel
 from component.hotplug_fixtures import booted_pc, booted_q35, images, pc, vm
 from component.hotplug_vm import give_network
@@ -15,6 +16,7 @@ from component.kvmd_process import Kvmd, kvmd_process
 from lab.debian_kernel import on_debian_kernel
 from lab.machine import Machine
 from lab.private_host import private_host
+from lab.scripted_systemctl import ScriptedSystemctl
 
 __all__ = ["booted_pc", "booted_q35", "images", "pc", "vm"]
 
@@ -48,6 +50,19 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TAPS_DIR", "LOCK_DIR", "NIC_SCRIPTS_DIR", "CONTROL_DIR"):
         monkeypatch.setattr(paths, name, tmp_path / name)
     paths.CONTROL_DIR.mkdir()
+
+
+@pytest.fixture
+def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of the test's own, with no instance, whose systemd is scripted."""
+    names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR")
+    for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(paths, name, tmp_path / name)
+    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
+    monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
+    monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
+    ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
 @pytest.fixture(scope="module")

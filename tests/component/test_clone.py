@@ -11,25 +11,13 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance import restart_counter
 from brine.instance.clone import clone_instance
 from brine.instance.operations import define_instance
 from brine.instance.store import InstanceError
-from lab.scripted_systemctl import ScriptedSystemctl
+
+pytestmark = pytest.mark.usefixtures("own_node")
 
 _MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR")
-    for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
-    monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
-    monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
-    ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
 @contextmanager

@@ -21,13 +21,14 @@ from brine.common.errors import BrineError
 from brine.common.files import new_file, open_safely, read_regular
 from brine.hotplug.disk import Disk, UnopenedError, format_of, opened
 from brine.hotplug.runtime_file import Runtime, RuntimeFileError
-from brine.instance import restart_counter, store
+from brine.instance import store
 from brine.instance.clone import clone_instance
 from brine.instance.kvm.resources import check_node
 from brine.instance.operations import define_instance
 from brine.instance.service.clear import clear
 from brine.instance.validate import define
-from lab.scripted_systemctl import ScriptedSystemctl
+
+pytestmark = pytest.mark.usefixtures("own_node")
 
 _USER = 64711
 _OTHER = 64712
@@ -80,18 +81,6 @@ for client in clients:
     subprocess.run(["umount", folder])
 os._exit(0)
 """
-
-
-@pytest.fixture(autouse=True)
-def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR")
-    for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR"):
-        (tmp_path / name).mkdir()
-        monkeypatch.setattr(paths, name, tmp_path / name)
-    monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
-    monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
-    monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
-    ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 
 @pytest.fixture
