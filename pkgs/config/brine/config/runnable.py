@@ -6,7 +6,7 @@ Values of single parameters are checked by :mod:`brine.config.params`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from brine.common.errors import UsageError
@@ -14,6 +14,7 @@ from brine.common.schema import shown
 from brine.common.vm_connection import check_connection
 from brine.common.vm_rules import (
     MOST_XEN_DISKS,
+    KeyFault,
     disk_faults,
     security_faults,
     short_uuid,
@@ -46,7 +47,11 @@ UNSUPPORTED = "unsupported"
 """The kind of a fault in an instance that Brine does not run, and Ganeti may."""
 
 # Parameters in a configuration, by the keys of a spec.
-_OF_DISK = {"aio": "disk_aio", "read_only": "disk_type"}
+_PARAMETERS = {
+    "aio": "disk_aio",
+    "read_only": "disk_type",
+    "security_user": "security_domain",
+}
 
 
 def unsupported(configuration: Configuration, instance: Instance) -> str | None:
@@ -157,8 +162,8 @@ class NodeRules:
             text = f"vlan means nothing to the hypervisor {_XEN}"
             yield Mistake(f"{where}/nicparams/vlan", text, "nic")
         if instance.hypervisor == _XEN:
-            for key, text, _ in xen_nic_faults(mode=mode, link=link):
-                yield Mistake(f"{where}/nicparams/{key}", text, "nic")
+            of_xen = xen_nic_faults(mode=mode, link=link)
+            yield from _mistakes(f"{where}/nicparams", of_xen, kind="nic")
         try:
             check_connection(mode, link, vlan, [nic.ip] if nic.ip else [])
         except UsageError as error:
@@ -228,6 +233,12 @@ def _twins(noun: str, devices: Sequence[tuple[str, ConfigNic | ConfigDisk]]) -> 
         seen.add(short)
 
 
+def _mistakes(where: str, faults: Iterable[KeyFault], kind: str = "parameter") -> Iterator[Mistake]:
+    """The faults of a spec's keys, each at the parameter below *where* that the key is made of."""
+    for key, text, _ in faults:
+        yield Mistake(f"{where}/{_PARAMETERS.get(key, key)}", text, kind)
+
+
 def _machine_faults(
     instance: Instance,
     hv: Mapping[str, Any],
@@ -251,12 +262,9 @@ def _machine_faults(
             is_read_only=disk.mode == "ro",
         )
     }
-    for key, text, _ in sorted(faults):
-        yield Mistake(f"{place}/{_OF_DISK[key]}", text)
     model = hv["security_model"]
     user = hv["security_domain"] if model == "user" else ""
-    for _, text, _ in security_faults(model, user):
-        yield Mistake(f"{place}/security_domain", text)
+    yield from _mistakes(place, [*sorted(faults), *security_faults(model, user)])
     listener = vnc_listener(hv["vnc_bind_address"], instance.name)
     if listener and (fault := listener_fault(listener)):
         yield Mistake(f"{place}/vnc_bind_address", f"{listener} {fault}", "value")
