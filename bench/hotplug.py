@@ -30,8 +30,6 @@ from bench.libvirt import (
 )
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpEvent
-from brine.hotplug.address import DeviceKind
-from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
@@ -39,6 +37,8 @@ from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk
 from brine.hotplug.plug_nic import add_nic
 from brine.hotplug.session import remove_device, working_on
+from brine.vm.address import DeviceKind
+from brine.vm.values import Mode
 from lab.errors import LabError
 from lab.guest import READY
 from lab.progress import step

@@ -36,7 +36,7 @@ from bench.harness import (
 )
 from brine.common import paths
 from brine.instance.operations import define_instance
-from brine.instance.spec import NOT_CONFINED
+from brine.vm.spec import NOT_CONFINED
 from lab.errors import LabError
 
 START_LIMIT = 1.0

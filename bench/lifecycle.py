@@ -28,8 +28,8 @@ from bench.harness import (
     turned,
 )
 from brine.common import paths
-from brine.common.process import unit_of
 from brine.instance.owner import WATCHDOG, folder_of
+from brine.vm.unit_name import unit_of
 from lab.errors import LabError
 
 LIMIT_SIZE, LIMIT_PERCENT = 1000, 1

@@ -8,9 +8,9 @@ from pathlib import Path
 from bench import machine
 from bench.copies import define_copies, replace_programs
 from bench.harness import Plan, Report, Table, TableRow, in_turns, tell, timed, timing
-from brine.common.process import unit_of
 from brine.instance.operations import define_instance
 from brine.instance.xen.config import configuration
+from brine.vm.unit_name import unit_of
 
 LIMIT = 1.5
 """A pass, beside asking alone."""

@@ -18,9 +18,9 @@ from brine.confd.settings import ConfdSettings
 from brine.config.merge import CLASSES
 from brine.config.model import KINDS
 from brine.instance.settings import InstanceSettings
-from brine.instance.spec import Spec
 from brine.kvmd.settings import KvmdSettings
 from brine.lifecycle.settings import LifecycleSettings
+from brine.vm.spec import Spec
 from brine.watcher.settings import WatcherSettings
 from lab.tree import TREE
 

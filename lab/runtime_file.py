@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from brine.common.paths import InstanceFiles
 from brine.hotplug.disk import recorded_disk
 from brine.hotplug.nic import recorded_nic
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import layout_of
-from brine.instance.spec import Spec, to_json
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import Spec, to_json
 
 
 def write_runtime_file(spec: Spec, **others: Any) -> Path:

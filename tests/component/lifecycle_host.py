@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from brine.common.markers import MarkerKind, write_marker
 from brine.common.process import start_time_of
+from brine.vm.markers import MarkerKind, write_marker
 from lab.command import ending_with_us
 from lab.from_source import from_source
 from lab.waiting import wait_for

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.paths import InstanceFiles
 from brine.instance.kvm.command_line import DiskFiles, Resources, qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import open_pipe
 from brine.instance.serial_log import read_log
-from brine.instance.spec import NOT_CONFINED
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import NOT_CONFINED
 from lab.guest_image import guest_image
 from lab.waiting import wait_for
 

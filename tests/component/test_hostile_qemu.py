@@ -32,7 +32,7 @@ from brine.common.errors import BrineError
 from brine.common.qmp.client import QmpClient
 from brine.hotplug.qemu import Machine, devices_of
 from brine.hotplug.relay import Relay
-from brine.hotplug.address import DeviceKind
+from brine.vm.address import DeviceKind
 
 path, limit_s = Path(sys.argv[1]), float(sys.argv[2])
 

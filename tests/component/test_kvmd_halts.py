@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.halt import Halt
-from brine.common.markers import MarkerKind, read_marker, write_marker
+from brine.vm.halt import Halt
+from brine.vm.markers import MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
 from lab.fake_qemu import FakeQemus
 from lab.guest import Guest, start_guest

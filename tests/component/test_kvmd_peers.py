@@ -21,8 +21,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import MarkerKind, read_marker, write_marker
 from brine.kvmd.discovery import MOST_FOREIGN
+from brine.vm.markers import MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
 from component.peers import peer, pouring, poweroff, two_of_one_name, user_ends, watched
 from lab.fake_qemu import GREETING, Peer, event_line

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN, Marker, MarkerKind, read_marker, write_marker
+from brine.vm.markers import UNKNOWN_RUN, Marker, MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
 from component.peers import poweroff, user_ends, watched
 from lab.fake_qemu import FakeQemus, event_line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import MarkerKind, write_marker
+from brine.vm.markers import MarkerKind, write_marker
 from component.lifecycle_host import LifecycleHost, lifecycle_host
 from lab.waiting import wait_for
 

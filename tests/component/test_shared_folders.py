@@ -20,13 +20,13 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import new_file, open_safely, read_regular
 from brine.hotplug.disk import Disk, UnopenedError, format_of, opened
-from brine.hotplug.runtime_file import Runtime, RuntimeFileError
 from brine.instance import store
 from brine.instance.clone import clone_instance
 from brine.instance.kvm.resources import check_node
 from brine.instance.operations import define_instance
 from brine.instance.service.clear import clear
 from brine.instance.validate import define
+from brine.vm.runtime_file import Runtime, RuntimeFileError
 
 pytestmark = pytest.mark.usefixtures("own_node")
 

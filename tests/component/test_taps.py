@@ -20,7 +20,6 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import unfinished
 from brine.common.locks import LockedError
-from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
 from brine.hotplug.net.gc import LeftoverKind, find_leftovers, remove_leftovers
 from brine.hotplug.net.netlink import Link, Netlink
@@ -36,6 +35,7 @@ from brine.hotplug.net.tap import (
 )
 from brine.hotplug.net.wiring import bring_up, open_own_tap, take_down, unwire, wire
 from brine.hotplug.nic import Nic
+from brine.vm.values import Mode
 from component.namespaces import (
     Wire,
     add_script,

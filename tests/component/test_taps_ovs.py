@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from brine.hotplug.choices import Mode
 from brine.hotplug.net import ovs as ours
 from brine.hotplug.net.gc import LeftoverKind, find_leftovers, remove_leftovers
 from brine.hotplug.net.ovs import OpenVswitchError
@@ -18,6 +17,7 @@ from brine.hotplug.net.records import remove
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
 from brine.hotplug.nic import Nic
+from brine.vm.values import Mode
 from component.namespaces import Frame, Wire, ip, new_namespace, read_frame, send_frame
 from lab.open_vswitch import OpenVswitch, fetch_open_vswitch, open_vswitch
 

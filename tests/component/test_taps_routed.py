@@ -14,13 +14,13 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.hotplug.choices import Mode
 from brine.hotplug.net import records
 from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
 from brine.hotplug.net.source_filter import forget_sources, is_filtered
 from brine.hotplug.net.tap import TapError, open_tap
 from brine.hotplug.net.wiring import unwire, wire
 from brine.hotplug.nic import Nic
+from brine.vm.values import Mode
 from component.namespaces import Namespace, ip, new_namespace, pumped, talks
 
 pytestmark = [

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from brine.common.vm_connection import Vlans
-from brine.hotplug.choices import Mode
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import wire
 from brine.hotplug.nic import Nic
+from brine.vm.connection import Vlans
+from brine.vm.values import Mode
 from component.namespaces import (
     Frame,
     Wire,

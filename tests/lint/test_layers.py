@@ -14,13 +14,14 @@ PKGS = Path(__file__).parents[2] / "pkgs"
 
 BELOW = {
     "common": set(),
-    "config": {"common"},
-    "kvmd": {"common"},
+    "vm": {"common"},
+    "config": {"common", "vm"},
+    "kvmd": {"common", "vm"},
     "confd": {"common", "config"},
-    "hotplug": {"common"},
-    "instance": {"common", "config", "hotplug"},
-    "lifecycle": {"common", "instance"},
-    "watcher": {"common", "instance", "hotplug"},
+    "hotplug": {"common", "vm"},
+    "instance": {"common", "vm", "config", "hotplug"},
+    "lifecycle": {"common", "vm", "instance"},
+    "watcher": {"common", "vm", "instance", "hotplug"},
 }
 """The parts that a part may import, beside itself."""
 
@@ -143,7 +144,7 @@ LATE = {
     "brine.hotplug.net.wiring": "as that",
     "brine.hotplug.nic": "as that, with hashlib",
     "brine.hotplug.plug_nic": "as that",
-    "brine.common.instances": "few commands are given a UUID",
+    "brine.vm.instances": "few commands are given a UUID",
     "brine.instance.devices": "most instances end in order",
     "brine.instance.history": "only a start that failed needs it",
     "brine.instance.kvm.live_changes": "only a start that drops devices needs it",

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.spec import NOT_CONFINED
+from brine.vm.spec import NOT_CONFINED
 from lab.command import CommandError
 from lab.node import Node
 from lab.qcow2 import make_hostile_qcow2, make_qcow2
@@ -433,7 +433,7 @@ def test_a_users_own_unit_of_that_name_is_told_nothing(node: Node) -> None:
         ["instance", "console", "web1"],
         ["instance", "pause", "web1"],
     ):
-        with pytest.raises(CommandError, match="somebody else than its QEMU listens there"):
+        with pytest.raises(CommandError, match="is not its QEMU"):
             node.run(["brine", *command], stdin="password\r")
     node.run(["brine", "instance", "stop", "--timeout", "2", "--force", "web1"])
     assert node.read("/home/poser/heard") == ""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.hotplug.address import (
+from brine.vm.address import (
     DeviceKind,
     DeviceName,
     NoSlotError,

@@ -12,15 +12,15 @@ import pytest
 
 from brine.common import process
 from brine.common.errors import BrineError, UsageError
-from brine.common.paths import InstanceFiles
-from brine.common.process import unit_of
 from brine.instance import store
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.kvm.cdrom import change_medium
 from brine.instance.operations import define_instance
-from brine.instance.spec import to_json
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import to_json
+from brine.vm.unit_name import unit_of
 from lab.fake_qemu import Answers, FakeQemu, FakeQemus, Refused
 from lab.scripted_systemctl import ScriptedSystemctl
 

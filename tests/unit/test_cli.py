@@ -17,10 +17,10 @@ import pytest
 from brine.common import __version__, cli, paths
 from brine.common.cli import Command, EntryPoint, entry_points
 from brine.common.errors import BrineError, UsageError, install_hint
-from brine.common.markers import MarkerKind, write_marker
 from brine.kvmd import cli as kvmd_command
 from brine.kvmd import verdict_list
 from brine.kvmd.verdict_list import VerdictLine, line_of, parse_since
+from brine.vm.markers import MarkerKind, write_marker
 
 NOW = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 

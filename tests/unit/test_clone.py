@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.common.paths import InstanceFiles
 from brine.instance import store
+from brine.vm.files import InstanceFiles
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.common.paths import InstanceFiles
-from brine.common.vm_values import tidy_path
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
 from brine.instance.kvm.layout import layout_of
-from brine.instance.spec import DiskSpec, NicSpec, Spec, backing_chain
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import DiskSpec, NicSpec, Spec, backing_chain
+from brine.vm.values import tidy_path
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 C = "0c000000-0000-4000-8000-00000000000c"

@@ -15,19 +15,20 @@ from typing import Any
 
 import pytest
 
-from brine.common import conflicts, paths
-from brine.common.conflicts import claiming
+from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.instances import DOMAIN_SPEC
-from brine.common.markers import MarkerKind, write_marker
-from brine.common.paths import InstanceFiles
-from brine.common.process import unit_of
 from brine.instance import store
 from brine.instance.conflicts import refuse_conflicts, refuse_in_use
 from brine.instance.operations import define_instance
-from brine.instance.spec import SpecError, to_json
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm import conflicts
+from brine.vm.conflicts import claiming
+from brine.vm.files import InstanceFiles
+from brine.vm.instances import DOMAIN_SPEC
+from brine.vm.markers import MarkerKind, write_marker
+from brine.vm.spec import SpecError, to_json
+from brine.vm.unit_name import unit_of
 from lab.fake_qemu import FakeQemus
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.paths import InstanceFiles
 from brine.instance import serial_log, store
 from brine.instance.kvm.resources import open_pipe
 from brine.instance.serial_log import LOG_BYTES, append, lines_of, read_log
 from brine.instance.store import InstanceError
+from brine.vm.files import InstanceFiles
 from lab.waiting import wait_for
 
 _READER = """

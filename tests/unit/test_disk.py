@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.common.conflicts import ConflictError, refuse_taken
-from brine.hotplug.address import HotplugError, uuid_of_path
 from brine.hotplug.disk import Disk, opened, size_of
+from brine.vm.address import HotplugError, uuid_of_path
+from brine.vm.conflicts import ConflictError, refuse_taken
 from lab.fake_qemu import FakeQemus
 
 UUID = "6a0f4f0d-0000-4000-8000-00000000000a"

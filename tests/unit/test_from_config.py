@@ -19,8 +19,8 @@ from brine.config.store import ConfigStore
 from brine.config.verify import find
 from brine.instance import store
 from brine.instance.from_config import elsewhere, spec_of
-from brine.instance.spec import Spec
 from brine.instance.validate import define
+from brine.vm.spec import Spec
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
 pytestmark = pytest.mark.usefixtures("own_node")

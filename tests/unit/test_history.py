@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from systemd import journal as systemd_journal
 
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.instance import history, restart_counter
 from brine.instance.history import RecordedVerdict, with_reasons
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 
 RUN = "0d" * 16
 FAILED: dict[str, Any] = {

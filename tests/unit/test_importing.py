@@ -13,8 +13,8 @@ import pytest
 from brine.common.errors import BrineError
 from brine.instance import importing
 from brine.instance.foreign.libvirt import spec_of_domain
-from brine.instance.spec import SpecError
 from brine.instance.validate import define
+from brine.vm.spec import SpecError
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 
 from brine.common import paths, process
-from brine.common.cli import EntryPoint, Parser, instance_name
-from brine.common.process import unit_of
+from brine.common.cli import EntryPoint, Parser
 from brine.instance import console, operations, store
-from brine.instance.spec import Spec, to_json
+from brine.vm.arguments import instance_name
+from brine.vm.spec import Spec, to_json
+from brine.vm.unit_name import unit_of
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from brine.common import outbox, paths
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.common.outbox import OutboxError
 from brine.instance import intent, store
 from brine.instance.intent import (
@@ -24,9 +23,10 @@ from brine.instance.intent import (
 from brine.instance.observe import Observed
 from brine.instance.operations import stop_instance
 from brine.instance.service.node_shutdown import keep_users_wills
-from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.start import start_instance
 from brine.instance.validate import define
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
+from brine.vm.spec import AdminState, Source, Spec
 
 pytestmark = pytest.mark.usefixtures("own_node", "systemctl")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.hotplug.address import DeviceKind, NoSlotError, Slot
 from brine.instance.kvm.layout import Layout, layout_of, on_pci, with_slots
-from brine.instance.spec import Spec, parse
+from brine.vm.address import DeviceKind, NoSlotError, Slot
+from brine.vm.spec import Spec, parse
 
 
 def some_uuid(number: int) -> str:

@@ -13,12 +13,8 @@ from typing import Any
 
 import pytest
 
-from brine.common.paths import InstanceFiles
-from brine.hotplug.address import DeviceKind, Slot, lun_slot, pci_slot
-from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Disk, recorded_disk
 from brine.hotplug.nic import Nic, recorded_nic
-from brine.hotplug.runtime_file import change
 from brine.instance.devices import nic_of
 from brine.instance.kvm.live_changes import (
     UnusableError,
@@ -27,9 +23,13 @@ from brine.instance.kvm.live_changes import (
     hot_changes_or_aside,
     with_hot_changes,
 )
-from brine.instance.spec import DiskSpec, NicSpec, Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm.address import DeviceKind, Slot, lun_slot, pci_slot
+from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import change
+from brine.vm.spec import DiskSpec, NicSpec, Spec
+from brine.vm.values import Mode
 from lab.runtime_file import write_runtime_file
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
@@ -282,7 +282,7 @@ def test_what_can_not_be_read_now_is_left_where_it_is(
         assert safely
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("brine.hotplug.runtime_file.read_regular", fail)
+    monkeypatch.setattr("brine.vm.runtime_file.read_regular", fail)
     with pytest.raises(InstanceError, match="can't be read: Input/output error"):
         hot_changes_or_aside(web1())
     assert file.exists()

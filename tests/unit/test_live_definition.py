@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from brine.hotplug.address import DeviceKind, pci_slot
 from brine.hotplug.disk import recorded_disk
 from brine.hotplug.nic import recorded_nic
-from brine.hotplug.runtime_file import change
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.live_changes import devices_now
 from brine.instance.kvm.live_definition import in_words, steps_of
-from brine.instance.spec import Spec
 from brine.instance.validate import define
+from brine.vm.address import DeviceKind, pci_slot
+from brine.vm.runtime_file import change
+from brine.vm.spec import Spec
 from lab.runtime_file import write_runtime_file
 
 pytestmark = pytest.mark.usefixtures("own_node")

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from brine.common import markers, paths
-from brine.common.markers import (
+from brine.common import paths
+from brine.vm import markers
+from brine.vm.markers import (
     MarkerKind,
     held_marker,
     is_held,
@@ -224,7 +225,8 @@ def test_many_that_take_and_give_it_up_at_once_each_hold_the_mark_that_is_there(
 def test_another_process_sees_it_too(folder: Path) -> None:
     program = """
 import sys, pathlib
-from brine.common import markers, paths
+from brine.common import paths
+from brine.vm import markers
 paths.MARKS_DIR = pathlib.Path(sys.argv[1])
 print(markers.is_held("stop", "w"))
 markers.remove_unheld("stop", "w")

@@ -17,9 +17,9 @@ import brine.confd.messages
 import brine.kvmd.messages
 from brine.common.message import Message
 from brine.hotplug import messages as hotplug
-from brine.hotplug.address import DeviceKind
 from brine.instance import messages as instance
 from brine.lifecycle import messages as lifecycle
+from brine.vm.address import DeviceKind
 from brine.watcher import messages as watcher
 
 PKGS = Path(__file__).parents[2] / "pkgs"

@@ -13,17 +13,17 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.markers import MarkerKind, write_marker
-from brine.common.process import unit_of
 from brine.instance import store
 from brine.instance.observe import Observed, Oper, Status, look, look_at_all
 from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
-from brine.instance.spec import Spec, parse, to_json
 from brine.instance.start import start_instance
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.vm.markers import MarkerKind, write_marker
+from brine.vm.spec import Spec, parse, to_json
+from brine.vm.unit_name import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 # Of a QEMU: admin_state (and who said so), what systemd says, whether its user shut it down;

@@ -18,19 +18,9 @@ from typing import Any
 
 import pytest
 
-from brine.common import outbox, paths, process
+from brine.common import outbox, paths, process, progress
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import (
-    UNKNOWN_RUN,
-    MarkerKind,
-    file_of,
-    held_marker,
-    read_marker,
-    write_marker,
-)
-from brine.common.paths import InstanceFiles
-from brine.common.process import unit_of
 from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
 from brine.instance import history, operations, restart_counter, store, unit
 from brine.instance.clone import clone_instance
@@ -50,7 +40,6 @@ from brine.instance.operations import (
     undefine_instance,
 )
 from brine.instance.restart_counter import Tries
-from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.start import (
     Started,
     StillStartingError,
@@ -62,6 +51,17 @@ from brine.instance.start import (
 from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import (
+    UNKNOWN_RUN,
+    MarkerKind,
+    file_of,
+    held_marker,
+    read_marker,
+    write_marker,
+)
+from brine.vm.spec import Spec, SpecError, to_json
+from brine.vm.unit_name import unit_of
 from lab.fake_qemu import FakeQemu, FakeQemus
 from lab.runtime_file import write_runtime_file
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -539,7 +539,7 @@ def test_a_guest_that_does_not_obey_runs_on_and_its_end_is_its_users_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(process, "_SILENT_S", 0.01)
+    monkeypatch.setattr(progress, "_SILENT_S", 0.01)
     running.obeys = False
     with pytest.raises(InstanceError, match="did not shut down within 0.2 s, and runs on") as told:
         stop_instance("web1", timeout_s=0.2)
@@ -902,7 +902,7 @@ def test_a_reboot_that_the_guest_does_not_follow_is_none(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(process, "_SILENT_S", 0.01)
+    monkeypatch.setattr(progress, "_SILENT_S", 0.01)
     running.obeys = False
     with pytest.raises(InstanceError, match="did not shut down") as told:
         reboot_instance("web1", timeout_s=0.2)

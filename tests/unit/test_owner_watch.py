@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import UNKNOWN_RUN
 from brine.instance import owner
 from brine.instance.owner import (
     OwnersFile,
@@ -15,9 +14,10 @@ from brine.instance.owner import (
     warn_without_handler,
     why_not_alive,
 )
-from brine.instance.spec import OwnerSpec, Spec
 from brine.instance.store import InstanceError
 from brine.lifecycle.owner_watch import ENDING_S, MOST_RENEWALS, OwnerWatch, is_other_run
+from brine.vm.markers import UNKNOWN_RUN
+from brine.vm.spec import OwnerSpec, Spec
 from lab.scripted_systemctl import ScriptedSystemctl
 
 HANDLER = "brine-lifecycle.service"

@@ -17,9 +17,9 @@ from brine.common import cli, paths
 from brine.common.cli import EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.hotplug import commands
-from brine.hotplug.address import HotplugError
 from brine.hotplug.cli import NIC
 from brine.hotplug.target import find_socket, instance_of, runtime_file
+from brine.vm.address import HotplugError
 
 # The VM that is meant.
 

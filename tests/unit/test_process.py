@@ -11,8 +11,10 @@ from threading import Event
 
 import pytest
 
-from brine.common import process
-from brine.common.process import begun, run_bounded, spoken_wait
+from brine.common import process, progress
+from brine.common.background import begun
+from brine.common.process import run_bounded
+from brine.common.progress import spoken_wait
 
 
 def test_work_goes_on_meanwhile_and_what_it_raises_is_raised() -> None:
@@ -40,7 +42,7 @@ def test_only_what_takes_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", heard)
     with spoken_wait("web1: waiting for nothing, at most 1 s"):
         pass
-    monkeypatch.setattr(process, "_SILENT_S", 0.01)
+    monkeypatch.setattr(progress, "_SILENT_S", 0.01)
     with spoken_wait("web1: waiting for its end, at most 60 s"):
         assert heard.said.wait(60)
     assert heard.getvalue() == "brine: web1: waiting for its end, at most 60 s\n"

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.markers import MarkerKind, file_of
-from brine.common.paths import InstanceFiles
 from brine.instance import store
 from brine.instance.observe import look
 from brine.instance.operations import define_instance, rename_instance, undefine_instance
-from brine.instance.spec import Spec
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import MarkerKind, file_of
+from brine.vm.spec import Spec
 from lab.scripted_systemctl import ScriptedSystemctl
 
 _STEPS = ("os.rename", "os.link", "os.remove")

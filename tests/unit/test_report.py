@@ -15,21 +15,21 @@ import pytest
 
 from brine.common import paths, process
 from brine.common.cli import table
-from brine.common.halt import Halt, excerpt
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
-from brine.common.paths import InstanceFiles
-from brine.hotplug.address import pci_slot
 from brine.hotplug.disk import Disk, recorded_disk
 from brine.instance import history
 from brine.instance.history import RecordedVerdict
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, text
-from brine.instance.spec import to_json
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
+from brine.vm.address import pci_slot
+from brine.vm.files import InstanceFiles
+from brine.vm.halt import Halt, excerpt
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
+from brine.vm.spec import to_json
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemus, Refused
 from lab.runtime_file import write_runtime_file
@@ -382,7 +382,7 @@ def test_who_only_says_to_be_qemu_is_not_believed(
     )
     told = details(seen(running()))["qemu"]
     assert told.startswith("nothing: ")
-    assert "somebody else than its QEMU listens there" in told
+    assert "is not its QEMU" in told
     assert monitor.received == []
 
 

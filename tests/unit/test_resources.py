@@ -15,9 +15,9 @@ from brine.instance.kvm import resources
 from brine.instance.kvm.programs import version_of, with_machine_version
 from brine.instance.kvm.resources import check_node, read_password, set_limits
 from brine.instance.operations import define_instance
-from brine.instance.spec import Spec, SpecError, parse
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm.spec import Spec, SpecError, parse
 from lab.scripted_systemctl import ScriptedSystemctl
 
 MIB = 1 << 20

@@ -13,9 +13,9 @@ import pytest
 from brine.common import cli, paths
 from brine.common.cli import EntryPoint
 from brine.common.locks import locked
-from brine.hotplug.address import DeviceKind, uuid_of_mac
-from brine.hotplug.runtime_file import Runtime, RuntimeFileError, change
 from brine.hotplug.transaction import Pending, PendingAction
+from brine.vm.address import DeviceKind, uuid_of_mac
+from brine.vm.runtime_file import Runtime, RuntimeFileError, change
 
 NIC = {"uuid": "n1", "mac": "aa:00:00:00:00:01", "pci": 13}
 DISK = {"uuid": "d1", "size": 1024, "pci": 14}

@@ -11,9 +11,9 @@ import pytest
 
 from brine.common.schema import SchemaError, key, parse
 from brine.common.settings import SettingsError, load, setting
-from brine.instance import spec
-from brine.instance.spec import Spec, SpecError, to_json
 from brine.kvmd.settings import KvmdSettings
+from brine.vm import spec
+from brine.vm.spec import Spec, SpecError, to_json
 
 
 def fault_of_colour(text: str) -> str | None:

@@ -13,7 +13,13 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.markers import (
+from brine.hotplug.net import records
+from brine.instance import store
+from brine.instance.service import clear
+from brine.instance.service.clear import note_failure, note_stop, note_unknown_end, tell_watcher
+from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import (
     BELIEVED_S,
     UNKNOWN_RUN,
     MarkerKind,
@@ -23,13 +29,7 @@ from brine.common.markers import (
     read_marker,
     write_marker,
 )
-from brine.common.paths import InstanceFiles
-from brine.common.process import unit_of
-from brine.hotplug.net import records
-from brine.instance import store
-from brine.instance.service import clear
-from brine.instance.service.clear import note_failure, note_stop, note_unknown_end, tell_watcher
-from brine.instance.validate import define
+from brine.vm.unit_name import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 UNIT = unit_of("web1")

@@ -12,19 +12,20 @@ from typing import Any
 import pytest
 
 from brine.common import process
-from brine.common.markers import MarkerKind, file_of, write_marker
 from brine.common.message import Message
-from brine.common.paths import InstanceFiles
-from brine.common.process import Process, StrangerError
+from brine.common.process import Process
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
 from brine.instance.history import StartFailure, noted_failure, reason_in, why_not_started
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import Kvm
 from brine.instance.service import ready
-from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import MarkerKind, file_of, write_marker
+from brine.vm.peer import StrangerError
+from brine.vm.spec import Spec
 from lab.fake_qemu import FakeQemus, Refused
 from lab.stand_in import StandIn
 
@@ -116,7 +117,7 @@ def test_nobody_but_its_qemu_is_told_the_password(
 ) -> None:
     monkeypatch.setattr(process, "runs_in", lambda pid, _: pid == qemu.pid)
     monitor = qemus.start(socket)
-    with pytest.raises(StrangerError, match="somebody else than its QEMU listens there"):
+    with pytest.raises(StrangerError, match="is not its QEMU"):
         wait(qemu, with_password)
     assert monitor.requests == []
 

@@ -14,19 +14,20 @@ from typing import Any
 
 import pytest
 
-from brine.common import markers, paths
-from brine.common.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
-from brine.common.markers import MarkerKind as Marker
-from brine.common.paths import InstanceFiles
-from brine.hotplug.address import DeviceKind
+from brine.common import paths
 from brine.hotplug.disk import Disk
-from brine.hotplug.runtime_file import change
 from brine.instance import store
 from brine.instance.kvm import resources
 from brine.instance.service import run as run_step
-from brine.instance.spec import NOT_CONFINED, NicSpec, Spec, to_json
 from brine.instance.validate import define
 from brine.instance.xen import config
+from brine.vm import markers
+from brine.vm.address import DeviceKind
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
+from brine.vm.markers import MarkerKind as Marker
+from brine.vm.runtime_file import change
+from brine.vm.spec import NOT_CONFINED, NicSpec, Spec, to_json
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl

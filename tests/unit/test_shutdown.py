@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from brine.common import paths, process
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
-from brine.common.paths import InstanceFiles
 from brine.common.process import Process
 from brine.instance import shutdown, store
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import QemuGuest
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemu, FakeQemus, Refused
 from lab.runtime_file import write_runtime_file
@@ -241,7 +241,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     assert monitor.received == []
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
     assert "its guest was not reached: " in said
-    assert f"somebody else than its QEMU listens there, process {os.getpid()}" in said
+    assert f"is not its QEMU: process {os.getpid()}" in said
 
 
 def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.spec import DiskSpec, NicSpec, OwnerSpec, Spec, SpecError, parse, to_json
+from brine.vm.spec import DiskSpec, NicSpec, OwnerSpec, Spec, SpecError, parse, to_json
 
 UUID = "9fb0b0f9-0000-4000-8000-00000000000a"
 LONG = "x" * 64

@@ -16,9 +16,9 @@ import pytest
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import store
-from brine.instance.spec import Spec, to_json
 from brine.instance.store import DamagedSpecError, InstanceError
 from brine.instance.validate import define
+from brine.vm.spec import Spec, to_json
 
 
 @pytest.fixture(autouse=True)

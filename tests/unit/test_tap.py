@@ -17,10 +17,7 @@ from brine.common import paths
 from brine.common.cli import execute
 from brine.common.errors import UsageError
 from brine.common.locks import LockError
-from brine.common.vm_connection import Vlans, parse_vlans
-from brine.common.vm_values import NAME_BYTES
 from brine.hotplug import tap_commands
-from brine.hotplug.choices import Mode
 from brine.hotplug.cli import NIC as NIC_COMMAND
 from brine.hotplug.cli import TAP
 from brine.hotplug.net.netlink import PROTOCOL, LinkError, Netlink, Proxy, Route, Rule
@@ -35,6 +32,8 @@ from brine.hotplug.net.routing import find_uplink, make_plan, table_names, table
 from brine.hotplug.net.tap import TapError, check_name, tap_name
 from brine.hotplug.net.wiring import tap_mac
 from brine.hotplug.nic import Nic, nic_from, owner_of, usual_wiring, with_options
+from brine.vm.connection import Vlans, parse_vlans
+from brine.vm.values import NAME_BYTES, Mode
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0")

@@ -13,14 +13,14 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import install_hint
-from brine.common.paths import InstanceFiles
 from brine.instance.kvm import resources
 from brine.instance.kvm.command_line import qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import find_uefi, open_resources
-from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import Spec
 
 
 def web1(**keys: Any) -> Spec:

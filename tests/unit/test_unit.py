@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from brine.common.process import unit_of
 from brine.instance import unit
 from brine.instance.unit import Active, CalledOffError, Unit, UnitError
+from brine.vm.unit_name import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
 RUNNING = {

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, last_run, read_marker, run_of
-from brine.common.process import unit_of
-from brine.common.upgrade import main
 from brine.instance import store
 from brine.instance.observe import look
 from brine.instance.validate import define
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, last_run, read_marker, run_of
+from brine.vm.unit_name import unit_of
+from brine.vm.upgrade import main
 from lab.scripted_systemctl import ScriptedSystemctl
 
 RUN = "0d" * 16

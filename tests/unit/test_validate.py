@@ -14,8 +14,8 @@ import pytest
 from brine.common import cli as brine_command
 from brine.common import paths
 from brine.common.cli import EntryPoint, main
-from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.validate import check, define
+from brine.vm.spec import Spec, SpecError, to_json
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 MAC, MAC_2 = "52:54:00:00:00:01", "52:54:00:00:00:02"

@@ -22,10 +22,10 @@ from brine.instance import restart_counter, store
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
-from brine.instance.spec import Spec, parse
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen.xl import Domain
+from brine.vm.spec import Spec, parse
 from brine.watcher import cli, commands, settings
 from brine.watcher.passes import Instances
 

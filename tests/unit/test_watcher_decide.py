@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from brine.common.halt import Halt
-from brine.common.markers import Marker, MarkerKind
 from brine.instance.history import needs_verdict
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import NONE, Tries
-from brine.instance.spec import AdminState, Spec, parse
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.vm.halt import Halt
+from brine.vm.markers import Marker, MarkerKind
+from brine.vm.spec import AdminState, Spec, parse
 from brine.watcher.decide import Action, Decision, EndCause, Life, decide, end_of, life_of, tried
 from brine.watcher.settings import WatcherSettings
 

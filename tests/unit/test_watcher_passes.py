@@ -17,9 +17,9 @@ from brine.common.locks import LockedError
 from brine.instance import restart_counter
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import NONE, Tries
-from brine.instance.spec import Spec, parse
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.vm.spec import Spec, parse
 from brine.watcher import passes
 from brine.watcher.decide import Action, EndCause, Life, life_of
 from brine.watcher.passes import Instances, Pass, PassOutcome

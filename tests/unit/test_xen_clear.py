@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.markers import (
+from brine.instance.service import clear
+from brine.instance.xen import config
+from brine.instance.xen.domain import clear_domain
+from brine.instance.xen.xl import ShutdownReason as Why
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import (
     UNKNOWN_RUN,
     MarkerKind,
     file_of,
@@ -18,12 +23,7 @@ from brine.common.markers import (
     is_held,
     write_marker,
 )
-from brine.common.paths import InstanceFiles
-from brine.instance.service import clear
-from brine.instance.spec import Spec, parse
-from brine.instance.xen import config
-from brine.instance.xen.domain import clear_domain
-from brine.instance.xen.xl import ShutdownReason as Why
+from brine.vm.spec import Spec, parse
 from lab.scripted_xl import ScriptedXl
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from brine.instance.spec import DiskSpec, NicSpec, Spec, SpecError, parse
 from brine.instance.validate import define
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS, configuration
+from brine.vm.spec import DiskSpec, NicSpec, Spec, SpecError, parse
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 

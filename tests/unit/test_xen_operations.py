@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from brine.common import outbox
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
-from brine.common.paths import InstanceFiles
 from brine.instance import intent, operations, store
 from brine.instance.definition import SpecInput, define_several
 from brine.instance.intent import forget_user_shutdown
@@ -27,13 +25,15 @@ from brine.instance.operations import (
     undefine_instance,
 )
 from brine.instance.service import run
-from brine.instance.spec import Spec, SpecError, to_json
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen import xl as tool
 from brine.instance.xen.domain import clean_up_ended
 from brine.instance.xen.xl import ShutdownReason
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
+from brine.vm.spec import Spec, SpecError, to_json
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 

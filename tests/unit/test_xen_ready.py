@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from brine.common import process
-from brine.common.markers import MarkerKind, file_of
-from brine.common.paths import InstanceFiles
 from brine.common.process import Process
 from brine.instance import store
 from brine.instance.history import reason_in
 from brine.instance.service import ready
-from brine.instance.spec import Spec, parse
 from brine.instance.store import InstanceError
 from brine.instance.xen import config, domain
 from brine.instance.xen.domain import DomainGuest, Xen
 from brine.instance.xen.xl import Domain, ShutdownReason, XlError, destroy
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import MarkerKind, file_of
+from brine.vm.spec import Spec, parse
 from lab.scripted_xl import ScriptedXl
 from lab.stand_in import StandIn
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from brine.common import paths
-from brine.instance.spec import Spec, to_json
 from brine.instance.validate import define
+from brine.vm.spec import Spec, to_json
 from lab.command import CommandError
 from lab.waiting import wait_for
 from lab.xen_domain import MEMORY_MIB, wait_ready

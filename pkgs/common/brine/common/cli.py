@@ -320,7 +320,6 @@ def undo_when_told_to_end() -> None:
             signal.signal(each, end)
 
 
-_UUID = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -344,18 +343,6 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
-
-
-def instance_name(text: str) -> str:
-    """A type for an instance, given by its name or its UUID: its name.
-
-    A name comes first. What is neither stays as it is, and the command refuses it.
-    """
-    if not _UUID.fullmatch(text):
-        return text
-    from brine.common.instances import instance_names, name_by_uuid  # few are given a UUID
-
-    return text if text in instance_names() else name_by_uuid(text) or text
 
 
 def length_of_time(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Processes: their units, those at the other end of a socket, and those that this one starts."""
+"""Processes: their units, their ends, and programs with a time limit."""
 
 from __future__ import annotations
 
@@ -6,74 +6,20 @@ import contextlib
 import os
 import select
 import signal
-import socket
-import struct
-import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from brine.common import paths
-from brine.common.qmp.wire import QmpError
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import subprocess
 
-T = TypeVar("T")
-
-PREFIX = "brine-instance@"
-SUFFIX = ".service"
+_SERVICE = ".service"
 
 TERM_TIMEOUT_S = 10.0
 """How long a process may take to end after a signal: QEMU still flushes its disks."""
 
-_CREDENTIALS = struct.Struct("3i")  # of unix(7), SO_PEERCRED: process, user, group
-_SILENT_S = 2.0
 _KILLED_S = 1.0
-
-
-@contextlib.contextmanager
-def spoken_wait(text: str) -> Iterator[None]:
-    """Print on stderr why the command waits, and how long at most, after two seconds."""
-    timer = threading.Timer(_SILENT_S, lambda: print(f"brine: {text}", file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def begun(work: Callable[[], T]) -> Callable[[], T]:
-    """Begin *work* in a thread. The result waits for its end, and returns or raises its outcome."""
-    results: list[T] = []
-    faults: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except BaseException as error:
-            faults.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def result() -> T:
-        thread.join()
-        for fault in faults:
-            raise fault
-        return results[0]
-
-    return result
-
-
-# Processes and their units.
-
-
-def unit_of(name: str) -> str:
-    return f"{PREFIX}{name}{SUFFIX}"
 
 
 def runs_in(pid: int, unit: str) -> bool:
@@ -92,7 +38,7 @@ def slice_of(pid: int) -> str:
     """The slice of a process of a system's service (:manpage:`systemd.slice(5)`); empty if it is
     none's."""
     for *slices, last in _groups_of(pid):
-        if last.endswith(SUFFIX):
+        if last.endswith(_SERVICE):
             return slices[-1] if slices else "-.slice"
     return ""
 
@@ -170,64 +116,6 @@ def main_pid() -> int:
     """The main process of this process's unit (``$MAINPID``); 0 if it has ended."""
     text = os.environ.get("MAINPID", "")
     return int(text) if text.isdecimal() else 0
-
-
-# The process at the other end of a socket.
-
-
-class StrangerError(QmpError):
-    """Another process listens at the socket of an instance's QEMU."""
-
-
-def refuse_stranger(pid: int, name: str, socket: Path) -> None:
-    """Refuse a process that only poses as an instance's QEMU. Others may write to the folder of the
-    sockets. They must not be told a password, be given a disk, or be believed.
-
-    :raises StrangerError: if it is not of the instance's unit.
-    """
-    if not runs_in(pid, unit_of(name)):
-        text = f"{socket}: somebody else than its QEMU listens there, process {pid}"
-        raise StrangerError(text, hint=f"systemctl status {pid} tells who")
-
-
-def stranger_check(socket: Path) -> Callable[[int], None] | None:
-    """The check of a QMP socket's listener, as :func:`refuse_stranger` does it; None for a VM that
-    is no instance of Brine's: its QEMU may run in any unit."""
-    name = socket.stem
-    is_ours = paths.InstanceFiles(name).spec.exists()
-    if is_ours and socket.parent == paths.CONTROL_DIR:
-        return lambda pid: refuse_stranger(pid, name, socket)
-    return None
-
-
-def is_listening(path: Path) -> bool:
-    """Whether a process listens at a socket, even if it is busy with other clients."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.setblocking(False)
-        try:
-            connection.connect(str(path))
-        except BlockingIOError:
-            pass
-        except OSError:
-            return False
-    return True
-
-
-def peer_process(connection: socket.socket) -> int:
-    """The id of the process that made the socket that this one is connected to (``SO_PEERCRED`` of
-    :manpage:`unix(7)`); 0 if it can't be seen from here."""
-    return _peer_credentials(connection)[0]
-
-
-def peer_user(connection: socket.socket) -> int:
-    """The user of that process when it began to listen."""
-    return _peer_credentials(connection)[1]
-
-
-def _peer_credentials(connection: socket.socket) -> tuple[int, int, int]:
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, group = _CREDENTIALS.unpack(found)
-    return process, user, group
 
 
 # Programs with a time limit.

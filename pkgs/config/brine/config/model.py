@@ -15,7 +15,6 @@ import jsonpointer
 from brine.common.errors import nearest
 from brine.common.schema import member, shown
 from brine.common.uids import uid_pool_fault
-from brine.common.vm_values import LARGEST_PORT
 from brine.config import params
 from brine.config.schema import (
     ConfigError,
@@ -32,6 +31,7 @@ from brine.config.schema import (
     rule,
     shallow,
 )
+from brine.vm.values import LARGEST_PORT
 
 # The objects of a cluster, as a Ganeti 2.16 to 3.1 configuration has them. Each key has what is
 # expected of its value; more than that is in brine.config.verify.

@@ -14,8 +14,8 @@ from typing import Any
 
 from brine.common.errors import nearest, printable
 from brine.common.schema import KeySchema, SchemaError, key_schema
-from brine.common.vm_connection import vlan_fault
-from brine.common.vm_values import (
+from brine.vm.connection import vlan_fault
+from brine.vm.values import (
     AIO_MODES,
     BOOT_DEVICES,
     CACHE_MODES,

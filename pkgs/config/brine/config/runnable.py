@@ -11,8 +11,12 @@ from typing import Any
 
 from brine.common.errors import UsageError
 from brine.common.schema import shown
-from brine.common.vm_connection import check_connection
-from brine.common.vm_rules import (
+from brine.config import params
+from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
+from brine.config.params import Mistake
+from brine.config.schema import ip_fault, is_uuid, mac_fault, name_fault
+from brine.vm.connection import check_connection
+from brine.vm.rules import (
     MOST_XEN_DISKS,
     KeyFault,
     disk_faults,
@@ -24,7 +28,7 @@ from brine.common.vm_rules import (
     vnc_port_fault,
     xen_nic_faults,
 )
-from brine.common.vm_values import (
+from brine.vm.values import (
     line_fault,
     listener_fault,
     path_fault,
@@ -32,10 +36,6 @@ from brine.common.vm_values import (
     vm_mac_fault,
     vm_name_fault,
 )
-from brine.config import params
-from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
-from brine.config.params import Mistake
-from brine.config.schema import ip_fault, is_uuid, mac_fault, name_fault
 
 RUN_HERE = ("kvm", "xen-pvm")
 """The hypervisors of a configuration whose instances Brine runs."""

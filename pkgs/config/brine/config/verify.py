@@ -10,7 +10,6 @@ from typing import Any
 
 from brine.common.errors import closest, nearest
 from brine.common.schema import member, shape_of, shown, unknown_key
-from brine.common.vm_values import line_fault
 from brine.config import params
 from brine.config.model import (
     HOSTS,
@@ -31,6 +30,7 @@ from brine.config.model import (
 from brine.config.params import Mistake
 from brine.config.runnable import NodeRules
 from brine.config.schema import ConfigObject, canonical_ip, ip_fault, is_uuid, shallow
+from brine.vm.values import line_fault
 
 _TOP_LEVEL = frozenset({"filters", "maintenance"})
 _LEGACY_DISK_TYPES = ("", "lvm", "drbd8")

@@ -8,18 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from brine.common.cli import Command, add_verb, instance_name, seconds, whole_number
-from brine.common.vm_rules import RESERVED_SLOTS
-from brine.common.vm_values import AIO_MODES, CACHE_MODES, MOST_QUEUES
-from brine.hotplug.choices import (
+from brine.common.cli import Command, add_verb, seconds, whole_number
+from brine.hotplug.timeouts import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
+from brine.vm.arguments import instance_name
+from brine.vm.rules import RESERVED_SLOTS
+from brine.vm.values import (
+    AIO_MODES,
+    CACHE_MODES,
     FORMATS,
     LARGEST_MTU,
-    LOCK_TIMEOUT_S,
     LONGEST_SERIAL,
     MODELS,
-    QMP_TIMEOUT_S,
+    MOST_QUEUES,
     SMALLEST_MTU,
-    UNPLUG_TIMEOUT_S,
     Mode,
 )
 

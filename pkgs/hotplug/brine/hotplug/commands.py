@@ -13,12 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
-from brine.common.conflicts import Claim, claiming, claims_of, refuse_taken
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.hotplug import plug_disk
-from brine.hotplug.address import Bus, DeviceKind, is_like_ours, new_mac, uuid_of_mac, uuid_of_path
-from brine.hotplug.choices import Mode
 from brine.hotplug.disk import (
     Disk,
     recorded_disk,
@@ -27,10 +24,13 @@ from brine.hotplug.disk import (
 )
 from brine.hotplug.nic import Nic, described, nic_from, recorded_nic, with_options
 from brine.hotplug.qemu import DeviceChange
-from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, change
 from brine.hotplug.session import Vm, remove_device, working_on
 from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file, waiting
 from brine.hotplug.transaction import Pending
+from brine.vm.address import Bus, DeviceKind, is_like_ours, new_mac, uuid_of_mac, uuid_of_path
+from brine.vm.conflicts import Claim, claiming, claims_of, refuse_taken
+from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change
+from brine.vm.values import Mode
 
 _NO_DIFFERENCE = {
     *("run", "noun", "qmp", "json", "no_hotplug", "dry_run"),

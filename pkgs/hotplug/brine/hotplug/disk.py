@@ -14,11 +14,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from brine.common.conflicts import Claim, claims_of, layers_of
 from brine.common.files import open_safely
-from brine.common.vm_values import CACHE_MODES
-from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, default_serial
-from brine.hotplug.choices import FORMATS
+from brine.vm.address import Bus, DeviceKind, HotplugError, Slot, default_serial
+from brine.vm.conflicts import Claim, claims_of, layers_of
+from brine.vm.values import CACHE_MODES, FORMATS
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """The device that a guest sees, by bus."""
@@ -40,7 +39,7 @@ class Disk:
     """A disk of a guest.
 
     :param path: of a block device or an image file.
-    :param format: of ``FORMATS`` in :mod:`brine.hotplug.choices`, as *cache* is of ``CACHE_MODES``.
+    :param format: of ``FORMATS`` in :mod:`brine.vm.values`, as *cache* is of ``CACHE_MODES``.
     :param aio: of ``AIO_MODES``; ``native`` needs a cache mode that is direct.
     :param serial: as the guest sees it; None is the beginning of the UUID.
     :param backing: all backing files, the nearest first. Brine follows no image's header.

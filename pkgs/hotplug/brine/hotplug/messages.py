@@ -12,7 +12,7 @@ import logging
 from brine.common import journal
 from brine.common.errors import printable
 from brine.common.message import NOTICE, Message
-from brine.hotplug.address import DeviceKind
+from brine.vm.address import DeviceKind
 
 _PLUGGED, _UNPLUGGED = "{device} plugged in", "{device} unplugged"
 PLUGGED = {

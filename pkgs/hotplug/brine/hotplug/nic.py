@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
 
 from brine.common import paths
-from brine.common.conflicts import Claim, claims_of
 from brine.common.errors import UsageError
-from brine.common.vm_connection import Address, check_connection, parse_address
-from brine.hotplug.address import DeviceKind, Slot
-from brine.hotplug.choices import LARGEST_MTU, MODELS, SMALLEST_MTU, USUAL_MTU, Mode
 from brine.hotplug.net.tap import tap_name
+from brine.vm.address import DeviceKind, Slot
+from brine.vm.conflicts import Claim, claims_of
+from brine.vm.connection import Address, check_connection, parse_address
+from brine.vm.values import LARGEST_MTU, MODELS, SMALLEST_MTU, USUAL_MTU, Mode
 
 if TYPE_CHECKING:
     import argparse
@@ -60,7 +60,7 @@ class Nic:
     :param uuid: of the NIC, or its index if it has none.
     :param link: the bridge; for a routed NIC the routing table, by number or name, or nothing for
         the main one.
-    :param vlan: see :func:`brine.common.vm_connection.parse_vlans`.
+    :param vlan: see :func:`brine.vm.connection.parse_vlans`.
     :param ips: the guest's addresses; a routed NIC has one or more.
     :param mtu: in bytes; None takes the link's.
     :param index: the NIC's place among the instance's, from 0.

@@ -12,10 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from brine.common.conflicts import claims_of, ide_disks, is_same_disk
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
-from brine.common.vm_rules import RESERVED_SLOTS
-from brine.hotplug.address import Bus, DeviceKind, HotplugError, Slot, uuid_of_path
 from brine.hotplug.disk import (
     MOST_BACKING,
     Disk,
@@ -29,8 +26,11 @@ from brine.hotplug.disk import (
     size_of,
 )
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
-from brine.hotplug.runtime_file import Runtime
 from brine.hotplug.transaction import Pending, PendingAction, Undo
+from brine.vm.address import Bus, DeviceKind, HotplugError, Slot, uuid_of_path
+from brine.vm.conflicts import claims_of, ide_disks, is_same_disk
+from brine.vm.rules import RESERVED_SLOTS
+from brine.vm.runtime_file import Runtime
 
 if TYPE_CHECKING:
     from brine.hotplug.session import Vm

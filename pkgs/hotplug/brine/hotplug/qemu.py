@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError, printable
-from brine.common.process import stranger_check
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
-from brine.hotplug import address
-from brine.hotplug.address import (
+from brine.vm import address
+from brine.vm.address import (
     Bus,
     DeviceKind,
     DeviceName,
@@ -27,6 +26,7 @@ from brine.hotplug.address import (
     RefusedByGuestError,
     Slot,
 )
+from brine.vm.peer import stranger_check
 
 if TYPE_CHECKING:
     from brine.hotplug.net.records import TapRecord
@@ -183,7 +183,7 @@ class Machine:
         return str(self.property(device_id, "parent_bus", folder)).rpartition("/")[2]
 
     def _root_ports(self) -> dict[str, tuple[int, bool]]:
-        """The PCIe root ports with an id, see :func:`brine.hotplug.address.free_root_port`.
+        """The PCIe root ports with an id, see :func:`brine.vm.address.free_root_port`.
 
         query-pci shows the device in a port only after the guest's firmware has configured it.
         """

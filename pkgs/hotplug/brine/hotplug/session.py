@@ -13,27 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import paths
-from brine.common.conflicts import (
-    Claim,
-    Identities,
-    claiming,
-    ide_disks,
-    is_same_disk,
-    refuse_taken,
-)
 from brine.common.errors import BrineError
-from brine.common.instances import instance_behind
 from brine.common.locks import LockedError, node_lock
 from brine.common.privileges import Capability, may
-from brine.common.process import is_listening
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
+from brine.common.unix_socket import is_listening
 from brine.hotplug import messages, plug_disk
-from brine.hotplug.address import DeviceKind, HotplugError, RefusedByGuestError, Slot
-from brine.hotplug.choices import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
 from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of, monitor
 from brine.hotplug.relay import Relay
-from brine.hotplug.runtime_file import Json, Runtime, RuntimeFileError, lock_name, qemu_id
+from brine.hotplug.timeouts import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
     Pending,
@@ -44,6 +33,17 @@ from brine.hotplug.transaction import (
     forget_ended,
     identity_of,
 )
+from brine.vm.address import DeviceKind, HotplugError, RefusedByGuestError, Slot
+from brine.vm.conflicts import (
+    Claim,
+    Identities,
+    claiming,
+    ide_disks,
+    is_same_disk,
+    refuse_taken,
+)
+from brine.vm.instances import instance_behind
+from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, lock_name, qemu_id
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class Vm:
     def refuse_taken(self, claims: Iterable[Claim], identities: Identities | None = None) -> None:
         """Refuse what another instance of this node has.
 
-        :raises brine.common.conflicts.ConflictError: what, and whose it is.
+        :raises brine.vm.conflicts.ConflictError: what, and whose it is.
         """
         refuse_taken(instance_behind(self.qmp_path, self.runtime), claims, identities)
 
@@ -351,7 +351,7 @@ def working_on(
     :param through: reads QEMU's answers; None is this process itself.
     :raises brine.common.locks.LockedError: if another command of Brine's holds the VM.
     :raises brine.common.qmp.client.QmpError: if there is no monitor, or it does not answer.
-    :raises brine.common.process.StrangerError: if the socket is not that of the instance's QEMU.
+    :raises brine.vm.peer.StrangerError: if the socket is not that of the instance's QEMU.
     :raises HotplugError: if another client holds the monitor.
     """
     with contextlib.ExitStack() as stack:

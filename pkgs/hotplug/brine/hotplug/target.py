@@ -14,13 +14,13 @@ from brine.common import paths
 from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, printable
 from brine.common.files import read_json
-from brine.common.instances import instance_behind
-from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_only
-from brine.common.process import spoken_wait
+from brine.common.progress import spoken_wait
 from brine.common.qmp.client import LIMIT_S
-from brine.hotplug.address import DeviceKind, HotplugError
 from brine.hotplug.qemu import Device, Machine, devices_of, monitor
+from brine.vm.address import DeviceKind, HotplugError
+from brine.vm.files import InstanceFiles
+from brine.vm.instances import instance_behind
 
 
 def find_socket(arguments: argparse.Namespace) -> None:

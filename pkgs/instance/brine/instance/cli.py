@@ -6,7 +6,8 @@ import argparse
 from argparse import ArgumentTypeError
 from typing import Any
 
-from brine.common.cli import Command, add_verb, instance_name, seconds, whole_number
+from brine.common.cli import Command, add_verb, seconds, whole_number
+from brine.vm.arguments import instance_name
 
 _DEFINITION = "brine.instance.definition"
 _OPERATIONS = "brine.instance.operations"

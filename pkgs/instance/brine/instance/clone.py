@@ -28,8 +28,8 @@ from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
 from brine.instance.observe import Oper, look, refuse_name
 from brine.instance.operations import define_instance, undefine_instance
-from brine.instance.spec import Spec, to_json
 from brine.instance.store import InstanceError
+from brine.vm.spec import Spec, to_json
 
 _MIB = 1 << 20
 

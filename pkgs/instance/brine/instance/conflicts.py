@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from brine.common.conflicts import (
+from brine.instance.store import InstanceError
+from brine.vm.conflicts import (
     NONE_PLANNED,
     Claim,
     ClaimKind,
@@ -13,8 +14,7 @@ from brine.common.conflicts import (
     conflict_later,
     conflict_now,
 )
-from brine.instance.spec import AdminState, Spec, SpecError, to_json
-from brine.instance.store import InstanceError
+from brine.vm.spec import AdminState, Spec, SpecError, to_json
 
 
 def refuse_conflicts(

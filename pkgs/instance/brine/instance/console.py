@@ -16,11 +16,12 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.cli import undo_when_told_to_end
-from brine.common.paths import InstanceFiles
-from brine.common.process import peer_process, refuse_stranger
+from brine.common.unix_socket import peer_process
 from brine.instance import store
 from brine.instance.observe import Oper, look
 from brine.instance.store import InstanceError
+from brine.vm.files import InstanceFiles
+from brine.vm.peer import refuse_stranger
 
 WAY_OUT = b"\x1d"
 """Ctrl-], as in telnet and in virsh."""
@@ -36,7 +37,7 @@ def attach(name: str, path: Path) -> int:
     QEMU serves one client at a time: a second client sees nothing until the first has left.
 
     :raises InstanceError: if there is no such line, or it can't be used.
-    :raises brine.common.process.StrangerError: if another process than its QEMU listens there.
+    :raises brine.vm.peer.StrangerError: if another process than its QEMU listens there.
     """
     if sys.stdin is None or sys.stdout is None:
         raise InstanceError(name, "a console needs standard input and standard output")

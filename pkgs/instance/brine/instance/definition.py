@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brine.common.background import begun
 from brine.common.cli import print_done, undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, install_hint, printable, tell_error, warn
-from brine.common.paths import InstanceFiles
-from brine.common.process import begun, is_listening
+from brine.common.unix_socket import is_listening
 from brine.config.schema import parse_json
 from brine.instance import store
 from brine.instance.action import act_on
@@ -34,9 +34,10 @@ from brine.instance.observe import Observed, Oper, look, look_at_all
 from brine.instance.operations import Defined, define_instance, rename_instance, undefine_instance
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import running_spec
-from brine.instance.spec import AS_ROOT, Spec, SpecError, to_json
 from brine.instance.store import InstanceError, system_error
 from brine.instance.unit import Unit, UnitError
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import AS_ROOT, Spec, SpecError, to_json
 
 _YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.hotplug.address import HotplugError
-from brine.hotplug.choices import Mode
 from brine.hotplug.disk import Backing, Disk, refuse_other_format
-from brine.instance.spec import DiskSpec, FormatSource, NicSpec, Spec, SpecError, backing_chain
 from brine.instance.store import InstanceError
+from brine.vm.address import HotplugError
+from brine.vm.spec import DiskSpec, FormatSource, NicSpec, Spec, SpecError, backing_chain
+from brine.vm.values import Mode
 
 if TYPE_CHECKING:
     from brine.hotplug.nic import Nic

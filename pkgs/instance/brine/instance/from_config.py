@@ -14,8 +14,6 @@ from typing import Any
 from brine.common import outbox
 from brine.common.errors import BrineError, UsageError, warn
 from brine.common.own_node import note_node
-from brine.common.vm_rules import vnc_listener
-from brine.common.vm_values import BOOT_DEVICES
 from brine.config import params
 from brine.config.effect import ignored_wishes
 from brine.config.model import ConfigNic, Configuration, Instance
@@ -27,8 +25,10 @@ from brine.instance.definition import SpecInput, define_as_asked, tell_results
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import without_state
-from brine.instance.spec import SecurityModel
 from brine.instance.store import InstanceError
+from brine.vm.rules import vnc_listener
+from brine.vm.spec import SecurityModel
+from brine.vm.values import BOOT_DEVICES
 
 _SAME = {
     "acpi": "acpi",

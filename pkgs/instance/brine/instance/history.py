@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from brine.common import markers
 from brine.common.errors import printable
-from brine.common.markers import WHO_UNKNOWN, MarkerKind
 from brine.common.message import KVMD_USER, is_from
 from brine.instance import restart_counter
 from brine.instance.observe import Observed, Oper, Status
-from brine.instance.spec import AdminState
+from brine.vm import markers
+from brine.vm.markers import WHO_UNKNOWN, MarkerKind
+from brine.vm.spec import AdminState
 
 _MOST_LINES = 20
 _LONGEST = 500  # of what QEMU says, in characters

@@ -9,14 +9,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import NoReturn, Protocol
 
-from brine.common import markers
-from brine.common.markers import MarkerKind
-from brine.common.paths import InstanceFiles
 from brine.common.process import Process
 from brine.instance.observe import Observed
-from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
+from brine.vm import markers
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import MarkerKind
+from brine.vm.spec import Spec
 
 
 class EndedEarlyError(InstanceError):

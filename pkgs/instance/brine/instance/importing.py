@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import BrineError, UsageError, printable, warn
-from brine.common.vm_values import vm_name_fault
 from brine.instance.definition import content_of, naming, print_spec
 from brine.instance.foreign.image import spec_of_image
 from brine.instance.foreign.libvirt import spec_of_domain
@@ -24,7 +23,8 @@ from brine.instance.foreign.parts import MOST_BYTES
 from brine.instance.foreign.proxmox import spec_of_config
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import define_instance
-from brine.instance.spec import UEFI
+from brine.vm.spec import UEFI
+from brine.vm.values import vm_name_fault
 
 IMAGE_FOLDERS = (
     *("/var/lib/libvirt/images/", "/var/lib/libvirt/boot/", "/var/lib/xen/images/"),

@@ -7,16 +7,17 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from brine.common import markers, paths
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.common.markers import MarkerKind, clear_way
-from brine.common.paths import InstanceFiles
 from brine.instance import store
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.observe import Observed, Oper, look
-from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.store import InstanceError, NoSpecError
+from brine.vm import markers
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import MarkerKind, clear_way
+from brine.vm.spec import AdminState, Source, Spec
 
 ADMIN_STATE = "admin-state"
 """The kind of the events."""

@@ -14,15 +14,15 @@ from typing import Any
 
 from brine.common.cli import print_table
 from brine.common.errors import tell_error
-from brine.common.halt import Halt
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.observe import Observed, Oper, look_at_all
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec
-from brine.instance.spec import to_json
 from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
+from brine.vm.halt import Halt
+from brine.vm.spec import to_json
 
 HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 WIDE_HEADING = (*HEADING[:-1], "UP SINCE", "NODE", HEADING[-1])

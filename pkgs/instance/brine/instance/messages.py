@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from brine.common.errors import printable, tell_by
 from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
-from brine.common.process import unit_of
+from brine.vm.unit_name import unit_of
 
 if TYPE_CHECKING:
     import logging

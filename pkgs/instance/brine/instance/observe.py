@@ -14,18 +14,20 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from brine.common import markers, paths
+from brine.common import paths
+from brine.common.background import begun
 from brine.common.errors import BrineError
-from brine.common.halt import Halt
-from brine.common.markers import BELIEVED_S, Marker, MarkerKind
-from brine.common.paths import InstanceFiles
-from brine.common.process import begun, is_listening
-from brine.common.vm_values import vm_name_fault
+from brine.common.unix_socket import is_listening
 from brine.instance import store, unit
 from brine.instance.owner import why_owner_absent
-from brine.instance.spec import AdminState, Source, Spec
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
+from brine.vm import markers
+from brine.vm.files import InstanceFiles
+from brine.vm.halt import Halt
+from brine.vm.markers import BELIEVED_S, Marker, MarkerKind
+from brine.vm.spec import AdminState, Source, Spec
+from brine.vm.values import vm_name_fault
 
 if TYPE_CHECKING:
     from brine.instance.xen.xl import Domain, Listing

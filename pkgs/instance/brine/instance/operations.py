@@ -13,14 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from brine.common import markers
-from brine.common.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
 from brine.common.errors import BrineError, UsageError, warn
-from brine.common.instances import started_with
-from brine.common.markers import MarkerKind
-from brine.common.paths import InstanceFiles
-from brine.common.process import TERM_TIMEOUT_S, Process, is_listening, spoken_wait, unit_of
+from brine.common.process import TERM_TIMEOUT_S, Process
+from brine.common.progress import spoken_wait
 from brine.common.qmp.wire import QmpClosedError
+from brine.common.unix_socket import is_listening
 from brine.hotplug.transaction import being_released
 from brine.instance import messages, store, unit
 from brine.instance.action import act_on, act_on_each
@@ -39,12 +36,18 @@ from brine.instance.kvm.programs import refuse_writers
 from brine.instance.observe import GOING, Observed, Oper, look, oper_of, refuse_name, suspended
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.shutdown import shut_down, shutdown_timeout_of, stop_marked
-from brine.instance.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.instance.start import being_stopped, forget_tries, start_instance
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import Active, Unit, UnitError
 from brine.instance.validate import define
 from brine.instance.xen import config, xl
+from brine.vm import markers
+from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
+from brine.vm.files import InstanceFiles
+from brine.vm.instances import started_with
+from brine.vm.markers import MarkerKind
+from brine.vm.spec import AdminState, Source, Spec, SpecError, parse, to_json
+from brine.vm.unit_name import unit_of
 
 _GONE_S = 180.0
 

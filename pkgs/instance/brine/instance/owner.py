@@ -18,13 +18,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from brine.common import markers, paths, process
+from brine.common import paths, process
 from brine.common.errors import warn
-from brine.common.markers import MarkerKind
-from brine.common.process import run_bounded, start_time_of, unit_of
-from brine.instance.spec import OwnerSpec, Spec
+from brine.common.process import run_bounded, start_time_of
 from brine.instance.store import InstanceError, telling
 from brine.instance.unit import UnitError, why_not_running
+from brine.vm import markers
+from brine.vm.markers import MarkerKind
+from brine.vm.spec import OwnerSpec, Spec
+from brine.vm.unit_name import unit_of
 
 WATCHDOG = "watchdog"
 TERMINATE = "terminate"

@@ -9,14 +9,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
-from brine.common import markers
 from brine.common.errors import printable
-from brine.common.halt import GOING_STATES, PAUSED, Halt
-from brine.common.markers import WHO_UNKNOWN, MarkerKind
-from brine.common.paths import InstanceFiles
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
-from brine.hotplug.address import DeviceKind
 from brine.hotplug.qemu import Machine, devices_of
 from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
@@ -25,9 +20,14 @@ from brine.instance.observe import Observed, Oper, look
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
-from brine.instance.spec import AS_ROOT, to_json
 from brine.instance.store import InstanceError
 from brine.instance.xen.config import KEYS
+from brine.vm import markers
+from brine.vm.address import DeviceKind
+from brine.vm.files import InstanceFiles
+from brine.vm.halt import GOING_STATES, PAUSED, Halt
+from brine.vm.markers import WHO_UNKNOWN, MarkerKind
+from brine.vm.spec import AS_ROOT, to_json
 
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brine.common.instances import started_with
 from brine.instance.observe import Observed, Oper
-from brine.instance.spec import to_json
+from brine.vm.instances import started_with
+from brine.vm.spec import to_json
 
 _READ_WHEN_NEEDED = frozenset(
     {

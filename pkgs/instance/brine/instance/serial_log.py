@@ -12,9 +12,9 @@ from pathlib import Path
 
 from brine.common.errors import printable
 from brine.common.files import read_regular
-from brine.common.paths import InstanceFiles
 from brine.instance import store
 from brine.instance.store import InstanceError, telling
+from brine.vm.files import InstanceFiles
 
 LOG_BYTES = 64 * 1024
 """The size of a log in bytes; one former log of that size is kept."""

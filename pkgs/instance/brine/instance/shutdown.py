@@ -14,15 +14,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from brine.common import markers
 from brine.common.errors import BrineError, die, warn
-from brine.common.instances import started_with
-from brine.common.markers import MarkerKind
-from brine.common.process import Process, main_pid, unit_of
+from brine.common.process import Process, main_pid
 from brine.instance import messages, store
 from brine.instance.hypervisor import DeafGuestError, Guest, hypervisor_running
-from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
+from brine.vm import markers
+from brine.vm.instances import started_with
+from brine.vm.markers import MarkerKind
+from brine.vm.spec import Spec
+from brine.vm.unit_name import unit_of
 
 DEFAULT_TIMEOUT_S = 120.0
 

@@ -12,10 +12,8 @@ from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from brine.common import markers
 from brine.common.errors import BrineError, UsageError, tell_error, warn
-from brine.common.markers import BELIEVED_S, MarkerKind
-from brine.common.process import spoken_wait, unit_of
+from brine.common.progress import spoken_wait
 from brine.instance import messages, restart_counter, store, unit
 from brine.instance.action import act_on_each
 from brine.instance.hypervisor import hypervisor_of
@@ -23,9 +21,12 @@ from brine.instance.intent import forget_end, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
 from brine.instance.owner import refuse_without_owner, warn_without_handler
 from brine.instance.restart_counter import TriesError
-from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
 from brine.instance.unit import CalledOffError, Unit, UnitError
+from brine.vm import markers
+from brine.vm.markers import MarkerKind
+from brine.vm.spec import AdminState, Spec
+from brine.vm.unit_name import unit_of
 
 _ENDING_S = 60.0
 _PAUSE_S = 0.05
@@ -148,7 +149,7 @@ def _keep_up(name: str) -> None:
         markers.remove_unheld(MarkerKind.STOP, name)
         run = markers.last_run(name)
         asked = markers.read_marker(MarkerKind.ASKED, name, run=run)
-        may_obey = asked is not None and time.time() - asked.made_at < BELIEVED_S
+        may_obey = asked is not None and time.time() - asked.made_at < markers.BELIEVED_S
         if asked and may_obey and not markers.is_held(MarkerKind.REBOOT, name):
             markers.write_marker(MarkerKind.REBOOT, name, run=run, until=asked.made_at)
     except OSError as error:

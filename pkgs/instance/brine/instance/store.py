@@ -29,9 +29,11 @@ from brine.common.files import (
     unfinished,
     write_whole,
 )
-from brine.common.instances import READERS, instance_names
 from brine.common.locks import locked
-from brine.common.markers import (
+from brine.common.own_node import noted_node
+from brine.vm.files import InstanceFiles
+from brine.vm.instances import READERS, instance_names
+from brine.vm.markers import (
     MarkerKind,
     clear_way,
     file_of,
@@ -40,10 +42,8 @@ from brine.common.markers import (
     this_run,
     write_marker,
 )
-from brine.common.own_node import noted_node
-from brine.common.paths import InstanceFiles
-from brine.common.vm_values import vm_name_fault
-from brine.instance.spec import VERSION, Spec, SpecError, known_part, parse, to_json, with_unknown
+from brine.vm.spec import VERSION, Spec, SpecError, known_part, parse, to_json, with_unknown
+from brine.vm.values import vm_name_fault
 
 LOCK_TIMEOUT_S = 10.0
 

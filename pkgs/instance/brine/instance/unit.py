@@ -13,9 +13,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.common.files import write_whole
-from brine.common.process import PREFIX, SUFFIX, begun, run_bounded, unit_of
+from brine.common.process import run_bounded
+from brine.vm.unit_name import PREFIX, SUFFIX, unit_of
 
 DROP_INS = Path("/run/systemd/system")
 """Where drop-ins of units are until the next boot."""

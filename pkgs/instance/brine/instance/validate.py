@@ -11,7 +11,13 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import UsageError
-from brine.common.vm_rules import (
+from brine.hotplug.disk import MOST_BACKING
+from brine.hotplug.nic import usual_wiring
+from brine.instance.devices import nic_of
+from brine.instance.kvm.layout import layout_of, on_pci
+from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
+from brine.vm.address import NoSlotError, default_serial, uuid_of_mac, uuid_of_path
+from brine.vm.rules import (
     MOST_PORTS,
     MOST_XEN_DISKS,
     disk_faults,
@@ -21,13 +27,7 @@ from brine.common.vm_rules import (
     vnc_port_fault,
     xen_nic_faults,
 )
-from brine.hotplug.address import NoSlotError, default_serial, uuid_of_mac, uuid_of_path
-from brine.hotplug.choices import Mode
-from brine.hotplug.disk import MOST_BACKING
-from brine.hotplug.nic import usual_wiring
-from brine.instance.devices import nic_of
-from brine.instance.kvm.layout import layout_of, on_pci
-from brine.instance.spec import (
+from brine.vm.spec import (
     MACHINE_VERSIONS,
     NOT_CONFINED,
     VERSION,
@@ -41,7 +41,7 @@ from brine.instance.spec import (
     backing_chain,
     parse,
 )
-from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
+from brine.vm.values import Mode
 
 Fault = tuple[str, str, str | None]
 """The JSON pointer of a mistake, its description, and a hint."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from brine.common.cli import Command, add_verb, instance_name
+from brine.common.cli import Command, add_verb
+from brine.vm.arguments import instance_name
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:

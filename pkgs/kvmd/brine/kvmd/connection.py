@@ -15,9 +15,9 @@ import socket
 from typing import TYPE_CHECKING
 
 from brine.common.journal import tell
-from brine.common.process import peer_process, peer_user
 from brine.common.qmp import wire
 from brine.common.qmp.wire import Greeting, QmpEvent, QmpProtocolError, QmpReply
+from brine.common.unix_socket import peer_process, peer_user
 from brine.kvmd import messages
 from brine.kvmd.control_dir import ControlDir, SocketIdentity
 from brine.kvmd.handover import VmRecord, key_of

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brine.common.markers import clear_way
+from brine.vm.markers import clear_way
 
 _SPARE_DESCRIPTORS = 32  # for writing verdicts, and for telling systemd
 

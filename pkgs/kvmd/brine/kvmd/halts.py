@@ -13,14 +13,14 @@ import os
 from collections import deque
 from dataclasses import replace
 
-from brine.common import markers
-from brine.common.halt import GOING_STATES, IO_ERROR, PAUSED, Halt, excerpt
 from brine.common.journal import tell
-from brine.common.markers import MarkerKind
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import EventHistory
+from brine.vm import markers
+from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, Halt, excerpt
+from brine.vm.markers import MarkerKind
 
 log = logging.getLogger(__name__)
 

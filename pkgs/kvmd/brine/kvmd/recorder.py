@@ -20,10 +20,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from brine.common import markers
 from brine.common.errors import printable
 from brine.common.journal import tell
-from brine.common.markers import MarkerKind
 from brine.common.message import NOTICE
 from brine.common.qmp.wire import QmpEvent, QmpProtocolError
 from brine.kvmd import messages
@@ -31,6 +29,8 @@ from brine.kvmd.connection import Connection
 from brine.kvmd.handover import Keeper, VmRecord, parse_key
 from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import STOPPING, Verdict, Who, fold, judge
+from brine.vm import markers
+from brine.vm.markers import MarkerKind
 
 log = logging.getLogger(__name__)
 # Verdicts are logged at every log level.

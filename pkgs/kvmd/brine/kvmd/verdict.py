@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from brine.common.halt import PAUSED, SUSPENDED, excerpt
 from brine.common.qmp.wire import QmpEvent
+from brine.vm.halt import PAUSED, SUSPENDED, excerpt
 
 
 class Who(StrEnum):

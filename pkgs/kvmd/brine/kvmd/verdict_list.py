@@ -17,12 +17,12 @@ from systemd import journal
 from brine.common import paths
 from brine.common.cli import length_of_time, print_table
 from brine.common.errors import BrineError, UsageError, printable
-from brine.common.markers import UNKNOWN_RUN, MarkerKind, read_marker
 from brine.common.message import KVMD_USER, is_from
 from brine.common.settings import SettingsError, load
 from brine.kvmd import messages
 from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import Who
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, read_marker
 
 _VERDICTS = frozenset(map(str, Who))
 _HEADING = ("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")

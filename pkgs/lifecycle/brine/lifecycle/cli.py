@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from brine.common.cli import Command, add_verb, instance_name, seconds
+from brine.common.cli import Command, add_verb, seconds
+from brine.vm.arguments import instance_name
 
 _COMMANDS = "brine.lifecycle.commands"
 

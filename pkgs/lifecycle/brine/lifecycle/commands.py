@@ -11,14 +11,14 @@ from typing import Any
 from brine.common import paths
 from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, tell_error, warn
-from brine.common.vm_values import vm_name_fault
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, look_at_all
 from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
-from brine.instance.spec import OwnerSpec
 from brine.instance.store import InstanceError, NoSpecError
 from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
+from brine.vm.spec import OwnerSpec
+from brine.vm.values import vm_name_fault
 
 _INTERVALS = 3  # so often a watchdog is touched within its timeout
 _USUAL_INTERVAL_S = 1.0  # the shortest timeout is two seconds

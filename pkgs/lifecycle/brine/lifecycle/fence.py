@@ -24,10 +24,10 @@ from brine.common.systemd import ServiceManager
 from brine.instance.observe import look_at_all
 from brine.instance.operations import stop_instance
 from brine.instance.owner import CLOCK, folder_of
-from brine.instance.spec import Source
 from brine.instance.store import InstanceError
 from brine.lifecycle.owner_watch import EndReason
 from brine.lifecycle.settings import LifecycleSettings
+from brine.vm.spec import Source
 
 _PROGRAM = "brine-lifecycle-fence"
 _LOOK_S = 2.0

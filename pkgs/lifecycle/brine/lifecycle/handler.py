@@ -18,19 +18,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from brine.common import markers, paths
+from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.inotify import NAMES, TOUCHES, FolderWatches
 from brine.common.journal import tell
 from brine.common.message import Message
 from brine.common.systemd import ServiceManager
-from brine.common.vm_values import vm_name_fault
 from brine.instance import owner, store
 from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
-from brine.instance.spec import AdminState
 from brine.lifecycle import messages
 from brine.lifecycle.executor_client import ExecutorClient, Outcome
 from brine.lifecycle.owner_watch import PAUSE_S, EndReason, OwnerWatch, is_other_run
+from brine.vm import markers
+from brine.vm.spec import AdminState
+from brine.vm.values import vm_name_fault
 
 log = logging.getLogger(__name__)
 

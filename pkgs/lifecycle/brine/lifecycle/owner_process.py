@@ -18,10 +18,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from brine.common import markers, paths
+from brine.common import paths
 from brine.common.errors import BrineError, tell_error, warn
-from brine.common.markers import MarkerKind
-from brine.common.process import spoken_wait, start_time_of
+from brine.common.process import start_time_of
+from brine.common.progress import spoken_wait
 from brine.instance import store
 from brine.instance.messages import who_asks
 from brine.instance.owner import (
@@ -37,6 +37,8 @@ from brine.instance.owner import (
 )
 from brine.instance.start import start_instance
 from brine.lifecycle.owner_watch import EndReason
+from brine.vm import markers
+from brine.vm.markers import MarkerKind
 
 _LOOK_S = 0.25
 _VERDICT_S = 10.0

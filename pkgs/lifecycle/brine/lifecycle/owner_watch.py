@@ -14,8 +14,8 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from brine.common.markers import UNKNOWN_RUN
 from brine.instance.owner import OwnersFile, fault_of
+from brine.vm.markers import UNKNOWN_RUN
 
 PAUSE_S = 4.0
 """A handler that did not run for so long may have missed changes, and its owners their times."""

@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from brine.common.markers import WHO_UNKNOWN, Marker
 from brine.instance.observe import Observed, Oper
 from brine.instance.restart_counter import NONE, Tries
-from brine.instance.spec import AdminState
 from brine.instance.unit import Active
 from brine.instance.xen.xl import Domain
+from brine.vm.markers import WHO_UNKNOWN, Marker
+from brine.vm.spec import AdminState
 from brine.watcher.settings import WatcherSettings
 
 

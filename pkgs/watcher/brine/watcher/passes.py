@@ -21,21 +21,21 @@ from brine.common import paths
 from brine.common.errors import BrineError, printable
 from brine.common.files import read_regular
 from brine.common.locks import LockedError
-from brine.common.markers import MarkerKind, clear_way, remove_unheld
-from brine.common.process import unit_of
 from brine.instance import restart_counter, store, unit
 from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, Observed, look, look_at_all
 from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
-from brine.instance.spec import AdminState, Spec
 from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, UnitError
 from brine.instance.xen import xl
 from brine.instance.xen.domain import is_left, remove_domain
 from brine.instance.xen.xl import Domain
+from brine.vm.markers import MarkerKind, clear_way, remove_unheld
+from brine.vm.spec import AdminState, Spec
+from brine.vm.unit_name import unit_of
 from brine.watcher import messages
 from brine.watcher.decide import (
     STARTS,

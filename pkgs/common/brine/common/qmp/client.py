@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from brine.common.process import peer_process
 from brine.common.qmp import wire
 from brine.common.qmp.wire import (
     LINE_LIMIT,
@@ -27,6 +26,7 @@ from brine.common.qmp.wire import (
     QmpReply,
     QmpTimeoutError,
 )
+from brine.common.unix_socket import peer_process
 
 LIMIT_S = 30.0
 """For a program that asks a few questions: how long all of them may take."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from brine.common.errors import BrineError
-from brine.common.vm_connection import Vlans
 from brine.hotplug.nic import owner_of
+from brine.vm.connection import Vlans
 
 # Messages and their attributes.
 

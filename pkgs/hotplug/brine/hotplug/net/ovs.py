@@ -13,7 +13,7 @@ import os
 
 from brine.common.errors import BrineError
 from brine.common.process import run_bounded
-from brine.common.vm_connection import Vlans
+from brine.vm.connection import Vlans
 
 _COMMAND = "ovs-vsctl"
 _TIMEOUT_S = 10

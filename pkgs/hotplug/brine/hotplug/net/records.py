@@ -20,10 +20,10 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import unfinished, write_whole
 from brine.common.locks import LockedError, node_lock
-from brine.hotplug.choices import Mode
 from brine.hotplug.net.netlink import Link, Netlink, Proxy, Rule
 from brine.hotplug.net.tap import Holder, held_taps
 from brine.hotplug.nic import Nic
+from brine.vm.values import Mode
 
 LOCK_TIMEOUT_S = 60.0
 """Each script may take half a minute."""

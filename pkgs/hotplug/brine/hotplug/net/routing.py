@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from brine.common.errors import UsageError, nearest
-from brine.common.vm_connection import Address
 from brine.hotplug.net.netlink import (
     MAIN_TABLE,
     PROTOCOL,
@@ -29,6 +28,7 @@ from brine.hotplug.net.netlink import (
 from brine.hotplug.net.records import TapRecord
 from brine.hotplug.net.source_filter import allow_sources
 from brine.hotplug.net.tap import TapError
+from brine.vm.connection import Address
 
 GATEWAY = "fe80::1"
 """The guest's IPv6 router, the same on every tap."""

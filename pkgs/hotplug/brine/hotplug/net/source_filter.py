@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from brine.common.errors import BrineError
-from brine.common.vm_connection import Address
 from brine.hotplug.net.netlink import ACK, APPEND, CREATE, NetlinkSocket, attribute
+from brine.vm.connection import Address
 
 _NETLINK_NETFILTER = 12
 _SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES

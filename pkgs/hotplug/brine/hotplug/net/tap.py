@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brine.common.errors import BrineError, printable
-from brine.common.vm_values import MOST_QUEUES, NAME_BYTES, is_interface_name
+from brine.vm.values import MOST_QUEUES, NAME_BYTES, is_interface_name
 
 PREFIX = "vm-"
 """The prefix of the names of Brine's taps, for patterns of a firewall and a network manager."""

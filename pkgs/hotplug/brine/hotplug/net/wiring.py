@@ -19,8 +19,6 @@ from functools import partial
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, node_lock
-from brine.common.vm_connection import Vlans, parse_vlans
-from brine.hotplug.choices import USUAL_MTU, Mode
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, LinkError, Netlink, Proxy, Rule, set_interface
 from brine.hotplug.net.records import TapRecord
@@ -44,6 +42,8 @@ from brine.hotplug.net.tap import (
     owner_for,
 )
 from brine.hotplug.nic import Nic, owner_of
+from brine.vm.connection import Vlans, parse_vlans
+from brine.vm.values import USUAL_MTU, Mode
 
 log = logging.getLogger(__name__)
 

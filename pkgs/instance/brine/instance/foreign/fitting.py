@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.vm_rules import LAST_SLOT, MOST_PORTS, RESERVED_SLOTS, ide_units, is_q35
-from brine.common.vm_values import CACHE_MODES
-from brine.hotplug.choices import LONGEST_SERIAL
-from brine.instance.spec import NOT_CONFINED, DiskSpec, NicSpec, Spec
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
+from brine.vm.rules import LAST_SLOT, MOST_PORTS, RESERVED_SLOTS, ide_units, is_q35
+from brine.vm.spec import NOT_CONFINED, DiskSpec, NicSpec, Spec
+from brine.vm.values import CACHE_MODES, LONGEST_SERIAL
 
 NO_BRIDGE_HINT = "name the bridge that it is to be on: --link BRIDGE"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.files import open_safely
-from brine.hotplug.choices import FORMATS
 from brine.hotplug.disk import format_of
+from brine.vm.values import FORMATS
 
 _SECTOR_BYTES = 512
 _HEAD_BYTES = 4096

@@ -22,7 +22,7 @@ from brine.instance.foreign.fitting import (
 )
 from brine.instance.foreign.libvirt_devices import LibvirtDomain, read_disks, read_nics
 from brine.instance.foreign.parts import Definition, Part
-from brine.instance.spec import UEFI
+from brine.vm.spec import UEFI
 
 _MIB = 1 << 20
 _XEN = {"linux": "xen-pvm", "xen": "xen-pvm", "xenpvh": "xen-pvh"}

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.vm_values import AIO_MODES, CACHE_MODES
-from brine.hotplug.choices import FORMATS, MODELS
 from brine.hotplug.disk import MOST_BACKING
 from brine.instance.foreign.fitting import NO_BRIDGE_HINT, number_of
 from brine.instance.foreign.parts import Part
+from brine.vm.values import AIO_MODES, CACHE_MODES, FORMATS, MODELS
 
 _INTERFACES = {"virtio": "virtio", "scsi": "scsi", "ide": "ide", "sata": "ide", "xen": "virtio"}
 # The buses that libvirt takes if none is given: the names of the guest's devices begin so.

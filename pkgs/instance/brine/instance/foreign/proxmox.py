@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.vm_connection import HIGHEST_VLAN
-from brine.common.vm_values import AIO_MODES, CACHE_MODES
-from brine.hotplug.choices import FORMATS
 from brine.instance.foreign.fitting import (
     NO_BRIDGE_HINT,
     by_boot_order,
@@ -23,6 +20,8 @@ from brine.instance.foreign.fitting import (
     number_of,
     topology,
 )
+from brine.vm.connection import HIGHEST_VLAN
+from brine.vm.values import AIO_MODES, CACHE_MODES, FORMATS
 
 _LINE = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):\s*(.*)")
 _DISK = re.compile(r"(ide|sata|scsi|virtio)([0-9]{1,3})")

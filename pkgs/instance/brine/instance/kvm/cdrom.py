@@ -18,14 +18,10 @@ from functools import partial
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
-from brine.common.conflicts import Claim, ClaimKind, Identities, claiming, refuse_taken
 from brine.common.errors import UsageError, printable
-from brine.common.paths import InstanceFiles
-from brine.hotplug.address import HotplugError
 from brine.hotplug.disk import opened
 from brine.hotplug.plug_disk import hand_over
 from brine.hotplug.qemu import Machine
-from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import working_on
 from brine.instance import messages, store
 from brine.instance.conflicts import refuse_conflicts
@@ -34,9 +30,13 @@ from brine.instance.kvm.layout import cdrom_id
 from brine.instance.kvm.resources import medium
 from brine.instance.observe import Oper, look
 from brine.instance.running_spec import running_spec
-from brine.instance.spec import Spec, SpecError
 from brine.instance.start import being_stopped
 from brine.instance.store import InstanceError
+from brine.vm.address import HotplugError
+from brine.vm.conflicts import Claim, ClaimKind, Identities, claiming, refuse_taken
+from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import Runtime, change
+from brine.vm.spec import Spec, SpecError
 
 EJECT_TIMEOUT_S = 10.0
 

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from brine.common.paths import InstanceFiles
-from brine.hotplug.address import DeviceKind, Slot
-from brine.hotplug.choices import USUAL_MTU
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout, cdrom_id
-from brine.instance.spec import Interface, Spec
+from brine.vm.address import DeviceKind, Slot
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import Interface, Spec
+from brine.vm.values import USUAL_MTU
 
 _FIRST_DISPLAY = 5900
 _MOST_DISPLAYS = 99

@@ -17,19 +17,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from brine.common import markers
 from brine.common.errors import BrineError, printable
-from brine.common.halt import GOING_STATES, IO_ERROR, PAUSED, SUSPENDED, Halt
-from brine.common.markers import MarkerKind
-from brine.common.paths import InstanceFiles
-from brine.common.process import (
-    Process,
-    StrangerError,
-    is_listening,
-    peer_process,
-    refuse_stranger,
-    unit_of,
-)
+from brine.common.process import Process
 from brine.common.qmp.wire import (
     QmpClosedError,
     QmpCommandError,
@@ -37,13 +26,20 @@ from brine.common.qmp.wire import (
     QmpProtocolError,
     QmpTimeoutError,
 )
+from brine.common.unix_socket import is_listening, peer_process
 from brine.instance import owner
 from brine.instance.hypervisor import DeafGuestError, Hypervisor, ended_early
 from brine.instance.kvm.programs import with_machine_version
 from brine.instance.observe import Observed, Oper, oper_of
-from brine.instance.spec import Spec
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
+from brine.vm import markers
+from brine.vm.files import InstanceFiles
+from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, SUSPENDED, Halt
+from brine.vm.markers import MarkerKind
+from brine.vm.peer import StrangerError, refuse_stranger
+from brine.vm.spec import Spec
+from brine.vm.unit_name import unit_of
 
 if TYPE_CHECKING:
     from brine.common.qmp.client import QmpClient

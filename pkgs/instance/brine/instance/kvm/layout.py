@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from brine.common.vm_rules import (
+from brine.vm.address import NoSlotError, Slot, lun_slot, pci_slot, port_slot
+from brine.vm.rules import (
     FIRST_PORT,
     LAST_PORT,
     LAST_SLOT,
@@ -19,8 +20,7 @@ from brine.common.vm_rules import (
     ide_units,
     slots_fault,
 )
-from brine.hotplug.address import NoSlotError, Slot, lun_slot, pci_slot, port_slot
-from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec
+from brine.vm.spec import DiskSpec, Interface, NicSpec, Spec
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 

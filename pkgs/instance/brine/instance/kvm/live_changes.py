@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common.errors import BrineError, printable, warn
-from brine.common.paths import InstanceFiles
-from brine.hotplug.address import Bus, DeviceKind
 from brine.hotplug.disk import DRIVERS
-from brine.hotplug.runtime_file import Runtime, RuntimeFileError, path_of_disk
 from brine.instance import messages
 from brine.instance.devices import with_formats_found
 from brine.instance.kvm.layout import layout_of, with_slots
-from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec, SpecError, parse, to_json
 from brine.instance.store import InstanceError, keep_runtime_aside
+from brine.vm.address import Bus, DeviceKind
+from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import Runtime, RuntimeFileError, path_of_disk
+from brine.vm.spec import DiskSpec, Interface, NicSpec, Spec, SpecError, parse, to_json
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.paths import InstanceFiles
 from brine.hotplug.transaction import Pending, being_released
 from brine.instance.kvm.layout import SCSI_CONTROLLER
 from brine.instance.kvm.live_changes import KEYS, DevicesNow, as_asked, devices_now
 from brine.instance.observe import Observed, Oper
 from brine.instance.running_spec import running_spec
-from brine.instance.spec import DiskSpec, Interface, NicSpec, Spec, to_json
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import DiskSpec, Interface, NicSpec, Spec, to_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.paths import InstanceFiles
-from brine.common.process import spoken_wait
+from brine.common.progress import spoken_wait
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug import plug_disk, plug_nic
-from brine.hotplug.address import Bus, DeviceKind
-from brine.hotplug.choices import UNPLUG_TIMEOUT_S
-from brine.hotplug.runtime_file import Runtime, change
 from brine.hotplug.session import Vm, remove_device, working_on
+from brine.hotplug.timeouts import UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import being_released
 from brine.instance import store
 from brine.instance.devices import disk_of, nic_of
@@ -27,7 +24,10 @@ from brine.instance.kvm.live_definition import (
     rows_of,
     steps_of,
 )
-from brine.instance.spec import DiskSpec, FormatSource, Interface, NicSpec, Spec, to_json
+from brine.vm.address import Bus, DeviceKind
+from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import Runtime, change
+from brine.vm.spec import DiskSpec, FormatSource, Interface, NicSpec, Spec, to_json
 
 _WORDS = {"attach": "plugged in", "detach": "taken out", "modify": "changed"}
 

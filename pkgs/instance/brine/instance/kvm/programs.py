@@ -10,8 +10,8 @@ from typing import Any
 
 from brine.common.files import fault_of_writers, open_regular
 from brine.common.process import run_bounded
-from brine.instance.spec import MACHINE_VERSIONS, UEFI, Spec, SpecError
 from brine.instance.store import InstanceError
+from brine.vm.spec import MACHINE_VERSIONS, UEFI, Spec, SpecError
 
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
 _ALIAS = re.compile(r"^(\S+) .*\(alias of ([A-Za-z0-9.-]+)\)", re.MULTILINE)

@@ -24,12 +24,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from brine.common import paths
-from brine.common.conflicts import claiming
+from brine.common.background import begun
 from brine.common.errors import install_hint, warn
 from brine.common.files import open_regular, read_regular, write_whole
-from brine.common.paths import InstanceFiles
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
-from brine.common.process import begun, unit_of
 from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
@@ -37,7 +35,11 @@ from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of
 from brine.instance.kvm.programs import faults_of_writers, version_of
-from brine.instance.spec import (
+from brine.instance.store import InstanceError, clear_last_run, telling
+from brine.instance.unit import UnitError, set_properties
+from brine.vm.conflicts import claiming
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import (
     MACHINE_VERSIONS,
     QEMU_ITSELF_MIB,
     UEFI,
@@ -46,8 +48,7 @@ from brine.instance.spec import (
     Spec,
     to_json,
 )
-from brine.instance.store import InstanceError, clear_last_run, telling
-from brine.instance.unit import UnitError, set_properties
+from brine.vm.unit_name import unit_of
 
 EMPTY_ROOT = Path("/run/brine/empty")
 """The root directory of a confined QEMU."""

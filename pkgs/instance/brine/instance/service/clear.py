@@ -15,17 +15,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brine.common import markers, paths
+from brine.common import paths
 from brine.common.errors import BrineError, die, warn
 from brine.common.files import read_regular, remove_same
-from brine.common.markers import BELIEVED_S, MarkerKind
-from brine.common.paths import InstanceFiles
-from brine.common.process import is_listening
 from brine.common.uids import release_forgotten, release_uid
+from brine.common.unix_socket import is_listening
 from brine.instance import messages, store, unit
 from brine.instance.observe import is_stop_over
 from brine.instance.owner import forget_process
-from brine.instance.spec import SecurityModel
+from brine.vm import markers
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import BELIEVED_S, MarkerKind
+from brine.vm.spec import SecurityModel
 
 if TYPE_CHECKING:
     from brine.hotplug.net.records import TapRecord

@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from brine.common import journal, paths
 from brine.common.errors import printable
 from brine.common.inotify import DirectoryWatch
-from brine.common.paths import InstanceFiles
 from brine.common.systemd import ServiceManager
-from brine.common.vm_values import vm_name_fault
 from brine.instance.serial_log import LOG_BYTES, append
+from brine.vm.files import InstanceFiles
+from brine.vm.values import vm_name_fault
 
 log = logging.getLogger(__name__)
 

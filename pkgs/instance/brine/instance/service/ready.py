@@ -7,13 +7,14 @@ import sys
 import time
 from contextlib import suppress
 
-from brine.common import markers
 from brine.common.errors import BrineError, die
-from brine.common.markers import MarkerKind
-from brine.common.process import Process, main_pid, unit_of
+from brine.common.process import Process, main_pid
 from brine.instance import messages, store
 from brine.instance.history import StartFailure, noted_failure, why_not_started
 from brine.instance.hypervisor import EndedEarlyError, hypervisor_of
+from brine.vm import markers
+from brine.vm.markers import MarkerKind
+from brine.vm.unit_name import unit_of
 
 _PROGRAM = "brine-instance"
 _PAUSE_S = 0.02

@@ -11,20 +11,21 @@ import sys
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from brine.common import markers
 from brine.common.errors import BrineError, die, warn
-from brine.common.markers import MarkerKind
-from brine.common.paths import InstanceFiles
-from brine.common.process import is_listening, slice_of
-from brine.common.vm_values import vm_name_fault
+from brine.common.process import slice_of
+from brine.common.unix_socket import is_listening
 from brine.instance import messages, store
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.owner import note_process, refuse_without_owner
-from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, refuse_elsewhere
 from brine.instance.unit import UnitError, wait_for_network
+from brine.vm import markers
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import MarkerKind
+from brine.vm.spec import AdminState, Spec
+from brine.vm.values import vm_name_fault
 
 _PROGRAM = "brine-instance"
 

@@ -15,9 +15,9 @@ import threading
 
 from brine.common import paths
 from brine.common.errors import BrineError, tell_error, warn
-from brine.common.vm_values import vm_name_fault
 from brine.instance import messages
 from brine.instance.shutdown import stop_run
+from brine.vm.values import vm_name_fault
 
 FOLDER = paths.CONTROL_DIR.parent / "stopper"
 

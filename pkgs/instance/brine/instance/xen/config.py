@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
 
-from brine.common import markers
 from brine.common.files import read_regular, write_whole
-from brine.common.instances import DOMAIN_SPEC
-from brine.common.markers import MarkerKind
-from brine.common.paths import InstanceFiles
-from brine.hotplug.choices import Mode
-from brine.instance.spec import DiskSpec, NicSpec, Spec, to_json
 from brine.instance.xen.xl import Domain
+from brine.vm import markers
+from brine.vm.files import InstanceFiles
+from brine.vm.instances import DOMAIN_SPEC
+from brine.vm.markers import MarkerKind
+from brine.vm.spec import DiskSpec, NicSpec, Spec, to_json
+from brine.vm.values import Mode
 
 TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}
 """Xen's type of domain for each hypervisor of a spec."""

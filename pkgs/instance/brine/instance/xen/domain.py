@@ -15,24 +15,25 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn
 
-from brine.common import markers
-from brine.common.conflicts import claiming
 from brine.common.errors import BrineError, warn
 from brine.common.locks import LockedError
-from brine.common.markers import BELIEVED_S, MarkerKind
-from brine.common.paths import InstanceFiles
-from brine.common.process import Process, main_pid, unit_of
+from brine.common.process import Process, main_pid
 from brine.instance import messages, store
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.devices import with_formats_found
 from brine.instance.hypervisor import Hypervisor, ended_early
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Observed, Oper, look, suspended
-from brine.instance.spec import AdminState, Spec
 from brine.instance.store import InstanceError, clear_last_run
 from brine.instance.xen import config, xl
 from brine.instance.xen.config import GRUBS, kernel_of
 from brine.instance.xen.xl import Domain, ShutdownReason, XlError
+from brine.vm import markers
+from brine.vm.conflicts import claiming
+from brine.vm.files import InstanceFiles
+from brine.vm.markers import BELIEVED_S, MarkerKind
+from brine.vm.spec import AdminState, Spec
+from brine.vm.unit_name import unit_of
 
 _PROGRAM = "brine-instance"
 _FIRST_PAUSE_S = 0.1

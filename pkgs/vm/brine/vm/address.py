@@ -13,8 +13,8 @@ from enum import StrEnum
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.common.vm_rules import LAST_SLOT, RESERVED_SLOTS
-from brine.hotplug.choices import LONGEST_SERIAL
+from brine.vm.rules import LAST_SLOT, RESERVED_SLOTS
+from brine.vm.values import LONGEST_SERIAL
 
 
 class HotplugError(BrineError):

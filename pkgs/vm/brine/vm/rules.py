@@ -1,7 +1,7 @@
 """The rules between values of a VM, and the number of devices that it has room for.
 
 A spec is checked by these, and so is the cluster's configuration, of which specs are made.
-Those of NICs are in :mod:`brine.common.vm_connection`.
+Those of NICs are in :mod:`brine.vm.connection`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from brine.common.vm_values import CACHE_MODES, SMALLEST_VNC_PORT
+from brine.vm.values import CACHE_MODES, SMALLEST_VNC_PORT
 
 KeyFault = tuple[str, str, str | None]
 """The key with a mistake, in a spec's words, a description, and a hint."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from brine.common.errors import printable
-from brine.common.markers import Marker
+from brine.vm.markers import Marker
 
 GOING_STATES = frozenset(
     {

@@ -23,7 +23,7 @@ from typing import Any
 from brine.common.errors import BrineError
 from brine.common.files import place_of, read_regular, write_whole
 from brine.common.locks import LockError, node_lock
-from brine.hotplug.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
+from brine.vm.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
 
 Json = dict[str, Any]
 

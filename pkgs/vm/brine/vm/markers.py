@@ -84,7 +84,7 @@ class MarkerKind(StrEnum):
     """An administrator has paused this run, and has not resumed it."""
     HALTED = "halted"
     """The QEMU of this run stands still, and no administrator has paused it: by brine-kvmd. Its
-    facts are those of :class:`brine.common.halt.Halt`."""
+    facts are those of :class:`brine.vm.halt.Halt`."""
 
 
 @dataclass(frozen=True, slots=True)

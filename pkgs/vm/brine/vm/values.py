@@ -1,8 +1,8 @@
 """What the values of a VM may be: names, limits and choices.
 
 A spec is checked by these, and so is the cluster's configuration, of which specs are made: no node
-refuses what the cluster has accepted. Rules between values are in :mod:`brine.common.vm_rules` and
-:mod:`brine.common.vm_connection`.
+refuses what the cluster has accepted. Rules between values are in :mod:`brine.vm.rules` and
+:mod:`brine.vm.connection`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 BOOT_DEVICES = ("disk", "cdrom", "network")
@@ -21,6 +22,20 @@ CACHE_MODES = {
     "directsync": (False, True, False),
     "unsafe": (True, False, True),
 }
+FORMATS = ("raw", "qcow2")
+MODELS = {"virtio": "virtio-net-pci", "e1000": "e1000", "e1000e": "e1000e", "rtl8139": "rtl8139"}
+"""QEMU's models of NICs, by the names that people know."""
+
+USUAL_MTU = 1500
+"""The MTU that a guest's Ethernet has unless something else is said, in bytes, as the others."""
+SMALLEST_MTU = 68
+LARGEST_MTU = 65521
+"""The largest MTU that the kernel allows for a tap: 65535, less an Ethernet header."""
+
+
+LONGEST_SERIAL = 20
+"""The characters of a disk's serial that virtio-blk shows (VIRTIO_BLK_ID_BYTES)."""
+
 AIO_MODES = ("threads", "native", "io_uring")
 REBOOTS = ("reboot", "exit")
 SECURITY_MODELS = ("none", "user", "pool")
@@ -43,6 +58,14 @@ SOCKET_BYTES = 107
 """The longest path of a socket (:manpage:`unix(7)`, less its end)."""
 NAME_BYTES = 15
 """The longest name of a network interface (IFNAMSIZ, less its end)."""
+
+
+class Mode(StrEnum):
+    """How a NIC is connected. Ganeti's words."""
+
+    BRIDGED = "bridged"
+    ROUTED = "routed"
+    OPEN_VSWITCH = "openvswitch"
 
 
 def vm_name_fault(text: str) -> str | None:

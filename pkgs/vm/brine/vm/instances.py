@@ -12,7 +12,7 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_json, read_regular
-from brine.common.paths import InstanceFiles
+from brine.vm.files import InstanceFiles
 
 READERS = "be root, or in the group brine"
 """A hint for users who may not read specs."""

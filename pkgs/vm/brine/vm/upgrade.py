@@ -16,10 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from brine.common import markers, paths
-from brine.common.markers import MarkerKind
+from brine.common import paths
 from brine.common.message import KVMD_USER
-from brine.common.process import PREFIX, SUFFIX
+from brine.vm import markers
+from brine.vm.markers import MarkerKind
+from brine.vm.unit_name import PREFIX, SUFFIX
 
 _TIMEOUT_S = 30
 _GOING = ("active", "activating", "deactivating", "reloading", "refreshing")

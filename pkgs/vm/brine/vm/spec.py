@@ -19,12 +19,16 @@ from typing import Any, ClassVar
 
 from brine.common import schema
 from brine.common.schema import SchemaError, shape_of
-from brine.common.vm_rules import is_q35
-from brine.common.vm_values import (
+from brine.vm.rules import is_q35
+from brine.vm.values import (
     AIO_MODES,
     BOOT_DEVICES,
     CACHE_MODES,
+    FORMATS,
+    LARGEST_MTU,
+    MODELS,
     WHOLE,
+    Mode,
     address_fault,
     like,
     line,
@@ -34,7 +38,6 @@ from brine.common.vm_values import (
     vm_mac_fault,
     vm_name_fault,
 )
-from brine.hotplug.choices import FORMATS, LARGEST_MTU, MODELS, Mode
 
 SpecError = SchemaError
 """A spec that can't be used."""

@@ -26,11 +26,13 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_json
-from brine.common.instances import runtime_of, specs_but, started_with
 from brine.common.locks import node_lock
-from brine.common.markers import MarkerKind, read_marker
-from brine.common.paths import InstanceFiles
-from brine.common.process import is_listening, runs_in, unit_of
+from brine.common.process import runs_in
+from brine.common.unix_socket import is_listening
+from brine.vm.files import InstanceFiles
+from brine.vm.instances import runtime_of, specs_but, started_with
+from brine.vm.markers import MarkerKind, read_marker
+from brine.vm.unit_name import unit_of
 
 STORAGE_TIMEOUT_S = 10.0
 """How long disks may take to show that they are there."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from brine.common.errors import UsageError
-from brine.common.vm_values import is_interface_name
+from brine.vm.values import is_interface_name
 
 HIGHEST_VLAN = 4094
 
