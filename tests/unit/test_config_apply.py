@@ -296,6 +296,28 @@ def test_a_genuine_file_is_imported_as_it_is_and_merged_without_change() -> None
     assert apply(imported, data).new == Configuration.from_json(data)
 
 
+def test_of_a_whole_configuration_all_new_instances_with_values_that_brine_lacks_are_told() -> None:
+    """Those that were there before stay as they are, whatever they have."""
+    data = ganeti_config(nodes=3, instances=4)
+    old, *others = data["instances"].values()
+    old["hvparams"] = {"nic_type": "i82551"}
+    imported = apply(None, data).new
+    assert apply(imported, data).new == imported
+    lacks: list[Json] = [{"nic_type": "i82551"}, {"disk_type": "pflash"}, {"nic_type": "e1000"}]
+    for number, (other, hvparams) in enumerate(zip(others, lacks, strict=True)):
+        new = other | {"uuid": uuid_of("new", number), "name": f"new{number}.example.com"}
+        new |= {"hvparams": hvparams, "nics": [], "disks": []}
+        data["instances"][new["uuid"]] = new
+    with pytest.raises(InputError) as caught:
+        apply(imported, data)
+    assert [one.where for one in caught.value.mistakes] == [
+        "/instances/new0.example.com/hvparams/nic_type",
+        "/instances/new1.example.com/hvparams/disk_type",
+    ]
+    assert "nothing was changed" in (caught.value.hint or "")
+    assert "with Ganeti's commands" in (caught.value.hint or "")
+
+
 def test_candidates_are_as_many_as_the_cluster_wants_and_the_master_is_one() -> None:
     data = declared()["brine"]
     nodes: Json = {f"n{number}": {"primary_ip": f"192.0.2.{number}"} for number in range(1, 6)}

@@ -29,6 +29,11 @@ _UNMASKED = (
     "Salt hides pillar's values on the command line; the state brine.config "
     "(brine_config.applied) has them"
 )
+_MANUAL = "see brine-config.data(5)"
+_GANETIS = (
+    "change these values with Ganeti's commands, and apply its configuration again; or declare "
+    f"what is to change without the rest, {_MANUAL}"
+)
 _LONGEST_LIST = 200
 _MOST_NAMES = 5
 _OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters"})
@@ -39,7 +44,7 @@ _ORDER = ("networks", "nodegroups", "nodes", "instances", "disks")
 class InputError(ConfigError):
     """An input with mistakes; nothing was changed."""
 
-    def __init__(self, mistakes: list[Mistake], hint: str = "see brine-config.data(5)") -> None:
+    def __init__(self, mistakes: list[Mistake], hint: str = _MANUAL) -> None:
         more = [f"  {mistake}" for mistake in mistakes[1:_LONGEST_LIST]]
         if len(mistakes) > _LONGEST_LIST:
             more.append(f"  and {len(mistakes) - _LONGEST_LIST} more")
@@ -111,7 +116,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     draft.mistakes.extend(_new_faults(draft, new))
     _check_moves(draft, new)
     if draft.mistakes:
-        raise InputError(draft.mistakes)
+        raise InputError(draft.mistakes, _GANETIS if foreign else _MANUAL)
     return Applied(new, tuple(draft.notes), tuple(without_effect(declared, new)))
 
 
