@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.vm.address import (
-    DeviceKind,
-    DeviceName,
+from brine.vm.address import DeviceKind, DeviceName
+from brine.vm.slots import (
     NoSlotError,
     Slot,
     free_lun,

@@ -11,7 +11,8 @@ import pytest
 
 from brine.common import paths
 from brine.hotplug.disk import Disk, opened, size_of
-from brine.vm.address import HotplugError, uuid_of_path
+from brine.hotplug.errors import HotplugError
+from brine.vm.address import uuid_of_path
 from brine.vm.conflicts import ConflictError, refuse_taken
 from lab.fake_qemu import FakeQemus
 

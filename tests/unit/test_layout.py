@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.instance.kvm.layout import Layout, layout_of, on_pci, with_slots
-from brine.vm.address import DeviceKind, NoSlotError, Slot
+from brine.vm.address import DeviceKind
+from brine.vm.slots import NoSlotError, Slot
 from brine.vm.spec import Spec, parse
 
 

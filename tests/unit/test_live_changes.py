@@ -25,9 +25,10 @@ from brine.instance.kvm.live_changes import (
 )
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from brine.vm.address import DeviceKind, Slot, lun_slot, pci_slot
+from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import change
+from brine.vm.slots import Slot, lun_slot, pci_slot
 from brine.vm.spec import DiskSpec, NicSpec, Spec
 from brine.vm.values import Mode
 from lab.runtime_file import write_runtime_file

@@ -12,8 +12,9 @@ from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.live_changes import devices_now
 from brine.instance.kvm.live_definition import in_words, steps_of
 from brine.instance.validate import define
-from brine.vm.address import DeviceKind, pci_slot
+from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import change
+from brine.vm.slots import pci_slot
 from brine.vm.spec import Spec
 from lab.runtime_file import write_runtime_file
 

@@ -18,8 +18,8 @@ from brine.common.cli import EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.hotplug import commands
 from brine.hotplug.cli import NIC
+from brine.hotplug.errors import HotplugError
 from brine.hotplug.target import find_socket, instance_of, runtime_file
-from brine.vm.address import HotplugError
 
 # The VM that is meant.
 

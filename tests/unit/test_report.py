@@ -25,10 +25,10 @@ from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
-from brine.vm.address import pci_slot
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import Halt, excerpt
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
+from brine.vm.slots import pci_slot
 from brine.vm.spec import to_json
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemus, Refused

@@ -22,7 +22,8 @@ class BrineError(Exception):
         +-- LockError          a lock that can't be had, and LockedError, which others hold
         +-- OutboxError, UidPoolError, MemoryLockError, PrivilegeError, SsconfError
         +-- KeyFileError, PortError, WorkerError, ConfdError                 (brine.confd)
-        +-- HotplugError, NoSlotError, RuntimeFileError                      (brine.hotplug)
+        +-- NoSlotError, RuntimeFileError, ConflictError                     (brine.vm)
+        +-- HotplugError                                                     (brine.hotplug)
         +-- TapError, LinkError, OpenVswitchError, ScriptError, RecordError  (brine.hotplug.net)
         +-- InstanceError      an instance that can't be worked on (brine.instance)
         +-- QmpError           talking to a QEMU monitor

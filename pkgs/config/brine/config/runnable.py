@@ -15,19 +15,18 @@ from brine.config import params
 from brine.config.model import ConfigDisk, ConfigNic, Configuration, Instance
 from brine.config.params import Mistake
 from brine.config.schema import ip_fault, is_uuid, mac_fault, name_fault
+from brine.vm.address import short_uuid
 from brine.vm.connection import check_connection
 from brine.vm.rules import (
-    MOST_XEN_DISKS,
     KeyFault,
     disk_faults,
     security_faults,
-    short_uuid,
-    slots_fault,
     topology_fault,
     vnc_listener,
     vnc_port_fault,
     xen_nic_faults,
 )
+from brine.vm.slots import MOST_XEN_DISKS, slots_fault
 from brine.vm.values import (
     line_fault,
     listener_fault,

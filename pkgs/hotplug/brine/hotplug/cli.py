@@ -11,7 +11,6 @@ from typing import Any
 from brine.common.cli import Command, add_verb, seconds, whole_number
 from brine.hotplug.timeouts import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
 from brine.vm.arguments import instance_name
-from brine.vm.rules import RESERVED_SLOTS
 from brine.vm.values import (
     AIO_MODES,
     CACHE_MODES,
@@ -20,6 +19,7 @@ from brine.vm.values import (
     LONGEST_SERIAL,
     MODELS,
     MOST_QUEUES,
+    RESERVED_SLOTS,
     SMALLEST_MTU,
     Mode,
 )

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.files import open_safely
-from brine.vm.address import Bus, DeviceKind, HotplugError, Slot, default_serial
+from brine.hotplug.errors import HotplugError
+from brine.vm.address import Bus, DeviceKind, default_serial
 from brine.vm.conflicts import Claim, claims_of, layers_of
+from brine.vm.slots import Slot
 from brine.vm.values import CACHE_MODES, FORMATS
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}

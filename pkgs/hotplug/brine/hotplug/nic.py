@@ -12,9 +12,10 @@ from urllib.parse import quote, unquote_to_bytes
 from brine.common import paths
 from brine.common.errors import UsageError
 from brine.hotplug.net.tap import tap_name
-from brine.vm.address import DeviceKind, Slot
+from brine.vm.address import DeviceKind
 from brine.vm.conflicts import Claim, claims_of
 from brine.vm.connection import Address, check_connection, parse_address
+from brine.vm.slots import Slot
 from brine.vm.values import LARGEST_MTU, MODELS, SMALLEST_MTU, USUAL_MTU, Mode
 
 if TYPE_CHECKING:

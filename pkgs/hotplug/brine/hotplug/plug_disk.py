@@ -25,12 +25,14 @@ from brine.hotplug.disk import (
     recorded_disk,
     size_of,
 )
+from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
-from brine.vm.address import Bus, DeviceKind, HotplugError, Slot, uuid_of_path
+from brine.vm.address import Bus, DeviceKind, uuid_of_path
 from brine.vm.conflicts import claims_of, ide_disks, is_same_disk
-from brine.vm.rules import RESERVED_SLOTS
 from brine.vm.runtime_file import Runtime
+from brine.vm.slots import Slot
+from brine.vm.values import RESERVED_SLOTS
 
 if TYPE_CHECKING:
     from brine.hotplug.session import Vm

@@ -12,22 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpClosedError, QmpError
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.net.wiring import check_wiring, open_own_tap, remove_unheld, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, recorded_nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.timeouts import UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import Pending, PendingAction, Undo
-from brine.vm.address import (
-    DeviceKind,
-    HotplugError,
-    RefusedByGuestError,
-    Slot,
-    new_mac,
-    uuid_of_mac,
-)
+from brine.vm.address import DeviceKind, new_mac, uuid_of_mac
 from brine.vm.connection import parse_vlans
-from brine.vm.rules import RESERVED_SLOTS
-from brine.vm.values import MODELS, Mode
+from brine.vm.slots import Slot
+from brine.vm.values import MODELS, RESERVED_SLOTS, Mode
 
 if TYPE_CHECKING:
     from brine.hotplug.session import Vm

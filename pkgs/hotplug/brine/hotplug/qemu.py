@@ -17,16 +17,11 @@ from typing import TYPE_CHECKING, Any
 from brine.common.errors import BrineError, printable
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
-from brine.vm import address
-from brine.vm.address import (
-    Bus,
-    DeviceKind,
-    DeviceName,
-    HotplugError,
-    RefusedByGuestError,
-    Slot,
-)
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.vm import address, slots
+from brine.vm.address import Bus, DeviceKind, DeviceName
 from brine.vm.peer import stranger_check
+from brine.vm.slots import Slot
 
 if TYPE_CHECKING:
     from brine.hotplug.net.records import TapRecord
@@ -150,16 +145,16 @@ class Machine:
         """The slot of a device, whose number is in its id."""
         bus = self._bus_of(device_id)
         if name.bus is Bus.SCSI:
-            return address.lun_slot(bus, name.slot)
-        return address.pci_slot(name.slot) if bus == "pci.0" else address.port_slot(bus, name.slot)
+            return slots.lun_slot(bus, name.slot)
+        return slots.pci_slot(name.slot) if bus == "pci.0" else slots.port_slot(bus, name.slot)
 
     def free_slot(self, *, reserved: int) -> Slot:
         """A free slot for a device on PCI: of a q35 machine, a root port."""
         if "q35" in str(self.qmp.execute("qom-get", {"path": "/machine", "property": "type"})):
-            return address.free_root_port(self._root_ports())
+            return slots.free_root_port(self._root_ports())
         buses = self.list_of("query-pci")
         try:
-            return address.free_pci_slot(buses, reserved=reserved)
+            return slots.free_pci_slot(buses, reserved=reserved)
         except (KeyError, TypeError) as error:
             raise QmpProtocolError(f"{self.qmp.path}: no answer to query-pci") from error
 
@@ -177,13 +172,13 @@ class Machine:
             for name, kind in self.devices(folder).items():
                 if kind.startswith("scsi-") and self._bus_of(name, folder) == bus:
                     taken.append(self._number(self.property(name, "lun", folder)))
-        return address.free_lun(bus, taken)
+        return slots.free_lun(bus, taken)
 
     def _bus_of(self, device_id: str, folder: str = _PERIPHERAL) -> str:
         return str(self.property(device_id, "parent_bus", folder)).rpartition("/")[2]
 
     def _root_ports(self) -> dict[str, tuple[int, bool]]:
-        """The PCIe root ports with an id, see :func:`brine.vm.address.free_root_port`.
+        """The PCIe root ports with an id, see :func:`brine.vm.slots.free_root_port`.
 
         query-pci shows the device in a port only after the guest's firmware has configured it.
         """

@@ -19,6 +19,7 @@ from brine.common.privileges import Capability, may
 from brine.common.qmp.wire import QmpClosedError, QmpCommandError, QmpTimeoutError
 from brine.common.unix_socket import is_listening
 from brine.hotplug import messages, plug_disk
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of, monitor
 from brine.hotplug.relay import Relay
@@ -33,7 +34,7 @@ from brine.hotplug.transaction import (
     forget_ended,
     identity_of,
 )
-from brine.vm.address import DeviceKind, HotplugError, RefusedByGuestError, Slot
+from brine.vm.address import DeviceKind
 from brine.vm.conflicts import (
     Claim,
     Identities,
@@ -44,6 +45,7 @@ from brine.vm.conflicts import (
 )
 from brine.vm.instances import instance_behind
 from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, lock_name, qemu_id
+from brine.vm.slots import Slot
 
 log = logging.getLogger(__name__)
 

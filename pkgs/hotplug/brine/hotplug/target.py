@@ -17,8 +17,9 @@ from brine.common.files import read_json
 from brine.common.privileges import Capability, keep_only
 from brine.common.progress import spoken_wait
 from brine.common.qmp.client import LIMIT_S
+from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Device, Machine, devices_of, monitor
-from brine.vm.address import DeviceKind, HotplugError
+from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import instance_behind
 

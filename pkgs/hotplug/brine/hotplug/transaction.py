@@ -18,7 +18,8 @@ from brine.common.files import put_aside, unfinished, write_whole
 from brine.common.process import start_time_of
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
-from brine.vm.address import DeviceKind, HotplugError, RefusedByGuestError
+from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import Runtime, change, qemu_id
 
 log = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class Pending:
     :param device: the device as a runtime file has it.
     :param before: of a change: the former device.
     :param is_out: of a change: whether the former device is unplugged.
-    :param slot: of a change: the former slot, as :class:`brine.vm.address.Slot` has it.
+    :param slot: of a change: the former slot, as :class:`brine.vm.slots.Slot` has it.
     :param since: when it was begun, seconds since 1970; 0 if no guest's answer is expected.
     """
 

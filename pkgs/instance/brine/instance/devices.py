@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brine.hotplug.disk import Backing, Disk, refuse_other_format
+from brine.hotplug.errors import HotplugError
 from brine.instance.store import InstanceError
-from brine.vm.address import HotplugError
 from brine.vm.spec import DiskSpec, FormatSource, NicSpec, Spec, SpecError, backing_chain
 from brine.vm.values import Mode
 

@@ -16,17 +16,15 @@ from brine.hotplug.nic import usual_wiring
 from brine.instance.devices import nic_of
 from brine.instance.kvm.layout import layout_of, on_pci
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
-from brine.vm.address import NoSlotError, default_serial, uuid_of_mac, uuid_of_path
+from brine.vm.address import default_serial, short_uuid, uuid_of_mac, uuid_of_path
 from brine.vm.rules import (
-    MOST_PORTS,
-    MOST_XEN_DISKS,
     disk_faults,
     security_faults,
-    short_uuid,
     topology_fault,
     vnc_port_fault,
     xen_nic_faults,
 )
+from brine.vm.slots import MOST_PORTS, MOST_XEN_DISKS, NoSlotError
 from brine.vm.spec import (
     MACHINE_VERSIONS,
     NOT_CONFINED,

@@ -1,7 +1,7 @@
-"""The rules between values of a VM, and the number of devices that it has room for.
+"""The rules between values of a VM.
 
 A spec is checked by these, and so is the cluster's configuration, of which specs are made.
-Those of NICs are in :mod:`brine.vm.connection`.
+Those of NICs are in :mod:`brine.vm.connection`, and those of slots in :mod:`brine.vm.slots`.
 """
 
 from __future__ import annotations
@@ -64,57 +64,4 @@ def vnc_port_fault(port: int) -> str | None:
     """Why VNC can't have that port; 0 is none, and right."""
     if 0 < port < SMALLEST_VNC_PORT:
         return f"must be {SMALLEST_VNC_PORT} or more, but is {port}"
-    return None
-
-
-def short_uuid(uuid: str) -> str:
-    """The part of a device's UUID in its QEMU id: no two devices of a kind have the same."""
-    return uuid.replace("-", "")[:8].lower()
-
-
-# Slots: the numbers of devices that a machine at its start has room for.
-
-RESERVED_SLOTS = 12
-"""Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""
-LAST_SLOT = 31
-FIRST_PORT = 6  # on pcie.0, after what the machine has itself, and our controllers
-LAST_PORT = 29
-MOST_PORTS = LAST_PORT - FIRST_PORT + 1
-"""The number of devices that a q35 machine can have."""
-LUNS = 256
-MOST_XEN_DISKS = 26
-"""Disks of a domain: xvda to xvdz."""
-
-
-def is_q35(machine: str) -> bool:
-    """Whether it is a machine of PCI Express, where devices plug into ports."""
-    return "q35" in machine
-
-
-def ide_units(machine: str) -> tuple[int, int]:
-    """The IDE buses of a machine, and the units of each."""
-    return (6, 1) if is_q35(machine) else (2, 2)
-
-
-def slots_fault(machine: str, *, pci: int, scsi: int, ide: int) -> tuple[str, str] | None:
-    """Why a machine has no slots for its devices, and a hint; None if it has.
-
-    :param pci: the number of NICs and of disks of the interface virtio.
-    :param scsi: the number of disks of that interface.
-    :param ide: the number of disks of that interface, and of CD-ROM drives.
-    """
-    more, begin = "give disks the interface scsi", "no slot left: "
-    if is_q35(machine) and pci > MOST_PORTS:
-        text = f"{pci} disks and NICs want ports, and a q35 machine has {MOST_PORTS}"
-        return begin + text, more
-    most = MOST_PORTS if is_q35(machine) else LAST_SLOT + 1 - RESERVED_SLOTS
-    if pci > most:
-        text = f"{most} disks and NICs have slots {RESERVED_SLOTS} to {LAST_SLOT} of pci.0"
-        return begin + text, more
-    if scsi > LUNS:
-        return f"{begin}{LUNS} disks have the interface scsi", "give disks the interface virtio"
-    buses, units = ide_units(machine)
-    if ide > buses * units:
-        text = f"{buses * units} disks and CD-ROMs have the interface ide"
-        return begin + text, "give disks the interface virtio or scsi"
     return None

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from brine.common import schema
 from brine.common.schema import SchemaError, shape_of
-from brine.vm.rules import is_q35
+from brine.vm.slots import is_q35
 from brine.vm.values import (
     AIO_MODES,
     BOOT_DEVICES,

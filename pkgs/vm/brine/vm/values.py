@@ -36,6 +36,9 @@ LARGEST_MTU = 65521
 LONGEST_SERIAL = 20
 """The characters of a disk's serial that virtio-blk shows (VIRTIO_BLK_ID_BYTES)."""
 
+RESERVED_SLOTS = 12
+"""Slots of a ``pc`` machine that are reserved for the devices that it starts with, as in Ganeti."""
+
 AIO_MODES = ("threads", "native", "io_uring")
 REBOOTS = ("reboot", "exit")
 SECURITY_MODELS = ("none", "user", "pool")

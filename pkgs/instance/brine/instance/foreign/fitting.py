@@ -14,9 +14,9 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
-from brine.vm.rules import LAST_SLOT, MOST_PORTS, RESERVED_SLOTS, ide_units, is_q35
+from brine.vm.slots import LAST_SLOT, MOST_PORTS, ide_units, is_q35
 from brine.vm.spec import NOT_CONFINED, DiskSpec, NicSpec, Spec
-from brine.vm.values import CACHE_MODES, LONGEST_SERIAL
+from brine.vm.values import CACHE_MODES, LONGEST_SERIAL, RESERVED_SLOTS
 
 NO_BRIDGE_HINT = "name the bridge that it is to be on: --link BRIDGE"
 

@@ -16,8 +16,9 @@ from typing import Any
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout, cdrom_id
-from brine.vm.address import DeviceKind, Slot
+from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
+from brine.vm.slots import Slot
 from brine.vm.spec import Interface, Spec
 from brine.vm.values import USUAL_MTU
 

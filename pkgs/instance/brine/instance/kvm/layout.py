@@ -9,18 +9,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from brine.vm.address import NoSlotError, Slot, lun_slot, pci_slot, port_slot
-from brine.vm.rules import (
+from brine.vm.slots import (
     FIRST_PORT,
     LAST_PORT,
     LAST_SLOT,
     LUNS,
     MOST_PORTS,
-    RESERVED_SLOTS,
+    NoSlotError,
+    Slot,
     ide_units,
+    lun_slot,
+    pci_slot,
+    port_slot,
     slots_fault,
 )
 from brine.vm.spec import DiskSpec, Interface, NicSpec, Spec
+from brine.vm.values import RESERVED_SLOTS
 
 Device = TypeVar("Device", bound=DiskSpec | NicSpec)
 
