@@ -237,11 +237,10 @@ def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
             usual = getattr(kind, "OTHER_WORDS", {}).get(name.lower())
             hint = f"did you mean {usual}?" if usual else nearest(name, by_key)
             raise SchemaError(f"there is no such {noun}", where=member(where, name), hint=hint)
-        if type(value) is type(what.usual) and value == what.usual:
-            # As good as left out; most of what we have written is that.
-            values[what.name] = value if what.usual is what.default else what.default
-        else:
-            values[what.name] = what.check(value, f"{where}/{name}")
+        usual = what.usual
+        if value.__class__ is usual.__class__ and value == usual:
+            continue  # as good as left out; most of what we have written is that
+        values[what.name] = what.check(value, f"{where}/{name}")
     expect_required(shape, values, where)
     return kind(**values)
 

@@ -213,7 +213,9 @@ def with_reasons(several: Sequence[Observed]) -> list[Observed]:
             what = f"given up after {tries} tries: the next comes late"
             why = whys.get(seen.name, seen.state.why)
             whys[seen.name] = f"{why}; {what}, or soon after brine watcher forget {seen.name}"
-    return [replace(seen, reason=whys.get(seen.name, seen.reason)) for seen in several]
+    return [
+        replace(seen, reason=whys[seen.name]) if seen.name in whys else seen for seen in several
+    ]
 
 
 def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:

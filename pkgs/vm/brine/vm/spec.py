@@ -361,11 +361,10 @@ class Spec:
 
 def to_json(value: Any) -> dict[str, Any]:
     """The inverse of :func:`parse`, with all defaults filled in."""
-    names, values_of = _fields_of(value.__class__)
+    names, values_of, compound = _fields_of(value.__class__)
     found = dict(zip(names, values_of(value), strict=True))
-    for name, item in found.items():
-        if item.__class__ not in _PLAIN:
-            found[name] = _plain(item)
+    for name in compound:
+        found[name] = _plain(found[name])
     return found
 
 
@@ -373,15 +372,21 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 
 @functools.cache
-def _fields_of(kind: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    """The names of a class's fields, and a function that reads them all from an object."""
-    names = tuple(field.name for field in dataclasses.fields(kind))
-    return names, operator.attrgetter(*names)  # of two or more, as all have here
+def _fields_of(
+    kind: type,
+) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]], tuple[str, ...]]:
+    """The names of a class's fields, a function that reads them all from an object, and the names
+    of those that hold lists or objects."""
+    keys = shape_of(kind).by_key
+    compound = tuple(name for name, key in keys.items() if not key.kinds <= _PLAIN)
+    return tuple(keys), operator.attrgetter(*keys), compound  # of two or more, as all have here
 
 
 def _plain(value: Any) -> Any:
+    if value.__class__ in _PLAIN:
+        return value
     if isinstance(value, tuple):
-        return [one if one.__class__ in _PLAIN else _plain(one) for one in value]
+        return [_plain(one) for one in value]
     return to_json(value) if dataclasses.is_dataclass(value) else value
 
 
