@@ -22,7 +22,7 @@ from brine.common import outbox, paths, process, progress
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
-from brine.instance import history, operations, restart_counter, store, unit
+from brine.instance import failed_starts, history, operations, restart_counter, store, unit
 from brine.instance.clone import clone_instance
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
@@ -525,7 +525,8 @@ def test_what_an_earlier_run_said_is_not_why_this_one_failed(
     defined()
     failed = {"ActiveState": "failed", "InvocationID": "a"}
     systemctl.unit(UNIT, InactiveExitTimestampMonotonic=str(begun_us), **failed)
-    monkeypatch.setattr(history, "why_not_started", lambda *_: history.StartFailure("no such disk"))
+    reason = failed_starts.StartFailure("no such disk")
+    monkeypatch.setattr(failed_starts, "why_not_started", lambda *_: reason)
     error = start_failure("web1", UnitError("Job failed"), since_us=2)
     assert said in str(error)
 
@@ -1142,7 +1143,7 @@ def test_one_that_fails_or_is_damaged_keeps_nobody_else(
     if fault == "systemd":
         systemctl.refuse("show", "Connection timed out\n")
     elif fault == "journal":
-        monkeypatch.setattr(history, "why_not_started", damaged)
+        monkeypatch.setattr(failed_starts, "why_not_started", damaged)
     results = dict([first, *found])
     assert set(results) == {"bad", "web0", "web1", "web2"}
     said = "did not start: systemctl start: Job failed."

@@ -113,7 +113,7 @@ def test_a_list_says_which_qemu_stands_still_and_why(
     halt: Halt, status: str, still: str, why: str
 ) -> None:
     disk = {"path": "/srv/full", "uuid": "11111111-0000-4000-8000-000000000000"}
-    one = replace(seen(running(), disks=[disk]), halted=replace(halt, since=60.0))
+    one = replace(seen(running(), disks=[disk]), halted=halt._replace(since=60.0))
     cells = row(one)
     assert cells[1] == f"{status} ({still})"
     assert cells[-1].startswith(why)
@@ -317,8 +317,7 @@ def test_qemu_knows_best_how_it_stands_still(
     if noted and noted.state == state:
         assert found["halted"]["reason"] == "full"
     if state == "paused":  # it is Brine's own pause, if a marker says so
-        write_marker(MarkerKind.PAUSED, "web1", run=RUN)
-        found = details(replace(seen(running()), halted=noted, run=RUN))
+        found = details(replace(seen(running()), halted=noted, run=RUN, was_paused=True))
         assert (found["halted"], found["paused"]) == (None, True)
 
 

@@ -16,7 +16,7 @@ from brine.common.message import Message
 from brine.common.process import Process
 from brine.common.qmp.wire import QmpCommandError
 from brine.instance import messages, store
-from brine.instance.history import StartFailure, noted_failure, reason_in, why_not_started
+from brine.instance.failed_starts import StartFailure, noted_failure, reason_in, why_not_started
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import Kvm
 from brine.instance.service import ready

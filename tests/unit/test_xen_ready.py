@@ -12,7 +12,7 @@ import pytest
 from brine.common import process
 from brine.common.process import Process
 from brine.instance import store
-from brine.instance.history import reason_in
+from brine.instance.failed_starts import reason_in
 from brine.instance.service import ready
 from brine.instance.store import InstanceError
 from brine.instance.xen import config, domain

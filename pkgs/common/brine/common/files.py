@@ -9,9 +9,8 @@ import json
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _MOST_ASIDE = 100
 _MOST_LINKS = 40  # as the kernel's own limit
@@ -20,8 +19,7 @@ _AT_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_UNNAMED = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL})
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a path leads, after all symbolic links.
 
     :param folder: a descriptor of its folder.

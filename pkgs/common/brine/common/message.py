@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pwd
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 INFO, NOTICE, WARNING, ERROR = 20, 25, 30, 40
 """Levels of :mod:`logging`, and between two of them syslog's notice: normal, but worth a line of
 its own."""
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """A kind of log record that has an entry in the message catalog.
 
     :param id: 32 hexadecimal digits, given once and never changed.

@@ -7,8 +7,8 @@ not taken for a stranger. A copy of a host has another machine id, and is not th
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from brine.common import paths
 from brine.common.files import read_json, write_whole
@@ -16,8 +16,7 @@ from brine.common.files import read_json, write_whole
 MACHINE_ID_FILE = Path("/etc/machine-id")
 
 
-@dataclass(frozen=True, slots=True)
-class OwnNode:
+class OwnNode(NamedTuple):
     """A node: its *uuid*, its *name* in the configuration, and the machine-id(5) of its host."""
 
     uuid: str
@@ -39,7 +38,7 @@ def note_node(uuid: str, name: str) -> None:
     """Note the node that this host is; raises OSError."""
     node = OwnNode(uuid, name, _machine_id())
     if node.machine_id and node != noted_node():
-        write_whole(paths.NODE_FILE, json.dumps(asdict(node)).encode() + b"\n", mode=0o644)
+        write_whole(paths.NODE_FILE, json.dumps(node._asdict()).encode() + b"\n", mode=0o644)
 
 
 def _machine_id() -> str:

@@ -13,10 +13,9 @@ import math
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from brine.common.errors import BrineError, closest, nearest, printable
 
@@ -100,8 +99,7 @@ def key(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True)
-class KeySchema:
+class KeySchema(NamedTuple):
     """A key of a kind of data: the field *name*, its *key* in the data, the types of its values in
     *kinds* and in words, what converts them, and what an absent key means."""
 
@@ -116,7 +114,7 @@ class KeySchema:
     limits: Mapping[str, Any]
     usual: Any
     """The default as it stands in the data."""
-    sound: dict[str, Any] = dataclasses.field(default_factory=dict)
+    sound: dict[str, Any]
     """What strings become that were checked before: hundreds of specs have the same ones."""
 
     def wrong_type(self, value: Any, where: str) -> SchemaError:
@@ -168,8 +166,7 @@ class KeySchema:
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """The keys of a class of data, from its annotations."""
 
     by_key: dict[str, KeySchema]
@@ -215,6 +212,7 @@ def key_schema(
         secret,
         metadata.get("limits", {}),
         list(default) if isinstance(default, tuple) else default,
+        {},
     )
 
 

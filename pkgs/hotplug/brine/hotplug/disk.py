@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.common.files import open_safely
 from brine.hotplug.errors import HotplugError
@@ -175,8 +175,7 @@ class UnopenedError(HotplugError):
     """A file or device that can't be opened, or read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A disk's descriptors.
 
     :param descriptors: of the same file, opened in different modes; QEMU picks one.
@@ -210,7 +209,7 @@ def opened(disk: Disk, *, is_format_said: bool = True) -> Iterator[Opened]:
         backing: tuple[Opened, ...] = ()
         if nearest := _nearest_backing(disk):
             behind = stack.enter_context(opened(nearest))
-            backing = (replace(behind, backing=()), *behind.backing)
+            backing = (behind._replace(backing=()), *behind.backing)
         ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
         extra = os.O_DIRECT if direct else 0
         # The checked file itself, even if another file has its name now.

@@ -59,7 +59,7 @@ def add_disk(
     if existing := _existing(vm, disk, bus):
         device, disk = existing
         vm.record_again(device, disk.uuid, lambda slot: recorded_disk(disk, size_of(disk), slot))
-        return replace(device.change(changed=False), uuid=disk.uuid)
+        return device.change(changed=False)._replace(uuid=disk.uuid)
     if bus is Bus.PCI:
         slot = vm.machine.free_slot(reserved=reserved)
     else:

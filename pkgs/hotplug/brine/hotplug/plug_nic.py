@@ -6,7 +6,7 @@ A tap's descriptors go to QEMU through the monitor, then its two devices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -74,11 +74,11 @@ def modify_nic(
         _refuse_taken_mac(vm, nic.mac)
     check_wiring(nic)
     slot = vm.machine.slot_of(device.device_id, device.name)
-    change = replace(_change(nic, slot), device_id=device.device_id)
+    change = _change(nic, slot)._replace(device_id=device.device_id)
     if vm.dry_run:
         return change
     known: dict[str, Any] = {"request": request or {}, "device": recorded_nic(nic, slot)}
-    known |= {"before": before.to_json(), "slot": asdict(slot)}
+    known |= {"before": before.to_json(), "slot": slot._asdict()}
     with vm.doing(PendingAction.MODIFY, change, claims, **known) as doing:
         take_out(vm, device)
         doing.by(partial(put_back, vm, before, slot), asks_qemu=True)

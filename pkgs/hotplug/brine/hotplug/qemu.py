@@ -10,9 +10,9 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brine.common.errors import BrineError, printable
 from brine.common.qmp.client import QmpClient
@@ -44,8 +44,7 @@ _LET_GO_S = 5.0
 _PAUSE_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class FdSet:
+class FdSet(NamedTuple):
     """A descriptor of a set that QEMU was given, with its text: *disk* is JSON."""
 
     number: int
@@ -297,8 +296,7 @@ def _why(machine: Machine, timeout_s: float) -> str:
 # The devices of a VM that Brine knows.
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceChange:
+class DeviceChange(NamedTuple):
     """A command's change of a device, which it made or would make.
 
     :param value: the NIC's MAC, or the disk's serial.
@@ -321,8 +319,7 @@ class DeviceChange:
         return {**found, "changed": self.changed}
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(NamedTuple):
     """A device of a VM that Brine plugged in, or that an instance was started with.
 
     :param type: QEMU's device type, such as ``virtio-net-pci``.
@@ -410,11 +407,11 @@ def devices_of(machine: Machine, kind: DeviceKind, vm: str) -> list[Device]:
             continue  # the guest has just released it
         device = Device(device_id, name, types[device_id], value, name.part)
         if kind is DeviceKind.NIC:
-            device = replace(device, value=value.lower())
+            device = device._replace(value=value.lower())
         if disk := disks.get(device_id):
-            device = replace(device, uuid=disk.uuid, path=disk.path())
+            device = device._replace(uuid=disk.uuid, path=disk.path())
         if tap := _tap_of(device, vm, taps):
-            device = replace(device, uuid=tap.nic.uuid, tap=tap)
+            device = device._replace(uuid=tap.nic.uuid, tap=tap)
         found.append(device)
     return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
 

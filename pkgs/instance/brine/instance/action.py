@@ -11,8 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, tell_error
@@ -27,8 +26,7 @@ _MOST_AT_ONCE = 50
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True)
-class ActionResult:
+class ActionResult(NamedTuple):
     """The result of a verb for one instance: in words, or the error."""
 
     name: str

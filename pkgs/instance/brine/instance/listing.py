@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 import re
+import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,7 @@ def summary_of(
     started = running.started if running else {}
     runs = state.oper is Oper.RUNNING
     pid = unit.main_pid if unit and unit.main_pid else None
-    since = None
-    if runs and unit and unit.since_us:
-        began = datetime.fromtimestamp(time_of(unit.since_us), UTC)
-        since = began.isoformat(timespec="seconds")
+    since = _utc(time_of(unit.since_us)) if runs and unit and unit.since_us else None
     bind = str(started.get("vnc_bind", spec.vnc_bind))
     return {
         "name": spec.name,
@@ -104,8 +101,7 @@ def summary_of(
         "admin_state_source": spec.admin_state_source,
         "oper_state": state.oper,
         "why": state.why,
-        # QEMU is asked only if a marker says that it is.
-        "paused": runs and hypervisor_of(spec).is_paused(seen),
+        "paused": runs and seen.may_be_paused and hypervisor_of(spec).is_paused(seen),
         "halted": _halted(seen.halted) if runs and seen.halted else None,
         "restart_pending": list(running.pending) if running else None,
         "memory_mib": started.get("memory_mib", spec.memory_mib),
@@ -119,14 +115,18 @@ def summary_of(
 
 
 def _halted(halt: Halt) -> dict[str, Any]:
-    since = datetime.fromtimestamp(halt.since, UTC) if halt.since else None
     return {
         "state": halt.state,
         "reason": halt.reason or None,
         "device": halt.device or None,
         "no_space": halt.no_space,
-        "since": since.isoformat(timespec="seconds") if since else None,
+        "since": _utc(halt.since) if halt.since else None,
     }
+
+
+def _utc(seconds: float) -> str:
+    """A time in seconds since 1970, in ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(seconds))
 
 
 def _vnc(bind: str, pid: int) -> str | None:

@@ -9,10 +9,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from brine.common import paths
 from brine.common.background import begun
@@ -64,8 +64,7 @@ class Status(StrEnum):
     ADMIN_OFFLINE = "ADMIN_offline"
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceState:
+class InstanceState(NamedTuple):
     """The state of an instance; *why* explains it to people in a sentence, or is empty."""
 
     oper: Oper
@@ -95,6 +94,7 @@ class Observed:
     :param verdict: who ended its last run, by kvmd; empty if that is not known, or not needed.
     :param lacks: what its last start lacked and is still missing; None if it lacked nothing.
     :param awaits_node: the node's start of all instances will start it.
+    :param was_paused: an administrator has paused that run; QEMU knows whether it still is.
     :param halted: how its QEMU stands still, if no administrator has paused it.
     :param has_room: its storage, which was full, has room again.
     :param lacks_owner: why its owner does not let it start; empty if it does, or there is none.
@@ -118,6 +118,7 @@ class Observed:
     verdict: str = ""
     lacks: tuple[str, ...] | None = None
     awaits_node: bool = False
+    was_paused: bool = False
     halted: Halt | None = None
     has_room: bool = False
     lacks_owner: str = ""
@@ -149,6 +150,11 @@ class Observed:
         """Whether it should be up and is down, in the middle of a reboot."""
         should_run = self.spec.admin_state == AdminState.UP
         return self.awaits_reboot and should_run and self.state.oper is Oper.DOWN
+
+    @property
+    def may_be_paused(self) -> bool:
+        """Whether its hypervisor is to be asked if it is paused: QEMU is, if a marker says so."""
+        return self.was_paused or self.halted is not None or self.domain is not None
 
     def ended_in_order(self) -> bool:
         """Whether its process exited cleanly; else it crashed, or did not start."""
@@ -289,6 +295,7 @@ def _observed(
         overdue=_overdue(spec, found),
         failure=failure,
         failed_later=failure is not None and read(MarkerKind.STARTED, failure.run) is not None,
+        was_paused=read(MarkerKind.PAUSED, run) is not None,
         halted=Halt.of(read(MarkerKind.HALTED, run)),
         lacks_owner=why_owner_absent(spec),
     )
@@ -443,7 +450,7 @@ def _halted(spec: Spec, halt: Halt) -> InstanceState:
     paths = (disk.path for disk in spec.disks if f"-{disk.uuid[:8]}-" in halt.device)
     state = _running(spec, halt.why(next(paths, "")))
     is_error = halt.is_fault and state.status is Status.RUNNING
-    return replace(state, status=Status.ERROR_HALTED) if is_error else state
+    return state._replace(status=Status.ERROR_HALTED) if is_error else state
 
 
 def _notes(domain: Domain, *, has_unit: bool) -> Iterator[str]:

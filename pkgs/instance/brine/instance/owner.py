@@ -15,8 +15,8 @@ import pwd
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from brine.common import paths, process
 from brine.common.errors import warn
@@ -52,8 +52,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
-@dataclass(frozen=True, slots=True)
-class OwnersFile:
+class OwnersFile(NamedTuple):
     """A file of an owner's, as it was found.
 
     :param mtime_ns: when it was changed last, in nanoseconds since 1970.

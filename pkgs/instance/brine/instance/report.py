@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from brine.common.errors import printable
@@ -22,11 +22,10 @@ from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
 from brine.instance.store import InstanceError
 from brine.instance.xen.config import KEYS
-from brine.vm import markers
 from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import GOING_STATES, PAUSED, Halt
-from brine.vm.markers import WHO_UNKNOWN, MarkerKind
+from brine.vm.markers import WHO_UNKNOWN
 from brine.vm.spec import AS_ROOT, to_json
 
 _ANSWER_S = 3.0
@@ -162,7 +161,7 @@ def _verdict(seen: Observed) -> dict[str, str] | None:
         found = verdicts_on([seen]).get(seen.name)
     except OSError:
         return None  # there is no journal
-    return asdict(found) if found else None
+    return found._asdict() if found else None
 
 
 def _last_words(name: str) -> list[str] | None:
@@ -204,8 +203,7 @@ def _as_qemu_says(seen: Observed, state: str | None) -> Observed:
     """An instance that stands still or goes on as QEMU says, also where brine-kvmd is off."""
     if state is None or state.startswith(_NO_ANSWER):
         return seen
-    is_paused = state == PAUSED and markers.read_marker(MarkerKind.PAUSED, seen.name, run=seen.run)
-    if state in GOING_STATES or is_paused:
+    if state in GOING_STATES or (state == PAUSED and seen.was_paused):
         return replace(seen, halted=None)
     is_known = seen.halted and seen.halted.state == state
     return seen if is_known else replace(seen, halted=Halt(state))

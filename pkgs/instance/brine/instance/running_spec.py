@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.instance.observe import Observed, Oper
 from brine.vm.instances import started_with
@@ -18,8 +17,7 @@ _READ_WHEN_NEEDED = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RunningSpec:
+class RunningSpec(NamedTuple):
     """The spec of a running instance.
 
     :param started: the spec of the start, as JSON. It lacks keys that are newer than the version of

@@ -165,7 +165,7 @@ def start_failure(
     :param before: the state of its unit before the attempt.
     :param since_us: when the attempt began, by the clock that begins with the boot.
     """
-    from brine.instance.history import why_not_started  # only a start that failed needs it
+    from brine.instance.failed_starts import why_not_started  # only a start that failed needs it
 
     reason = None
     # If systemd or the journal gives no answer, the error still tells the first fault.

@@ -6,18 +6,19 @@ import contextlib
 import os
 import select
 import time
-from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.common.files import write_whole
 from brine.common.process import run_bounded
 from brine.vm.unit_name import PREFIX, SUFFIX, unit_of
+
+if TYPE_CHECKING:
+    from argparse import Namespace
 
 DROP_INS = Path("/run/systemd/system")
 """Where drop-ins of units are until the next boot."""
@@ -67,8 +68,7 @@ class Active(StrEnum):
 _GOING = (Active.ACTIVE, Active.ACTIVATING, Active.RELOADING, Active.REFRESHING)
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """The state of an instance's unit, as systemd reports it.
 
     :param main_pid: of QEMU; 0 if there is none. systemd follows the process itself, so it is never
@@ -111,7 +111,7 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
     if waiting:
         queued = _jobs_for("start")
         for name in queued.intersection(waiting):
-            found[name] = replace(found[name], is_queued=True)
+            found[name] = found[name]._replace(is_queued=True)
     return found
 
 

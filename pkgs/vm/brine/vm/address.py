@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from brine.vm.values import LONGEST_SERIAL
 
@@ -28,8 +28,7 @@ class Bus(StrEnum):
     SCSI = "scsi"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceName:
+class DeviceName(NamedTuple):
     """The parts of an id.
 
     :param part: the first eight hexadecimal digits of the device's UUID.

@@ -16,12 +16,11 @@ import os
 import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.common import paths
 from brine.common.errors import BrineError
@@ -58,8 +57,7 @@ class ClaimKind(StrEnum):
     DISK = "disk"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One thing that an instance has, or is to have.
 
     :param value: the UUID, the MAC address, or the path of a disk.
@@ -148,8 +146,7 @@ def _asked(disks: Iterable[str]) -> dict[str, Identity | None]:
     return dict(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Conflict:
+class Conflict(NamedTuple):
     """A claim of another instance that excludes a wanted one.
 
     :param owner: the name of the other instance.

@@ -6,8 +6,7 @@ Source: RunState in QEMU's ``qapi/run-state.json``, and BLOCK_IO_ERROR in ``qapi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.common.errors import printable
 from brine.vm.markers import Marker
@@ -36,8 +35,7 @@ _WHYS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
+class Halt(NamedTuple):
     """A QEMU that stands still: in which RunState, and why, in QEMU's words.
 
     :param device: the block node that had the error.

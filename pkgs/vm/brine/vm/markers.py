@@ -20,11 +20,11 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from brine.common import paths
 from brine.common.files import sync_folder
@@ -87,8 +87,10 @@ class MarkerKind(StrEnum):
     facts are those of :class:`brine.vm.halt.Halt`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+_NO_FACTS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Marker(NamedTuple):
     """A marker: of a run, by its invocation id, and made at a time, in seconds since 1970. Nobody
     has checked the facts."""
 
@@ -96,7 +98,7 @@ class Marker:
     name: str
     run: str
     made_at: float = 0.0
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = _NO_FACTS
 
 
 def this_run() -> str:

@@ -16,9 +16,8 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.common.errors import BrineError
 from brine.common.files import place_of, read_regular, write_whole
@@ -39,8 +38,7 @@ class RuntimeFileError(BrineError):
         self.file = file
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(NamedTuple):
     """The devices in a runtime file, and its other content, which is kept.
 
     :param file: the file that it was read from.
@@ -115,7 +113,7 @@ class Runtime:
             if kind is DeviceKind.DISK:
                 links = {**links, uuid: (link, links.get(uuid, (None, None))[1])}
         changed = (*others[:index], device, *others[index + 1 :])
-        return replace(self, devices={**self.devices, kind: changed}, links=links)
+        return self._replace(devices={**self.devices, kind: changed}, links=links)
 
     def _paths(self, disk: Json) -> list[str]:
         """The known paths of a disk."""
@@ -126,7 +124,7 @@ class Runtime:
     def without_device(self, kind: DeviceKind, uuid: str) -> Runtime:
         kept = tuple(one for one in self.devices[kind] if one["uuid"] != uuid)
         links = {key: value for key, value in self.links.items() if key != uuid}
-        return replace(self, devices={**self.devices, kind: kept}, links=links)
+        return self._replace(devices={**self.devices, kind: kept}, links=links)
 
     def save(self, file: Path) -> None:
         """Write it in the form in which it was read; of Ganeti's two forms, the newer.

@@ -6,8 +6,7 @@ QEMU is asked for free slots each time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.common.errors import BrineError
 from brine.vm.address import Bus, DeviceKind, default_serial
@@ -62,8 +61,7 @@ class NoSlotError(BrineError):
     """No slot is free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A slot on a bus.
 
     :param bus: QEMU's name of the bus.

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.common.errors import BrineError, printable
 
@@ -70,8 +70,7 @@ class Greeting:
     """The first message of a monitor."""
 
 
-@dataclass(frozen=True, slots=True)
-class QmpEvent:
+class QmpEvent(NamedTuple):
     """Something that happened to the VM, such as ``SHUTDOWN``; *time_usec* is QEMU's wall clock,
     microseconds since the epoch, or None if it did not say."""
 
@@ -80,8 +79,7 @@ class QmpEvent:
     time_usec: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class QmpReply:
+class QmpReply(NamedTuple):
     """The answer to a command, or a *refusal*: QEMU's error class and its description."""
 
     value: Any = None

@@ -144,7 +144,7 @@ def _record(name: str, cdroms: list[Any]) -> None:
     def how(runtime: Runtime) -> Runtime:
         spec = runtime.rest["spec"]
         spec = {**spec, "cdroms": cdroms} if "cdroms" in spec else spec
-        return replace(runtime, rest={**runtime.rest, "spec": spec})
+        return runtime._replace(rest={**runtime.rest, "spec": spec})
 
     with contextlib.suppress(KeyError, TypeError):  # it is not of Brine's form
         change(InstanceFiles(name).runtime, how)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
 from brine.instance.devices import disk_of, nic_of
@@ -28,8 +28,7 @@ _FLASH = ("uefi-code", "uefi-variables")
 _AGENT_CHANNEL = "org.qemu.guest_agent.0"
 
 
-@dataclass(frozen=True, slots=True)
-class DiskFiles:
+class DiskFiles(NamedTuple):
     """The open descriptors of a disk or a CD-ROM.
 
     :param fdset: the number of their set.
@@ -43,8 +42,7 @@ class DiskFiles:
     size_mib: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class NicFiles:
+class NicFiles(NamedTuple):
     """The open descriptors of a NIC's tap, and of vhost; and the tap's MTU in bytes."""
 
     queues: Sequence[int]

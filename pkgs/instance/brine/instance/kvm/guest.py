@@ -137,7 +137,7 @@ class Kvm(Hypervisor):
         """Whether its processors stand still. QEMU is asked only if a marker says so."""
         if seen.halted:
             return seen.halted.state == PAUSED
-        if markers.read_marker(MarkerKind.PAUSED, seen.name, run=seen.run) is None:
+        if not seen.was_paused:
             return False
         try:
             with monitor_of(seen.name, timeout_s=_ANSWER_S) as qmp:

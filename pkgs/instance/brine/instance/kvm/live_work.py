@@ -135,7 +135,7 @@ class LiveWork:
 
             def how(runtime: Runtime) -> Runtime:
                 spec = {**runtime.rest["spec"], **rows}
-                return replace(runtime, rest={**runtime.rest, "spec": spec})
+                return runtime._replace(rest={**runtime.rest, "spec": spec})
 
             change(InstanceFiles(name).runtime, how)
         except BrineError as error:
