@@ -146,7 +146,7 @@ LATE = {
     "brine.hotplug.plug_nic": "as that",
     "brine.vm.instances": "few commands are given a UUID",
     "brine.instance.devices": "most instances end in order",
-    "brine.instance.history": "only a start that failed needs it",
+    "brine.instance.failed_starts": "only a start that failed needs it",
     "brine.instance.kvm.live_changes": "only a start that drops devices needs it",
     "brine.instance.kvm.live_work": "most definitions change nothing of what runs",
     "brine.instance.kvm.guest": "an instance has one of the two",

@@ -34,6 +34,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(restart_counter, "PAUSE_FILE", tmp_path / "pause")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
+    monkeypatch.setattr(paths, "QEMU_VERSIONS_FILE", tmp_path / "qemu-versions.json")
     monkeypatch.setattr(paths, "NODE_FILE", tmp_path / "node.json")
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(unit, "DROP_INS", tmp_path / "systemd")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from brine.common import paths
 from brine.instance.kvm import resources
 from brine.instance.kvm.programs import version_of, with_machine_version
 from brine.instance.kvm.resources import check_node, read_password, set_limits
@@ -297,3 +301,109 @@ def test_a_refusal_is_told_in_one_line(limits: Path, systemctl: ScriptedSystemct
     with pytest.raises(InstanceError, match="^web1: its limits can't be set: ") as refused:
         set_limits(instance(cpu_weight=1))
     assert str(refused.value).endswith("Failed to set unit properties: No.")
+
+
+# The noted version of a QEMU. Bash, which also says a version, stands for it.
+
+WRONG = (99, 1)
+"""A version that only a note can have."""
+
+
+@pytest.fixture
+def qemu(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A QEMU that was installed a minute ago."""
+    now_s = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    return Path(shutil.copy("/bin/bash", own_node / "qemu"))
+
+
+def said_by(qemu: Path) -> tuple[int, int]:
+    return version_of(web1(qemu=str(qemu)))
+
+
+def falsify() -> None:
+    """Change each noted version: whoever reads the note shows it."""
+    noted = json.loads(paths.QEMU_VERSIONS_FILE.read_text())
+    paths.QEMU_VERSIONS_FILE.write_text(json.dumps(dict.fromkeys(noted, WRONG)))
+
+
+def test_a_qemu_is_asked_for_its_version_once(qemu: Path) -> None:
+    assert said_by(qemu) != WRONG
+    falsify()
+    assert said_by(qemu) == WRONG
+
+
+def rewritten(qemu: Path) -> None:
+    qemu.write_bytes(qemu.read_bytes())
+
+
+def replaced(qemu: Path) -> None:
+    new = shutil.copy2(qemu, qemu.with_name("new"))
+    os.rename(new, qemu)
+
+
+def longer(qemu: Path) -> None:
+    """With its old time of change."""
+    status = qemu.stat()
+    with qemu.open("ab") as file:
+        file.write(b"\n")
+    os.utime(qemu, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("change", [rewritten, replaced, longer])
+def test_a_qemu_that_has_changed_is_asked_again(qemu: Path, change: Callable[[Path], None]) -> None:
+    version = said_by(qemu)
+    falsify()
+    change(qemu)
+    assert said_by(qemu) == version
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["", "{", "[]", "null", '{"a": 7}', '{"a": [1]}', '{"a": ["x", "y"]}', '{"a": [1, null]}'],
+)
+def test_a_damaged_note_is_none(qemu: Path, note: str) -> None:
+    paths.QEMU_VERSIONS_FILE.write_text(note)
+    version = said_by(qemu)
+    assert version != WRONG
+    falsify()  # it was replaced
+    assert said_by(qemu) == WRONG
+
+
+def test_a_note_that_others_may_have_written_is_not_believed(qemu: Path) -> None:
+    version = said_by(qemu)
+    falsify()
+    paths.QEMU_VERSIONS_FILE.chmod(0o622)
+    assert said_by(qemu) == version
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_a_note_of_another_user_is_not_believed(qemu: Path) -> None:
+    version = said_by(qemu)
+    falsify()
+    os.chown(paths.QEMU_VERSIONS_FILE, 65534, -1)
+    assert said_by(qemu) == version
+
+
+def test_nothing_is_noted_of_a_script_and_of_a_program_that_has_just_been_written(
+    own_node: Path,
+) -> None:
+    script = own_node / "script"
+    script.write_text("#!/bin/sh\nexec bash --version\n")  # which may be another bash later
+    script.chmod(0o755)
+    for program in (script, Path(shutil.copy("/bin/bash", own_node / "qemu"))):
+        said_by(program)
+        assert not paths.QEMU_VERSIONS_FILE.exists()
+
+
+def test_few_versions_are_noted(qemu: Path) -> None:
+    for number in range(20):
+        said_by(Path(shutil.copy("/bin/bash", qemu.with_name(f"qemu{number}"))))
+    assert len(json.loads(paths.QEMU_VERSIONS_FILE.read_text())) == 16
+
+
+def test_a_start_goes_on_where_nothing_can_be_noted(
+    qemu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "QEMU_VERSIONS_FILE", qemu.with_name("none") / "here")
+    assert said_by(qemu) == said_by(qemu) != WRONG

@@ -23,6 +23,7 @@ SPECS_DIR = STATE_DIR / "instances"
 OUTBOX_DIR = STATE_DIR / "outbox"
 UEFI_DIR = STATE_DIR / "uefi"
 SSCONF_DIR = STATE_DIR / "ssconf"
+QEMU_VERSIONS_FILE = Path("/run/brine/qemu-versions.json")
 NODE_FILE = STATE_DIR / "node.json"
 NIC_SCRIPTS_DIR = ETC_DIR / "nic.d"
 KEY_FILE = ETC_DIR / "hmac.key"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from brine.common.files import fault_of_writers, open_regular
+from brine.common import paths
+from brine.common.files import fault_of_writers, open_regular, read_json, write_whole
 from brine.common.process import run_bounded
 from brine.instance.store import InstanceError
 from brine.vm.spec import MACHINE_VERSIONS, UEFI, Spec, SpecError
@@ -21,6 +25,9 @@ _MACHINES_TIMEOUT_S = 5
 # Of QEMU's -netdev, and of xl.cfg(5).
 _SCRIPT = re.compile(r"""(?:script|bootloader|device_model_override)\s*=\s*["']?(/[^\s,"']+)""")
 _NOBODY = 65534
+_ELF = b"\x7fELF"
+_NEW_S = 2.0
+_MOST_NOTED = 16
 
 
 def faults_of_writers(spec: Spec) -> Iterator[tuple[str, str]]:
@@ -65,16 +72,55 @@ def with_machine_version(spec: Spec) -> Spec:
 
 
 def version_of(spec: Spec) -> tuple[int, int]:
-    """The version of a spec's QEMU."""
+    """The version of a spec's QEMU. QEMU is asked once and the answer noted, as it takes as long to
+    load as a start takes to prepare all else."""
     try:
+        identity = _identity(spec.qemu)
+        noted = _noted_versions()
+        if identity in noted:
+            return noted[identity]
         said = _answer_of(spec, "--version")
     except OSError as error:
         hint = f"chmod o+rx {spec.qemu}" if isinstance(error, PermissionError) else None
         fault = error.strerror or str(error)
         raise InstanceError(spec.name, f"{spec.qemu}: {fault}", hint=hint) from error
-    if match := _VERSION.search(said):
-        return int(match[1]), int(match[2])
-    raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
+    match = _VERSION.search(said)
+    if match is None:
+        raise InstanceError(spec.name, f"{spec.qemu} does not say its version")
+    version = int(match[1]), int(match[2])
+    if identity:
+        _note_versions({**noted, identity: version})
+    return version
+
+
+def _identity(program: str) -> str:
+    """What changes with a program: its file, size and times. Empty if its version may change
+    without that: a script may run another program, and a file that has just been written may be
+    written again at the same time. Raises OSError.
+    """
+    with os.fdopen(open_regular(program), "rb") as file:
+        is_script = file.read(len(_ELF)) != _ELF
+        status = os.fstat(file.fileno())
+    is_new = abs(time.time() - status.st_ctime) < _NEW_S
+    parts = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    return "" if is_script or is_new else "-".join(map(str, parts))
+
+
+def _noted_versions() -> dict[str, tuple[int, int]]:
+    """The noted versions, by the identity of the program; none if others than root may have written
+    them."""
+    file = paths.QEMU_VERSIONS_FILE
+    rows: Any = {} if fault_of_writers(file) else read_json(file)
+    try:
+        return {key: (int(major), int(minor)) for key, (major, minor) in rows.items()}
+    except (AttributeError, TypeError, ValueError):
+        return {}
+
+
+def _note_versions(versions: Mapping[str, tuple[int, int]]) -> None:
+    data = json.dumps(dict(list(versions.items())[-_MOST_NOTED:])).encode() + b"\n"
+    with suppress(OSError):  # then it is asked again
+        write_whole(paths.QEMU_VERSIONS_FILE, data, mode=0o600, durable=False)
 
 
 def _answer_of(spec: Spec, *question: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> str:
