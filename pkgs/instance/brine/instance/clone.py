@@ -26,8 +26,8 @@ from brine.instance import messages, store
 from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
 from brine.instance.kvm.live_changes import with_hot_changes
-from brine.instance.observe import Oper, look, refuse_name
-from brine.instance.operations import define_instance, undefine_instance
+from brine.instance.observe import Oper, look
+from brine.instance.operations import define_instance, refuse_name, undefine_instance
 from brine.instance.store import InstanceError
 from brine.vm.spec import Spec, to_json
 

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from brine.common import paths
 from brine.common.background import begun
 from brine.common.errors import BrineError
-from brine.common.unix_socket import is_listening
 from brine.instance import store, unit
 from brine.instance.owner import why_owner_absent
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
 from brine.vm import markers
-from brine.vm.files import InstanceFiles
 from brine.vm.halt import Halt
 from brine.vm.markers import BELIEVED_S, Marker, MarkerKind
 from brine.vm.spec import AdminState, Source, Spec
@@ -176,20 +174,11 @@ def load_or_why(name: str) -> Spec:
     try:
         return store.load(name)
     except NoSpecError:
-        _refuse_running(name)
+        refuse_running_without_spec(name)
         raise
 
 
-def refuse_name(name: str) -> None:
-    """Refuse a name for another instance, if one has it or runs by it, with or without a spec."""
-    store.refuse_existing(name)
-    _refuse_running(name)
-    if is_listening(InstanceFiles(name).qmp):
-        hint = f"give another name; {InstanceFiles(name).qmp} is its monitor"
-        raise InstanceError(name, "a QEMU of that name runs, which Brine did not start", hint=hint)
-
-
-def _refuse_running(name: str) -> None:
+def refuse_running_without_spec(name: str) -> None:
     """Refuse one that has no spec, if it runs."""
     with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
         if oper_of(unit.find(name)) is not Oper.DOWN:

@@ -33,7 +33,15 @@ from brine.instance.hypervisor import (
 from brine.instance.intent import forget_end, offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of, press_reset
 from brine.instance.kvm.programs import refuse_writers
-from brine.instance.observe import GOING, Observed, Oper, look, oper_of, refuse_name, suspended
+from brine.instance.observe import (
+    GOING,
+    Observed,
+    Oper,
+    look,
+    oper_of,
+    refuse_running_without_spec,
+    suspended,
+)
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.shutdown import shut_down, shutdown_timeout_of, stop_marked
 from brine.instance.start import being_stopped, forget_tries, start_instance
@@ -242,6 +250,15 @@ def _let_go(name: str, what: str) -> None:
     _refuse_running(seen, what)
     if seen.domain:
         _stop_domain(seen.spec, force=False, timeout_s=0)
+
+
+def refuse_name(name: str) -> None:
+    """Refuse a name for another instance, if one has it or runs by it, with or without a spec."""
+    store.refuse_existing(name)
+    refuse_running_without_spec(name)
+    if is_listening(InstanceFiles(name).qmp):
+        hint = f"give another name; {InstanceFiles(name).qmp} is its monitor"
+        raise InstanceError(name, "a QEMU of that name runs, which Brine did not start", hint=hint)
 
 
 def _refuse_running(seen: Observed, what: str) -> None:
