@@ -31,11 +31,12 @@ from brine.common.privileges import Capability
 from brine.hotplug import plug_nic, session, transaction
 from brine.hotplug.disk import Disk
 from brine.hotplug.errors import RefusedByGuestError
+from brine.hotplug.locked_vm import Vm
 from brine.hotplug.net import records
 from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk
 from brine.hotplug.plug_nic import add_nic, modify_nic
-from brine.hotplug.session import Vm, remove_device, settle_all, working_on
+from brine.hotplug.session import remove_device, settle_all, working_on
 from brine.hotplug.timeouts import QMP_TIMEOUT_S
 from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import Runtime, RuntimeFileError

@@ -9,8 +9,8 @@ import pytest
 from brine.hotplug.disk import recorded_disk
 from brine.hotplug.nic import recorded_nic
 from brine.instance.devices import disk_of, nic_of
-from brine.instance.kvm.live_changes import devices_now
 from brine.instance.kvm.live_definition import in_words, steps_of
+from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.validate import define
 from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import change

@@ -26,7 +26,7 @@ from brine.instance import failed_starts, history, operations, restart_counter, 
 from brine.instance.clone import clone_instance
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
-from brine.instance.kvm.live_changes import hot_changes_or_aside
+from brine.instance.kvm.runtime_devices import hot_changes_or_aside
 from brine.instance.listing import row, summary
 from brine.instance.observe import Oper, look
 from brine.instance.operations import (

@@ -22,9 +22,10 @@ from brine.hotplug.disk import (
     refuse_other_format,
     size_of,
 )
+from brine.hotplug.locked_vm import Vm
 from brine.hotplug.nic import Nic, described, nic_from, recorded_nic, with_options
 from brine.hotplug.qemu import DeviceChange
-from brine.hotplug.session import Vm, remove_device, working_on
+from brine.hotplug.session import remove_device, working_on
 from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file, waiting
 from brine.hotplug.transaction import Pending
 from brine.vm.address import Bus, DeviceKind, is_like_ours, new_mac, uuid_of_mac, uuid_of_path

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
 from brine.hotplug.disk import (
@@ -26,6 +26,7 @@ from brine.hotplug.disk import (
     size_of,
 )
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.locked_vm import Vm
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.vm.address import Bus, DeviceKind, uuid_of_path
@@ -33,9 +34,6 @@ from brine.vm.conflicts import claims_of, ide_disks, is_same_disk
 from brine.vm.runtime_file import Runtime
 from brine.vm.slots import Slot
 from brine.vm.values import RESERVED_SLOTS
-
-if TYPE_CHECKING:
-    from brine.hotplug.session import Vm
 
 
 def add_disk(

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpClosedError, QmpError
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.locked_vm import Vm
 from brine.hotplug.net.wiring import check_wiring, open_own_tap, remove_unheld, unwire, wire
 from brine.hotplug.nic import Nic, nic_device, nic_netdev, recorded_nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
@@ -22,9 +23,6 @@ from brine.vm.address import DeviceKind, new_mac, uuid_of_mac
 from brine.vm.connection import parse_vlans
 from brine.vm.slots import Slot
 from brine.vm.values import MODELS, RESERVED_SLOTS, Mode
-
-if TYPE_CHECKING:
-    from brine.hotplug.session import Vm
 
 _QUEUE, _VHOST = "q", "v"  # in the names of descriptors
 

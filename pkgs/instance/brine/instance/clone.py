@@ -25,7 +25,7 @@ from brine.common.files import new_file, open_safely, remove_same
 from brine.instance import messages, store
 from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
-from brine.instance.kvm.live_changes import with_hot_changes
+from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.observe import Oper, look
 from brine.instance.operations import define_instance, refuse_name, undefine_instance
 from brine.instance.store import InstanceError

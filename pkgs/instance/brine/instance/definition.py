@@ -27,8 +27,8 @@ from brine.common.unix_socket import is_listening
 from brine.config.schema import parse_json
 from brine.instance import store
 from brine.instance.action import act_on
-from brine.instance.kvm.live_changes import KEYS, dropped
 from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
+from brine.instance.kvm.runtime_devices import KEYS, dropped
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, Oper, look, look_at_all
 from brine.instance.operations import Defined, define_instance, rename_instance, undefine_instance

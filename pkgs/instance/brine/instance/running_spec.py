@@ -43,7 +43,7 @@ def running_spec(seen: Observed) -> RunningSpec | None:
         if key not in _READ_WHEN_NEEDED and key in started and started[key] != value
     ]
     if {"disks", "nics"}.intersection(pending) and not spec.is_xen():
-        from brine.instance.kvm.live_changes import plugged_already  # few have changes
+        from brine.instance.kvm.runtime_devices import plugged_already  # few have changes
 
         plugged = plugged_already(spec)
         pending = [key for key in pending if key not in plugged]

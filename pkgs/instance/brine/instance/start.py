@@ -218,7 +218,7 @@ def _warn_of(spec: Spec, asides: frozenset[Path]) -> None:
     """Warn of what the unit has reported in the journal: a runtime file that it can't use."""
     if not asides:
         return
-    from brine.instance.kvm.live_changes import why_aside  # only a start that drops devices
+    from brine.instance.kvm.runtime_devices import why_aside  # only a start that drops devices
 
     for file in sorted(asides):
         warn(f"{spec.name}: {why_aside(spec, file)}")

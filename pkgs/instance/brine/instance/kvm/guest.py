@@ -70,7 +70,7 @@ class Kvm(Hypervisor):
     def prepared(self, spec: Spec) -> Spec:
         """The spec with the devices that were plugged during the last run, and with the version of
         its machine type."""
-        from brine.instance.kvm.live_changes import with_last_run  # only a start needs it
+        from brine.instance.kvm.runtime_devices import with_last_run  # only a start needs it
 
         return with_machine_version(with_last_run(spec))
 

@@ -16,7 +16,7 @@ import pytest
 from brine.hotplug.disk import Disk, recorded_disk
 from brine.hotplug.nic import Nic, recorded_nic
 from brine.instance.devices import nic_of
-from brine.instance.kvm.live_changes import (
+from brine.instance.kvm.runtime_devices import (
     UnusableError,
     differences,
     dropped,

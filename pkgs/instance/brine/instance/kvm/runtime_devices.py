@@ -1,7 +1,8 @@
-"""Devices that were plugged in or unplugged while an instance ran, which its next start keeps.
+"""The devices of an instance by its runtime file: those of now, and what its next start keeps.
 
-The runtime file has the spec of the start, and the devices of now. The difference goes into the
-spec, unless an admin has redefined its disks, or its NICs, meanwhile: then these win.
+The runtime file has the spec of the start, and the devices of now. The difference is what was
+plugged in or unplugged meanwhile. It goes into the spec of the next start, unless an admin has
+redefined the disks, or the NICs, since: then these win.
 """
 
 from __future__ import annotations
