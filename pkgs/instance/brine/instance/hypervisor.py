@@ -1,7 +1,7 @@
 """The hypervisor of an instance: QEMU with KVM, or Xen. All that differs between the two is here.
 
-:mod:`brine.instance.kvm` and :mod:`brine.instance.xen` have one implementation each. An
-instance's spec chooses it, or its unit's last start; only that one is loaded.
+:mod:`brine.instance.kvm` and :mod:`brine.instance.xen` have one implementation each;
+:mod:`brine.instance.hypervisor_choice` chooses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from brine.instance.observe import Observed
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
 from brine.vm import markers
-from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind
 from brine.vm.spec import Spec
 
@@ -92,16 +91,6 @@ class Hypervisor(Protocol):
         return
 
 
-def hypervisor_of(spec: Spec) -> Hypervisor:
-    """The hypervisor that a spec asks for."""
-    return _implementation(is_xen=spec.is_xen())
-
-
-def hypervisor_running(name: str) -> Hypervisor:
-    """The hypervisor of an instance's last start, whatever its spec says now."""
-    return _implementation(is_xen=InstanceFiles(name).domain.exists())
-
-
 def ended_early(name: str, program: str) -> EndedEarlyError:
     """The error of a start whose process has ended.
 
@@ -112,13 +101,3 @@ def ended_early(name: str, program: str) -> EndedEarlyError:
     was_prepared = markers.last_run(name) == run and not has_failed
     subject = f"{program} has ended" if was_prepared else "its start has failed"
     return EndedEarlyError(name, f"{subject}; see what it said above")
-
-
-def _implementation(*, is_xen: bool) -> Hypervisor:
-    if is_xen:
-        from brine.instance.xen.domain import Xen  # one of the two is needed
-
-        return Xen()
-    from brine.instance.kvm.guest import Kvm  # one of the two is needed
-
-    return Kvm()

@@ -11,7 +11,6 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import store
-from brine.instance.hypervisor import hypervisor_of
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.store import InstanceError, NoSpecError
 from brine.vm import markers
@@ -54,24 +53,6 @@ def want(spec: Spec, admin_state: AdminState, by: Source = Source.ADMIN) -> bool
 def forget_user_shutdown(name: str) -> None:
     markers.remove_marker(MarkerKind.SHUTDOWN, name)
     clear_way(InstanceFiles(name).shutdown)
-
-
-def forget_end(spec: Spec, *, starts: bool) -> None:
-    """Forget an instance's last end, because its admin wants it up now.
-
-    The caller holds the instance's lock. The marker of a stop in progress stays.
-
-    :param starts: whether the caller starts it next. If not, it counts as never started.
-    """
-    name = spec.name
-    forget_user_shutdown(name)
-    markers.remove_unheld(MarkerKind.STOP, name)
-    if starts:
-        with suppress(FileNotFoundError):  # no verdict from before counts
-            os.utime(markers.file_of(MarkerKind.STARTED, name), follow_symlinks=False)
-    else:
-        markers.remove_marker(MarkerKind.STARTED, name)
-    hypervisor_of(spec).remove_rest(name)
 
 
 def tell_cluster(before: Spec, after: Spec) -> None:

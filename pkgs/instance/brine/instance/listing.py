@@ -15,7 +15,7 @@ from typing import Any
 from brine.common.cli import print_table
 from brine.common.errors import tell_error
 from brine.instance.history import with_reasons
-from brine.instance.hypervisor import hypervisor_of
+from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.observe import Observed, Oper, look_at_all
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec

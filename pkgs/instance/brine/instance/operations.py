@@ -24,13 +24,9 @@ from brine.instance.action import act_on, act_on_each
 from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import verdicts_on
-from brine.instance.hypervisor import (
-    DeafGuestError,
-    Guest,
-    hypervisor_of,
-    hypervisor_running,
-)
-from brine.instance.intent import forget_end, offline, tell_cluster, want
+from brine.instance.hypervisor import DeafGuestError, Guest
+from brine.instance.hypervisor_choice import hypervisor_of, hypervisor_running
+from brine.instance.intent import offline, tell_cluster, want
 from brine.instance.kvm.guest import monitor_of, press_reset
 from brine.instance.kvm.programs import refuse_writers
 from brine.instance.observe import (
@@ -44,7 +40,7 @@ from brine.instance.observe import (
 )
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.shutdown import shut_down, shutdown_timeout_of, stop_marked
-from brine.instance.start import being_stopped, forget_tries, start_instance
+from brine.instance.start import being_stopped, forget_end, forget_tries, start_instance
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import Active, Unit, UnitError
 from brine.instance.validate import define

@@ -17,7 +17,8 @@ from typing import Any
 from brine.common.errors import BrineError, die, warn
 from brine.common.process import Process, main_pid
 from brine.instance import messages, store
-from brine.instance.hypervisor import DeafGuestError, Guest, hypervisor_running
+from brine.instance.hypervisor import DeafGuestError, Guest
+from brine.instance.hypervisor_choice import hypervisor_running
 from brine.instance.store import InstanceError
 from brine.vm import markers
 from brine.vm.instances import started_with

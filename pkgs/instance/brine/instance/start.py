@@ -16,8 +16,8 @@ from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.progress import spoken_wait
 from brine.instance import messages, restart_counter, store, unit
 from brine.instance.action import act_on_each
-from brine.instance.hypervisor import hypervisor_of
-from brine.instance.intent import forget_end, want
+from brine.instance.hypervisor_choice import hypervisor_of
+from brine.instance.intent import forget_user_shutdown, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
 from brine.instance.owner import refuse_without_owner, warn_without_handler
 from brine.instance.restart_counter import TriesError
@@ -99,6 +99,24 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
         if not _is_still(name, run) or time.monotonic() > deadline:
             return Started.STARTED
         time.sleep(_PAUSE_S)
+
+
+def forget_end(spec: Spec, *, starts: bool) -> None:
+    """Forget an instance's last end, because its admin wants it up now.
+
+    The caller holds the instance's lock. The marker of a stop in progress stays.
+
+    :param starts: whether the caller starts it next. If not, it counts as never started.
+    """
+    name = spec.name
+    forget_user_shutdown(name)
+    markers.remove_unheld(MarkerKind.STOP, name)
+    if starts:
+        with suppress(FileNotFoundError):  # no verdict from before counts
+            os.utime(markers.file_of(MarkerKind.STARTED, name), follow_symlinks=False)
+    else:
+        markers.remove_marker(MarkerKind.STARTED, name)
+    hypervisor_of(spec).remove_rest(name)
 
 
 def _is_still(name: str, run: str) -> bool:

@@ -23,7 +23,7 @@ from brine.common.files import read_regular
 from brine.common.locks import LockedError
 from brine.instance import restart_counter, store, unit
 from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
-from brine.instance.hypervisor import hypervisor_of
+from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, Observed, look, look_at_all
 from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError

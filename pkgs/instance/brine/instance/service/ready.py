@@ -11,7 +11,8 @@ from brine.common.errors import BrineError, die
 from brine.common.process import Process, main_pid
 from brine.instance import messages, store
 from brine.instance.failed_starts import StartFailure, noted_failure, why_not_started
-from brine.instance.hypervisor import EndedEarlyError, hypervisor_of
+from brine.instance.hypervisor import EndedEarlyError
+from brine.instance.hypervisor_choice import hypervisor_of
 from brine.vm import markers
 from brine.vm.markers import MarkerKind
 from brine.vm.unit_name import unit_of

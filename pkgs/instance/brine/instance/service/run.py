@@ -16,7 +16,7 @@ from brine.common.process import slice_of
 from brine.common.unix_socket import is_listening
 from brine.instance import messages, store
 from brine.instance.devices import missing_paths_of
-from brine.instance.hypervisor import hypervisor_of
+from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.owner import note_process, refuse_without_owner
 from brine.instance.store import InstanceError, refuse_elsewhere
