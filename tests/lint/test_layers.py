@@ -55,18 +55,19 @@ def imports(nodes: ast.AST) -> Iterator[tuple[str, str]]:
             yield from ((one.name, "") for one in node.names if one.name.startswith("brine."))
 
 
-def loaded_at_once(module: str) -> set[str]:
-    """The modules of Brine that are loaded with a module: those that its top level imports."""
-    top = ast.Module([], [])
-    for node in tree_of(module).body:
-        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_for_types:
-            top.body.append(node)
-    return {name for name, _ in imports(top)} - {module}
-
-
 def test_all_parts_are_known() -> None:
     assert {folder.name for folder in PKGS.iterdir() if folder.is_dir()} == BELOW.keys()
+
+
+def test_no_part_is_below_that_must_never_be() -> None:
+    """Whatever else the table gets: what every part stands on knows none of them, and nothing
+    stands on a daemon, nor on what watches over instances."""
+    assert BELOW["common"] == set()
+    assert BELOW["vm"] == {"common"}
+    assert not {"instance", "hotplug"} & BELOW["config"]
+    assert not {"instance", "config"} & BELOW["hotplug"]
+    on_top = {"confd", "kvmd", "lifecycle", "watcher"}
+    assert {part: found for part, below in BELOW.items() if (found := below & on_top)} == {}
 
 
 @pytest.mark.parametrize("part", sorted(BELOW))
@@ -113,7 +114,12 @@ def test_no_private_name_leaves_its_module() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    waiting = {module: loaded_at_once(module) & MODULES.keys() for module in MODULES}
+    """Nor in a circle of several, those imports counted too that stand in functions or are for
+    types only."""
+    waiting = {
+        module: {name for name, _ in imports(tree_of(module))} & MODULES.keys() - {module}
+        for module in MODULES
+    }
     while ready := [module for module, others in waiting.items() if not others]:
         for module in ready:
             del waiting[module]
@@ -147,8 +153,7 @@ LATE = {
     "brine.vm.instances": "few commands are given a UUID",
     "brine.instance.devices": "most instances end in order",
     "brine.instance.failed_starts": "only a start that failed needs it",
-    "brine.instance.kvm.live_changes": "only a start that drops devices needs it",
-    "brine.instance.kvm.live_work": "most definitions change nothing of what runs",
+    "brine.instance.kvm.runtime_devices": "only a start that drops devices needs it",
     "brine.instance.kvm.guest": "an instance has one of the two",
     "brine.instance.kvm.resources": "only a start needs all that makes a QEMU",
     "brine.instance.settings": "with it a reader of TOML",

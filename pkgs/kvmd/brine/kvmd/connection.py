@@ -12,7 +12,7 @@ import contextlib
 import enum
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from brine.common.journal import tell
 from brine.common.qmp import wire
@@ -21,9 +21,6 @@ from brine.common.unix_socket import peer_process, peer_user
 from brine.kvmd import messages
 from brine.kvmd.control_dir import ControlDir, SocketIdentity
 from brine.kvmd.handover import VmRecord, key_of
-
-if TYPE_CHECKING:
-    from brine.kvmd.daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +44,26 @@ class ConnectionState(enum.Enum):
     READY = enum.auto()
 
 
+class ConnectionOwner(Protocol):
+    """What a connection reports to."""
+
+    def greeted(self, connection: Connection) -> None:
+        """Its peer is a QEMU: it sends events when it has our answer, and none may be lost."""
+
+    def ready(self, connection: Connection) -> None:
+        """Its peer sends events from now on: its VM runs."""
+
+    def event(self, connection: Connection, event: QmpEvent) -> None:
+        """Something happened to its VM. The event is consumed when this returns, unless the
+        connection is told to hold it."""
+
+    def state(self, connection: Connection, state: str) -> None:
+        """Its VM is in a RunState: the answer to :meth:`Connection.ask_state`."""
+
+    def ended(self, connection: Connection, fault: str) -> None:
+        """It is closed: its peer is gone, or does not speak QMP, which is its *fault*."""
+
+
 class Connection:
     """A connection to one event socket of the directory *place*, with what was seen on it.
 
@@ -60,7 +77,7 @@ class Connection:
         place: ControlDir,
         identity: SocketIdentity,
         peer: socket.socket,
-        owner: Daemon,
+        owner: ConnectionOwner,
         *,
         restored: bool = False,
     ) -> None:
@@ -118,7 +135,7 @@ class Connection:
             return 0
 
     def ask_state(self) -> None:
-        """Ask QEMU for its RunState; :meth:`Daemon.state` gets the answer, if there is one."""
+        """Ask QEMU for its RunState: :meth:`ConnectionOwner.state` gets an answer."""
         self._send(_ASK_STATE)
 
     def is_roots(self) -> bool:
@@ -129,7 +146,7 @@ class Connection:
             return False
 
     def hold(self) -> None:
-        """Within :meth:`Daemon.event`: leave this event unread, and all after it, for now."""
+        """Within :meth:`ConnectionOwner.event`: leave this event unread, and all after it."""
         self._held = True
 
     def go_on(self) -> None:

@@ -31,7 +31,11 @@ _NEW_NS = 10 * 10**9
 
 
 class Daemon:
-    """Everything that kvmd does between its start and its end. Needs a running event loop."""
+    """Everything that kvmd does between its start and its end. Needs a running event loop.
+
+    It is the owner of its finder and of its connections: see
+    :class:`brine.kvmd.discovery.FinderOwner` and :class:`brine.kvmd.connection.ConnectionOwner`.
+    """
 
     def __init__(self, settings: KvmdSettings, service: ServiceManager) -> None:
         self._settings = settings

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import socket
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from brine.common import paths
 from brine.common.errors import printable
@@ -16,9 +17,6 @@ from brine.common.journal import tell
 from brine.common.message import Message
 from brine.kvmd import messages
 from brine.kvmd.control_dir import ControlDir, SocketIdentity
-
-if TYPE_CHECKING:
-    from brine.kvmd.daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +74,22 @@ class _Allowance:
         return True
 
 
+class FinderOwner(Protocol):
+    """What takes the connections that are found."""
+
+    def knows(self, name: str, identity: SocketIdentity) -> bool:
+        """Whether there is a connection to this socket file."""
+
+    def foreign(self) -> int:
+        """How many connections lead to processes of others than root."""
+
+    def found(self, name: str, identity: SocketIdentity, peer: socket.socket) -> None:
+        """Take a new connection."""
+
+    def show_status(self) -> None:
+        """Show a new status soon: :meth:`Finder.trouble` may have changed."""
+
+
 class Finder:
     """Connects to each event socket that stands in the control directory.
 
@@ -84,10 +98,9 @@ class Finder:
     tried once at each rescan.
 
     :param retry_s: how long a refused connection is tried in quick succession, seconds.
-    :param owner: is told of new connections, and of what may change :meth:`trouble`.
     """
 
-    def __init__(self, directory: ControlDir, retry_s: float, owner: Daemon) -> None:
+    def __init__(self, directory: ControlDir, retry_s: float, owner: FinderOwner) -> None:
         self.directory = directory
         self.retry_s = retry_s
         self._owner = owner
