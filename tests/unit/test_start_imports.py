@@ -67,3 +67,9 @@ def test_help_loads_nothing_that_takes_long(command: str, unwanted: set[str]) ->
     of_python = loaded_by("import argparse; argparse.ArgumentParser()")
     assert module in loaded
     assert not (loaded - of_python) & unwanted
+
+
+@pytest.mark.parametrize("program", ["run", "ready", "clear"])
+def test_the_units_programs_seldom_look_for_garbage(program: str) -> None:
+    script = f"import gc, brine.instance.service.{program}; assert gc.get_threshold()[0] > 10_000"
+    assert f"brine.instance.service.{program}" in loaded_by(script)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import gc
 import signal
 
-# What a command makes are classes and data that stay until it ends. Python would look through them
-# a hundred times meanwhile, which takes a tenth of that time.
-_ALLOCATIONS = 50_000
+from brine.common import ALLOCATIONS
 
 _is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not of a shell's `&`
 if _is_heard:
@@ -20,7 +18,7 @@ if _is_heard:
 
 def main() -> int:
     """Run ``brine`` and return its exit status, as :func:`brine.common.cli.main` does."""
-    gc.set_threshold(_ALLOCATIONS)
+    gc.set_threshold(ALLOCATIONS)
     from brine.common import cli  # takes most of the time that it takes to begin
 
     if not _is_heard:
