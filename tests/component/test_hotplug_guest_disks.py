@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from component.hotplug_vm import Vm, nothing_left
+from lab.command import run_command
 from lab.guest_devices import wait_disk, wait_gone
 from lab.qcow2 import make_qcow2
 
@@ -68,6 +69,24 @@ def test_a_guest_reads_and_writes_a_disk(vm: Vm, image: Path, bus: str) -> None:
     left = vm.traces()
     assert (left.fdsets, left.block_nodes) == ((), frozenset())
     assert str(image) not in dict(left.descriptors)
+
+
+def test_a_block_device_is_plugged_in_as_one(pc: Vm, images: Path) -> None:
+    image = images / "device.img"
+    image.write_bytes(b"from the host\n".ljust(MIB, b"\0"))
+    device = run_command(["losetup", "--find", "--show", image]).stdout.strip()
+    try:
+        plugged = pc.plug("disk", "--path", device, "--uuid", DISK)
+        nodes = pc.guest.qmp("query-named-block-nodes")
+        assert {node["node-name"]: node["drv"] for node in nodes}[plugged] == "host_device"
+        name = wait_disk(pc.guest, SERIAL).name
+        assert pc.guest.run(f"head -n 1 /dev/{name}") == "from the host\n"
+        pc.guest.run(f"echo from the guest | dd of=/dev/{name} conv=fsync,sync 2>/dev/null")
+        pc.unplug("disk", DISK)
+        wait_gone(pc.guest, SERIAL)
+    finally:
+        run_command(["losetup", "--detach", device])
+    assert image.read_bytes().startswith(b"from the guest\n")
 
 
 def test_a_disk_that_is_read_only_can_not_be_written(pc: Vm, image: Path) -> None:
