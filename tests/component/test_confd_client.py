@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from brine.common import cli
-from brine.common.cli import EntryPoint
+from brine.common.entry_points import EntryPoint
 from brine.confd import questions
 from brine.confd.client import (
     ConfdClient,

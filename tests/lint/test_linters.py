@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.cli import EntryPoint, Parser
+from brine.common.cli import Parser
+from brine.common.entry_points import EntryPoint
 
 TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent

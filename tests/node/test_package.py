@@ -57,6 +57,7 @@ NOUNS = {
     "kvmd",
     "lifecycle",
     "nic",
+    "operations",
     "outbox",
     "tap",
     "uidpool",
@@ -358,6 +359,7 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
         ("brine watcher run --d", {"--dry-run"}),
         ("brine watcher pause ", {"30m", "2h", "1d"}),
         ("brine watcher forget ", {"db1"}),
+        ("brine operations settle ", {"01700000000000000000-0123abcd"}),
         ("brine outbox acknowledge ", {"01700000000000000000-0123abcd"}),
     ],
 )
@@ -373,6 +375,7 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
     installed_node.write(f"{CONTROL_DIR}/web1.qmp", "")
     installed_node.write("/run/brine/taps/vm-web1-6zt2qk.json", "{}")
     installed_node.write("/var/lib/brine/instances/db1.json", "{}")
+    installed_node.write("/var/lib/brine/operations/01700000000000000000-0123abcd.json", "{}")
     installed_node.write("/var/lib/brine/outbox/01700000000000000000-0123abcd.json", "{}")
     installed_node.run(["ip", "link", "add", "br0", "type", "bridge"], check=False)
     words = typed.split(" ")

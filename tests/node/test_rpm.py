@@ -33,6 +33,7 @@ ENABLED = [
     "brine-lifecycle-executor.socket",
     "brine-lifecycle-folders.service",
     "brine-lifecycle.path",
+    "brine-operations.service",
     "brine-stopper.socket",
     "brine-tap-gc.timer",
     "brine-watcher.timer",

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from brine.common import cli, paths
-from brine.common.cli import EntryPoint
+from brine.common.entry_points import EntryPoint
 from brine.instance import restart_counter, store, unit
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -31,6 +31,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "uefi").mkdir()
     monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
+    monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(restart_counter, "PAUSE_FILE", tmp_path / "pause")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from brine.common import __version__, cli, paths
-from brine.common.cli import Command, EntryPoint, entry_points
+from brine.common.cli import Command
+from brine.common.entry_points import EntryPoint, entry_points
 from brine.common.errors import BrineError, UsageError, install_hint
 from brine.kvmd import cli as kvmd_command
 from brine.kvmd import verdict_list

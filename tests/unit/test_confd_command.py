@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from brine.common import cli, paths
-from brine.common.cli import EntryPoint
+from brine.common.entry_points import EntryPoint
 from brine.confd.client import ConfdClient, Peer, PeerReply, Result, Silence
 from brine.confd.protocol import ConfdReply, RequestType
 

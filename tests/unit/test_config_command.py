@@ -18,7 +18,7 @@ from unittest.mock import ANY
 import pytest
 
 from brine.common import cli, own_node, paths
-from brine.common.cli import EntryPoint
+from brine.common.entry_points import EntryPoint
 from brine.common.locks import locked
 from brine.config import nodes, ssconf
 from brine.config.model import Configuration

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from brine.common import paths, process
-from brine.common.cli import EntryPoint, Parser
+from brine.common.cli import Parser
+from brine.common.entry_points import EntryPoint
 from brine.instance import console, operations, store
 from brine.vm.arguments import instance_name
 from brine.vm.spec import Spec, to_json

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from brine.common import cli, paths
-from brine.common.cli import EntryPoint
+from brine.common.entry_points import EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.hotplug import commands
 from brine.hotplug.cli import NIC

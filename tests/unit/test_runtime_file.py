@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from brine.common import cli, paths
-from brine.common.cli import EntryPoint
+from brine.common.entry_points import EntryPoint
 from brine.common.locks import locked
 from brine.hotplug.transaction import Pending, PendingAction
 from brine.vm.address import DeviceKind, uuid_of_mac

@@ -12,6 +12,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from brine.common import cli
+from brine.common.entry_points import EntryPoint
 from unit.salt_loader import CommandExecutionError, execution_module, load
 
 SPEC = {"name": "web1", "memory_mib": 512}
@@ -86,7 +87,7 @@ def test_each_function_is_a_command_with_json_that_brine_understands(
     noun, *words = runs.command[1:]
     (entry,) = (one for one in COMMANDS if one[0] == noun)
     parser = cli.Parser()
-    cli.EntryPoint(noun, entry[1]).load().configure(parser)
+    EntryPoint(noun, entry[1]).load().configure(parser)
     assert parser.parse_args(words).json
 
 

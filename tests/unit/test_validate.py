@@ -13,7 +13,8 @@ import pytest
 
 from brine.common import cli as brine_command
 from brine.common import paths
-from brine.common.cli import EntryPoint, main
+from brine.common.cli import main
+from brine.common.entry_points import EntryPoint
 from brine.instance.validate import check, define
 from brine.vm.spec import Spec, SpecError, to_json
 

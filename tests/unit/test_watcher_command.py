@@ -16,6 +16,7 @@ import pytest
 
 from brine.common import cli as brine
 from brine.common import outbox, paths
+from brine.common.entry_points import EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.common.locks import locked
 from brine.instance import restart_counter, store
@@ -253,7 +254,7 @@ def test_others_are_told_what_the_watcher_does_not_start(
     note("web1", 5, 1.0, given_up=True)
     monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [])
     assert restart_counter.reasons_to_wait()("web1") is None  # there is no watcher
-    entry = brine.EntryPoint("watcher", "brine.watcher.cli:COMMAND")
+    entry = EntryPoint("watcher", "brine.watcher.cli:COMMAND")
     monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [entry])
     reason = restart_counter.reasons_to_wait()
     assert reason("web2") is None

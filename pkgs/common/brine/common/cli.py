@@ -7,7 +7,6 @@ A distribution adds one by an entry point of the group ``brine.commands`` that n
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import os
@@ -16,68 +15,11 @@ import signal
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import import_module
 from typing import Any, NamedTuple, NoReturn
 
 from brine.common import __version__
+from brine.common.entry_points import EntryPoint, entry_points, versions
 from brine.common.errors import BrineError, UsageError, die, nearest
-
-
-class EntryPoint(NamedTuple):
-    """An object that a distribution provides under a name: ``module:attribute``."""
-
-    name: str
-    value: str
-
-    def load(self) -> Any:
-        module, _, attribute = self.value.partition(":")
-        return getattr(import_module(module), attribute)
-
-
-def entry_points(group: str) -> list[EntryPoint]:
-    """The entry points of a group; of two with one name, the one that is found first. They are read
-    without :mod:`importlib.metadata`, which takes long to load."""
-    found: dict[str, EntryPoint] = {}
-    for folder in _metadata():
-        for line in _lines(f"{folder}/entry_points.txt", f"[{group}]"):
-            name, is_entry, value = line.partition("=")
-            if is_entry and not line.startswith(("#", ";")):
-                entry = EntryPoint(name.strip(), value.partition("[")[0].strip())
-                found.setdefault(entry.name, entry)
-    return list(found.values())
-
-
-def versions() -> dict[str, str]:
-    """The version of each installed part of Brine, by its name, such as ``kvmd``."""
-    found: dict[str, str] = {}
-    for folder in _metadata():
-        if ours := _OURS.fullmatch(os.path.basename(folder)):
-            found.setdefault(ours[1], ours[2])
-    return dict(sorted(found.items()))
-
-
-def _metadata() -> Iterator[str]:
-    """The folders with the metadata of all distributions."""
-    for folder in dict.fromkeys(sys.path):
-        with contextlib.suppress(OSError):  # not there, or an archive
-            for name in sorted(os.listdir(folder or ".")):
-                if name.endswith((".dist-info", ".egg-info")):
-                    yield f"{folder or '.'}/{name}"
-
-
-def _lines(file: str, section: str) -> Iterator[str]:
-    """The lines of a section of a file of entry points, which may be missing."""
-    here = False
-    with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as lines:
-        for line in map(str.strip, lines):
-            if line.startswith("["):
-                here = line == section
-            elif here:
-                yield line
-
-
-_OURS = re.compile(r"brine_(\w+)-([^-]+)\.(?:dist|egg)-info")
-"""The name of a part's metadata."""
 
 _OTHER_VERBS = {
     **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
@@ -397,3 +339,17 @@ def _configure_outbox(parser: argparse.ArgumentParser) -> None:
 
 
 OUTBOX = Command("tell the cluster what happened on this node", _configure_outbox)
+
+
+def _configure_operations(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    text = "list work of several steps that is in progress, or was interrupted"
+    listing = add_verb(verbs, "list", "brine.common.operation_commands:print_operations", text)
+    text = "complete or undo interrupted work"
+    settle = add_verb(verbs, "settle", "brine.common.operation_commands:settle_operations", text)
+    settle.add_argument("id", metavar="ID", nargs="*", help="default: all")
+    for each in (listing, settle):
+        each.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+OPERATIONS = Command("show and settle work that was interrupted", _configure_operations)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import entry_points
+from brine.common.entry_points import entry_points
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, read_regular, write_whole
 from brine.common.locks import LockedError, locked

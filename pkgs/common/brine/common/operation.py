@@ -1,0 +1,422 @@
+"""Work of several steps that survives a kill: recorded before it begins, completed or undone later.
+
+A part names the functions that undo or finish its steps in an :class:`OperationKind`. An entry
+point of the group ``brine.operations`` provides it under the kind's name::
+
+    def remove(facts: Facts) -> None:
+        Path(facts["path"]).unlink(missing_ok=True)
+
+    COPY = OperationKind("copy", {"remove": remove})
+
+    with begin(COPY, "instance/web2") as work:
+        work.step("copy the disk", undo=("remove", {"path": "/srv/web2"}))
+        shutil.copy("/srv/web1", "/srv/web2")
+        work.commit(("remove", {"path": "/srv/web1"}))
+
+An operation is *begun* until it is *committed*; an error before that makes it *undoing*. The undo
+of a step is recorded before the step is done, so it may find nothing to undo. Undos run in reverse
+order, and stop at the first that fails. What follows a commit only goes forward. All these
+functions may run twice, as a process may be killed in each.
+
+The record of an operation goes with its end. Its process holds the record's lock: a record whose
+lock is free was interrupted, and :func:`settle` completes (committed) or undoes (else) it: by the
+next command on the same key, by ``brine-operations.service`` at boot, or by ``brine operations
+settle``. What can't be undone or completed yet stays recorded, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from brine.common import paths
+from brine.common.entry_points import entry_points
+from brine.common.errors import BrineError, warn
+from brine.common.files import read_regular, sync_folder, unfinished, write_whole
+from brine.common.locks import LockedError, node_lock
+
+VERSION = 1
+_GROUP = "brine.operations"
+_SETTLE_TIMEOUT_S = 10.0
+_PROGRESS_S = 1.0
+
+Facts = dict[str, Any]
+Call = tuple[str, Facts]
+"""A function of a kind by its name, and its facts, which are JSON."""
+
+
+class OperationError(BrineError):
+    """An operation that can't be recorded, undone or completed now. Its record says why."""
+
+
+class OperationState(StrEnum):
+    BEGUN = "begun"
+    UNDOING = "undoing"
+    COMMITTED = "committed"
+    UNKNOWN = "unknown"  # of a record that this version can't read
+
+
+class StepState(StrEnum):
+    BEGUN = "begun"
+    DONE = "done"
+    UNDONE = "undone"
+    WAITING = "waiting"  # it follows the commit
+
+
+@dataclass(frozen=True, slots=True)
+class OperationKind:
+    """How operations of a kind are undone and completed.
+
+    :param functions: by their names; each takes the facts that were recorded with it, and raises a
+        BrineError or an OSError if it can't be done now.
+    :param alone: holds the locks that work on such keys needs, while an interrupted operation is
+        settled. None if the functions take them.
+    """
+
+    name: str
+    functions: Mapping[str, Callable[[Facts], object]]
+    alone: Callable[[Sequence[str]], AbstractContextManager[object]] | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """A step of an operation, whose id is unique on all nodes.
+
+    :param node: the node that does it; empty is this one.
+    :param answer: of the node.
+    """
+
+    id: str
+    name: str
+    state: StepState = StepState.BEGUN
+    facts: Facts = field(default_factory=dict)
+    node: str = ""
+    answer: Facts = field(default_factory=dict)
+    undo: Call | None = None
+
+
+@dataclass(slots=True)
+class Operation:
+    """The record of an operation.
+
+    :param key: what it works on, such as ``instance/web1``, and *also* lists further keys.
+    :param since: its beginning; *deadline* is when it may begin no further step. Both in seconds
+        since 1970; a deadline of 0 is none.
+    :param waits_for: why it is neither completed nor undone, in words; *error* is why it is undone.
+    :param progress: of the step that takes longest: ``done`` from 0 to 1, and ``text``.
+    """
+
+    id: str
+    kind: str
+    key: str
+    version: int = VERSION
+    also: list[str] = field(default_factory=list)
+    state: OperationState = OperationState.BEGUN
+    since: float = 0.0
+    deadline: float = 0.0
+    waits_for: str = ""
+    error: str = ""
+    progress: Facts = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def keys(self) -> list[str]:
+        return [self.key, *self.also]
+
+    def is_interrupted(self) -> bool:
+        """Whether no process works on it."""
+        # A shared lock: processes that only look do not take each other for its process.
+        try:
+            lock = os.open(_lock_file(self.id), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(lock)
+        return True
+
+
+class Work:
+    """An operation that this process works on, whose lock it holds; :func:`begin` makes one."""
+
+    def __init__(self, kind: OperationKind, record: Operation) -> None:
+        self.record = record
+        self._kind = kind
+        self._told = 0.0
+
+    def step(
+        self, name: str, *, undo: Call | None = None, node: str = "", facts: Facts | None = None
+    ) -> Step:
+        """Record a step that is about to begin, and what undoes it. The step before is done."""
+        record = self.record
+        if record.deadline and time.time() > record.deadline:
+            raise OperationError(f"{record.kind} of {record.key}: its time is over")
+        self._done()
+        step = self._added(name, node=node, facts=facts or {}, undo=undo)
+        self._write()
+        return step
+
+    def answer(self, step: Step, answer: Facts) -> None:
+        """Record what the node of a step has answered."""
+        step.answer = answer
+        self._write()
+
+    def progress(self, done: float, text: str = "") -> None:
+        """Have others see how far it is; this is recorded once a second at most.
+
+        :param done: from 0 to 1.
+        """
+        self.record.progress = {"done": round(done, 3), "text": text}
+        if time.monotonic() - self._told >= _PROGRESS_S:
+            self._told = time.monotonic()
+            self._write(durable=False)
+
+    def commit(self, *rest: Call) -> None:
+        """Record that nothing is undone from now on. At the end of the block, *rest* is done."""
+        self._done()
+        for name, facts in rest:
+            self._added(name, facts=facts, state=StepState.WAITING)
+        self.record.state = OperationState.COMMITTED
+        self._write()
+
+    def end(self) -> None:
+        """Complete a committed operation, or undo another, and remove its record.
+
+        :raises OperationError: why it waits; it stays recorded.
+        """
+        record = self.record
+        is_committed = record.state is OperationState.COMMITTED
+        if not is_committed:
+            record.state = OperationState.UNDOING
+        self._try_to_write()
+        for step in record.steps if is_committed else reversed(record.steps):
+            call = step.undo
+            if is_committed:
+                call = (step.name, step.facts) if step.state is StepState.WAITING else None
+            if call is None or step.state is StepState.UNDONE:
+                continue
+            try:
+                self._kind.functions[call[0]](call[1])
+            except (BrineError, OSError, LookupError, TypeError, ValueError) as error:
+                record.waits_for = f"{call[0]}: {error}"
+                self._try_to_write()
+                raise _waiting(record) from error
+            step.state = StepState.DONE if is_committed else StepState.UNDONE
+            self._try_to_write()
+        _remove(record.id)
+
+    def _added(self, name: str, **known: Any) -> Step:
+        steps = self.record.steps
+        steps.append(Step(f"{self.record.id}-{len(steps)}", name, **known))
+        return steps[-1]
+
+    def _done(self) -> None:
+        for step in self.record.steps:
+            step.state = StepState.DONE
+
+    def _try_to_write(self) -> None:
+        # The former record leads to the same end, with more of it done twice.
+        with contextlib.suppress(OperationError):
+            self._write()
+
+    def _write(self, *, durable: bool = True) -> None:
+        file = _file(self.record.id)
+        try:
+            if not file.parent.is_dir():
+                file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(file.parent.parent)
+            data = json.dumps(asdict(self.record), indent=1).encode() + b"\n"
+            write_whole(file, data, mode=0o600, alone=True, durable=durable)
+        except OSError as error:
+            raise OperationError(f"{file}: can't be written: {error.strerror}") from error
+
+
+@contextlib.contextmanager
+def begin(
+    kind: OperationKind, key: str, *also: str, deadline_s: float = 0.0, facts: Facts | None = None
+) -> Iterator[Work]:
+    """Record an operation, for the time of the block. An error in the block undoes its steps,
+    unless it is committed. The end of the block commits it and completes it.
+
+    :param key: what it works on; *also* names more of it. The caller holds their locks.
+    :param deadline_s: after that time no step begins, in seconds; 0 is no limit.
+    :param facts: of the whole operation, for people and :func:`pending`.
+    :raises OperationError: if it can't be recorded; then nothing has begun. Also if it is committed
+        and can't be completed now.
+    """
+    now = time.time()
+    identity = f"{time.time_ns():020}-{os.urandom(4).hex()}"
+    record = Operation(identity, kind.name, key, also=list(also), since=now, facts=facts or {})
+    record.deadline = now + deadline_s if deadline_s else 0.0
+    with _held(identity, timeout_s=0):
+        work = Work(kind, record)
+        work._write()
+        try:
+            yield work
+            if record.state is not OperationState.COMMITTED:
+                work.commit()
+        except BaseException as error:
+            if record.state is not OperationState.COMMITTED:
+                record.error = str(error) or type(error).__name__
+            try:
+                work.end()
+            except OperationError as fault:
+                warn(str(fault), hint=fault.hint)
+            raise
+        work.end()
+
+
+def pending(key: str | None = None) -> list[Operation]:
+    """The recorded operations, in progress or interrupted: all, or those on a key."""
+    try:
+        names = sorted(os.listdir(paths.OPERATIONS_DIR))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise OperationError(f"{paths.OPERATIONS_DIR}: {error.strerror}") from error
+    ids = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    found = [record for one in ids if (record := find(one))]
+    return [record for record in found if key is None or key in record.keys]
+
+
+def find(identity: str) -> Operation | None:
+    """An operation by its id; None if it has ended. What this version can't read is unknown."""
+    if "/" in identity:
+        return None
+    file = _file(identity)
+    try:
+        data = json.loads(read_regular(file))
+        if data["version"] != VERSION:
+            raise ValueError(f"version {data['version']}, of a newer Brine")
+        known = {one.name: data[one.name] for one in fields(Operation)}
+        known["state"] = OperationState(known["state"])
+        known["steps"] = [_step_of(one) for one in known["steps"]]
+        return Operation(**known)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        why = f"{file}: can't be used: {error}"
+        state = OperationState.UNKNOWN
+        return Operation(identity, "unknown", "unknown", state=state, waits_for=why)
+
+
+def _step_of(data: Facts) -> Step:
+    undo = tuple(data["undo"]) if data["undo"] else None
+    return Step(**{**data, "state": StepState(data["state"]), "undo": undo})
+
+
+def interrupted(key: str) -> list[Operation]:
+    """The operations on a key that no process works on."""
+    return [one for one in pending(key) if one.is_interrupted()]
+
+
+def settle(key: str) -> None:
+    """Complete or undo interrupted operations on a key, whose lock the caller does not hold.
+
+    :raises OperationError: why one of them waits.
+    """
+    for record in interrupted(key):
+        settle_one(record)
+
+
+def settle_one(record: Operation) -> bool:
+    """Complete or undo an operation, if it was interrupted; returns False if a process works on it.
+
+    :raises OperationError: why it waits.
+    """
+    if not record.is_interrupted():
+        return False
+    kind = _kind_of(record)
+    try:
+        alone = kind.alone(record.keys) if kind.alone else contextlib.nullcontext()
+        with alone, _held(record.id, timeout_s=_SETTLE_TIMEOUT_S):
+            if now := find(record.id):
+                now.waits_for = ""
+                Work(kind, now).end()
+    except LockedError as error:
+        if not record.is_interrupted():
+            return False
+        raise OperationError(f"{_named(record)}: {error}", hint=error.hint) from error
+    return True
+
+
+def _kind_of(record: Operation) -> OperationKind:
+    if record.state is not OperationState.UNKNOWN:
+        for entry in entry_points(_GROUP):
+            if entry.name == record.kind:
+                kind: OperationKind = entry.load()
+                return kind
+        record.waits_for = f"no installed part of Brine knows the kind {record.kind}"
+    raise _waiting(record)
+
+
+def _named(record: Operation) -> str:
+    return f"{record.kind} of {record.key} (operation {record.id})"
+
+
+def _waiting(record: Operation) -> OperationError:
+    word = "completed" if record.state is OperationState.COMMITTED else "undone"
+    hint = f"mend that; then: brine operations settle {record.id}"
+    return OperationError(f"{_named(record)}: not {word} yet: {record.waits_for}", hint=hint)
+
+
+# The files of a record.
+
+
+def _file(identity: str) -> Path:
+    return paths.OPERATIONS_DIR / f"{identity}.json"
+
+
+def _lock_name(identity: str) -> str:
+    return f"operation-{identity}"
+
+
+def _lock_file(identity: str) -> Path:
+    return paths.LOCK_DIR / f"{_lock_name(identity)}.lock"
+
+
+@contextlib.contextmanager
+def _held(identity: str, *, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of an operation. Its file goes with the record."""
+    with node_lock(_lock_name(identity), timeout_s=timeout_s):
+        try:
+            yield
+        finally:
+            if not _file(identity).exists():
+                for file in (unfinished(_file(identity)), _lock_file(identity)):
+                    with contextlib.suppress(OSError):
+                        file.unlink()
+
+
+def _remove(identity: str) -> None:
+    file = _file(identity)
+    try:
+        file.unlink(missing_ok=True)
+        unfinished(file).unlink(missing_ok=True)
+        sync_folder(file.parent)
+    except OSError as error:
+        raise OperationError(f"{file}: can't be removed: {error.strerror}") from error
+
+
+def remove_unfinished() -> None:
+    """Remove what is left of records that were never whole: their operations did not begin."""
+    for file in paths.OPERATIONS_DIR.glob(".*.json.new"):
+        identity = file.name.removeprefix(".").removesuffix(".json.new")
+        record = Operation(identity, "", "")
+        if not _file(identity).exists() and record.is_interrupted():
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+                _lock_file(identity).unlink(missing_ok=True)

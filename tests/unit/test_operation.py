@@ -1,0 +1,251 @@
+"""Work of several steps: recorded, undone, completed, and settled after a kill."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from brine.common import cli, operation, paths
+from brine.common.operation import (
+    Facts,
+    OperationError,
+    OperationKind,
+    OperationState,
+    begin,
+    pending,
+    settle,
+)
+from killing import each_step
+
+KEY = "toy/a"
+SETTLE = ["operations", "settle"]
+
+
+def _remove(facts: Facts) -> None:
+    Path(facts["path"]).unlink(missing_ok=True)
+
+
+def _note(facts: Facts) -> None:
+    with Path(facts["path"]).open("a") as file:
+        file.write(f"{facts['text']}\n")
+
+
+def _refuse(facts: Facts) -> None:
+    if not Path(facts["path"]).exists():
+        raise OSError(errno.EIO, "the storage is dead")
+
+
+TOY = OperationKind("toy", {"remove": _remove, "note": _note, "refuse": _refuse})
+
+
+@pytest.fixture(autouse=True)
+def kinds(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"toy": TOY, "operations": cli.OPERATIONS}
+    entries = [SimpleNamespace(name=name, load=lambda one=one: one) for name, one in known.items()]
+    for module in (operation, cli):
+        monkeypatch.setattr(module, "entry_points", lambda _group: entries)
+
+
+def make_two(folder: Path, then: Callable[[], object] = lambda: None) -> None:
+    """Make the files a and b, and a note of it."""
+    with begin(TOY, KEY, facts={"folder": str(folder)}) as work:
+        for name in ("a", "b"):
+            path = folder / name
+            work.step(f"make {name}", undo=("remove", {"path": str(path)}))
+            path.write_text(name)
+        then()
+        work.commit(("note", {"path": str(folder / "note"), "text": "made"}))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "files").mkdir()
+    return tmp_path / "files"
+
+
+def left() -> list[Path]:
+    found = [*paths.LOCK_DIR.glob("operation-*")]
+    return found + ([*paths.OPERATIONS_DIR.iterdir()] if paths.OPERATIONS_DIR.exists() else [])
+
+
+def fail() -> None:
+    raise OperationError("no more")
+
+
+def test_all_is_done_and_no_record_is_left(folder: Path) -> None:
+    make_two(folder)
+    assert files(folder) == ["a", "b", "note"]
+    assert (folder / "note").read_text() == "made\n"
+    assert left() == []
+
+
+def test_an_error_undoes_the_steps_in_reverse_order(folder: Path) -> None:
+    with pytest.raises(OperationError, match="no more"):
+        make_two(folder, fail)
+    assert (files(folder), left()) == ([], [])
+    with pytest.raises(OperationError), begin(TOY, KEY) as work:
+        for text in ("first", "second"):
+            work.step(text, undo=("note", {"path": str(folder / "note"), "text": text}))
+        fail()
+    assert (folder / "note").read_text() == "second\nfirst\n"
+
+
+@pytest.mark.parametrize("how", ["the next command", "at boot"])
+def test_killed_at_any_step_it_ends_whole_or_undone(
+    own_node: Path, folder: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    seen = set()
+
+    def prepare() -> None:
+        for file in folder.iterdir():
+            file.unlink()
+
+    for number in each_step(lambda: make_two(folder), prepare):
+        if how == "at boot":
+            for lock in paths.LOCK_DIR.iterdir():
+                lock.unlink()
+            assert cli.main(SETTLE) == 0
+        else:
+            settle(KEY)
+            operation.remove_unfinished()
+        seen.add(tuple(files(folder)))
+        assert files(folder) in ([], ["a", "b", "note"]), number
+        assert [file for file in left() if file.suffix != ".lock"] == [], number
+    assert len(seen) == 2
+    assert number > 15
+    assert "settled: " in capsys.readouterr().out or how != "at boot"
+
+
+def test_what_can_not_be_undone_stays_recorded_with_all_before_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = folder / "storage"
+    with pytest.raises(OperationError, match="no more"), begin(TOY, KEY, "toy/b") as work:
+        work.step("make a", undo=("remove", {"path": str(folder / "a")}))
+        (folder / "a").touch()
+        work.step("use storage", undo=("refuse", {"path": str(storage)}))
+        fail()
+    assert "the storage is dead" in capsys.readouterr().err
+    for _ in range(2):
+        (record,) = pending("toy/b")
+        assert (record.state, record.error) == (OperationState.UNDOING, "no more")
+        assert "the storage is dead" in record.waits_for
+        assert files(folder) == ["a"]
+        with pytest.raises(OperationError, match="the storage is dead") as caught:
+            settle(KEY)
+        assert record.id in (caught.value.hint or "")
+    assert cli.main([*SETTLE, record.id]) == 1
+    assert cli.main([*SETTLE, "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["id"], row["result"]) == (record.id, "waiting")
+    storage.touch()
+    settle(KEY)
+    assert (files(folder), left()) == (["storage"], [])
+
+
+def test_what_is_committed_is_completed_later(folder: Path) -> None:
+    storage = folder / "storage"
+    with pytest.raises(OperationError, match="not completed yet"), begin(TOY, KEY) as work:
+        work.step("make a", undo=("remove", {"path": str(folder / "a")}))
+        (folder / "a").touch()
+        work.commit(("refuse", {"path": str(storage)}))
+    assert pending()[0].state is OperationState.COMMITTED
+    storage.touch()
+    settle(KEY)
+    assert (files(folder), left()) == (["a", "storage"], [])
+
+
+def test_what_is_in_progress_is_left_alone_and_listed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    goes_on, is_there = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        is_there.set()
+        assert goes_on.wait(60)
+
+    worker = threading.Thread(target=make_two, args=(folder, wait))
+    worker.start()
+    assert is_there.wait(60)
+    settle(KEY)
+    assert cli.main(["operations", "list", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["in_progress"], row["kind"], row["key"], row["state"]) == (
+        True,
+        "toy",
+        KEY,
+        "begun",
+    )
+    assert [one["name"] for one in row["steps"]] == ["make a", "make b"]
+    assert cli.main([*SETTLE, row["id"], "gone", "../x"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"unchanged: {row['id']} is in progress",
+        "unchanged: gone is not pending",
+        "unchanged: ../x is not pending",
+    ]
+    assert cli.main(["operations", "list"]) == 0
+    assert "make b" in capsys.readouterr().out
+    goes_on.set()
+    worker.join()
+    assert (files(folder), left()) == (["a", "b", "note"], [])
+    assert cli.main(["operations", "list"]) == 0
+    assert "no operation is pending" in capsys.readouterr().out
+
+
+def record_of(folder: Path) -> tuple[Path, Facts]:
+    """The record of an operation that was killed after its first step."""
+    for _ in each_step(lambda: make_two(folder, fail), lambda: None):
+        if found := [one for one in pending() if one.steps]:
+            file = paths.OPERATIONS_DIR / f"{found[0].id}.json"
+            return file, json.loads(file.read_text())
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"kind": "other"}, {"steps": 3}, {"state": "?"}]
+)
+def test_a_record_that_this_version_does_not_know_is_left_alone_and_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], change: Facts
+) -> None:
+    file, data = record_of(folder)
+    file.write_text(json.dumps({**data, **change}))
+    before = file.read_bytes()
+    assert cli.main(SETTLE) == 1
+    assert data["id"] in capsys.readouterr().err
+    assert cli.main(["operations", "list", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["id"], row["in_progress"]) == (data["id"], False)
+    assert file.read_bytes() == before
+
+
+def test_nothing_begins_that_can_not_be_recorded(folder: Path) -> None:
+    paths.OPERATIONS_DIR.write_text("no folder")
+    with pytest.raises(OperationError, match="can't be written"):
+        make_two(folder)
+    assert (files(folder), [*paths.LOCK_DIR.glob("operation-*")]) == ([], [])
+
+
+def test_a_step_on_another_node_has_an_id_an_answer_and_a_deadline(folder: Path) -> None:
+    with begin(TOY, KEY, deadline_s=60) as work:
+        step = work.step("copy", node="node2", facts={"disk": "a"})
+        work.progress(0.5, "half")
+        work.answer(step, {"state": "done"})
+        (record,) = pending(KEY)
+        assert record.deadline > record.since
+        assert record.progress == {"done": 0.5, "text": "half"}
+        (there,) = record.steps
+        assert (there.id, there.node, there.answer) == (step.id, "node2", {"state": "done"})
+        work.record.deadline = 1.0
+        with pytest.raises(OperationError, match="its time is over"):
+            work.step("another")
