@@ -148,7 +148,7 @@ def failed_start(node: Node, unit: str) -> str:
     return "\n".join(str(one["MESSAGE"]) for one in node.journal(f"_SYSTEMD_UNIT={unit}"))
 
 
-def test_the_list_says_why_an_owner_does_not_count(node: Node) -> None:
+def test_the_list_says_why_an_owner_does_not_count(release: str, node: Node) -> None:
     define(node, "ci1", owner={"watchdog_timeout": 600}, **IDLE)
     folder = FOLDERS / "ci1"
     for make, why in (
@@ -170,9 +170,14 @@ def test_the_list_says_why_an_owner_does_not_count(node: Node) -> None:
             said = node.run(["brine", *command.split()]).stderr
             assert f"{HANDLER} is masked, and looks after no owner" in said
         node.shell("until systemctl is-failed --quiet brine-lifecycle.path; do sleep 0.1; done")
+        if release == "bookworm":
+            # Its systemd starts no timer for what fails while units are read anew.
+            node.run(["systemctl", "start", RETRY])
+        # A try in vain is not the last one.
+        tried = f"$(systemctl show --value -p LastTriggerUSecMonotonic {RETRY})"
+        node.shell(f"while [ {tried} = 0 ]; do sleep 0.1; done")
     finally:
         node.run(["systemctl", "unmask", "--runtime", HANDLER])
-        # The path has failed of that, and the timer starts it again.
         node.shell(f"until systemctl is-active --quiet {HANDLER}; do sleep 0.1; done")
         node.run(["rm", "-r", f"/run/systemd/system/{RETRY}.d"])
         node.run(["systemctl", "daemon-reload"])

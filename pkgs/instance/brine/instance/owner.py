@@ -201,7 +201,8 @@ def warn_without_handler() -> None:
         if state or math.isfinite(silent_s):
             how = f"is {state}" if state else f"gives no sign of life for {silent_s:.0f} s"
             text = f"{_UNIT} {how}, and looks after no owner: VMs may outlive theirs"
-            warn(text, hint=f"systemctl status {_UNIT}")
+            what = f"start {USER}.path" if state == "inactive" else f"status {_UNIT}"
+            warn(text, hint=f"systemctl {what}")
 
 
 def refuse_without_owner(spec: Spec) -> None:
