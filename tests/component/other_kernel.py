@@ -30,7 +30,8 @@ MARKS = {
 }
 _TREE = Path(__file__).parents[2]
 _PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv", "losetup"]
-_PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest"]
+# What is left out was left out before: the tests are named.
+_PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest", "--long"]
 _TOLD = "lab: outcome "
 _TIMEOUT_S = 2400.0
 
