@@ -1150,6 +1150,8 @@ def test_qemu_is_another_user_in_an_empty_root(node: Node, model: str) -> None:
     node.run(["brine", "instance", "stop", "--force", "web1"])
     assert left_of(node, "web1") == {}
     assert node.run(["test", "-e", "/srv/web1.vnc"], check=False).returncode == 1
+    noted = node.run(["stat", "--format=%U %a", "/run/brine/qemu-versions.json"]).stdout
+    assert noted.strip() == "root 600"
 
 
 def test_a_vnc_password_is_on_no_command_line_and_in_no_log(node: Node) -> None:
