@@ -10,7 +10,8 @@ import pytest
 
 from brine.common import paths
 from brine.common.files import unfinished
-from brine.common.outbox import OutboxError, acknowledge, acknowledge_events, events, put
+from brine.common.outbox import OutboxError, acknowledge, events, put
+from brine.common.outbox_commands import acknowledge_events
 
 
 @pytest.fixture(autouse=True)

@@ -330,9 +330,11 @@ def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: 
 def _configure_outbox(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     text = "list the events that the cluster does not know, the oldest first"
-    listing = add_verb(verbs, "list", "brine.common.outbox:print_events", text)
+    listing = add_verb(verbs, "list", "brine.common.outbox_commands:print_events", text)
     text = "remove events that the master has"
-    acknowledge = add_verb(verbs, "acknowledge", "brine.common.outbox:acknowledge_events", text)
+    acknowledge = add_verb(
+        verbs, "acknowledge", "brine.common.outbox_commands:acknowledge_events", text
+    )
     acknowledge.add_argument("id", metavar="ID", nargs="+")
     for each in (listing, acknowledge):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -9,32 +9,28 @@ If no program takes events, the outbox keeps the newest thousand, and a hundred 
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import os
 import re
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
-from brine.common.cli import print_table
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, sync_folder, write_whole
 from brine.common.schema import SchemaError, key, parse, shown
+
+if TYPE_CHECKING:
+    import logging
 
 _ID = re.compile(r"\d{20}-[0-9a-f]{8}")
 _LATEST_S = 1e11
 MOST_EVENTS = 1000
 """One for each instance, and far more than a node has; the oldest of more are dropped."""
 _MOST_DAMAGED = 100
-
-log = logging.getLogger(__name__)
 
 
 class OutboxError(BrineError):
@@ -80,7 +76,7 @@ def put(kind: str, *, instance: str, name: str, data: Mapping[str, Any]) -> Clus
     # A clock that was set back must not have it come before what happened earlier.
     now_ns = max(time.time_ns(), int(every[-1].id.partition("-")[0]) + 1 if every else 0)
     event = ClusterEvent(
-        id=f"{now_ns:020}-{uuid.uuid4().hex[:8]}",
+        id=f"{now_ns:020}-{os.urandom(4).hex()}",
         time=now_ns / 1e9,
         kind=kind,
         instance=instance,
@@ -112,7 +108,7 @@ def events() -> Iterator[ClusterEvent]:
         newest[event.instance] = event
     kept = list(newest.values())
     if len(kept) > MOST_EVENTS:
-        log.error(
+        _log().error(
             "%s: nobody takes events: the oldest %s are dropped", folder, len(kept) - MOST_EVENTS
         )
         superseded += kept[:-MOST_EVENTS]
@@ -130,7 +126,7 @@ def _remove_superseded(superseded: list[ClusterEvent], folder: Path) -> None:
         # None of them may be back after its successor was acknowledged and the power cut.
         sync_folder(folder)
     except OSError as error:
-        log.warning("%s: superseded events can't be removed: %s", folder, error.strerror)
+        _log().warning("%s: superseded events can't be removed: %s", folder, error.strerror)
 
 
 def _stored(folder: Path) -> Iterator[ClusterEvent]:
@@ -156,7 +152,7 @@ def _stored(folder: Path) -> Iterator[ClusterEvent]:
             continue  # acknowledged just now
         except OSError as error:
             # The others must be told all the same.
-            log.error("%s: can't be read: %s; left out", file, error.strerror)
+            _log().error("%s: can't be read: %s; left out", file, error.strerror)
         except (ValueError, SchemaError, RecursionError) as error:
             # What comes after it must be told all the same.
             _keep_aside(file, error)
@@ -172,16 +168,16 @@ def _keep_newest_damaged(folder: Path) -> None:
         for file in damaged[:-_MOST_DAMAGED]:
             file.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("%s: damaged events can't be removed: %s", folder, error.strerror)
+        _log().warning("%s: damaged events can't be removed: %s", folder, error.strerror)
 
 
 def _keep_aside(file: Path, error: Exception) -> None:
     try:
         aside = put_aside(file, file.with_suffix(".damaged"))
     except OSError as fault:
-        log.error("%s: damaged, and can't be kept aside: %s; left out", file, fault.strerror)
+        _log().error("%s: damaged, and can't be kept aside: %s; left out", file, fault.strerror)
     else:
-        log.error("%s: damaged: %s; kept as %s", file, error, aside.name)
+        _log().error("%s: damaged: %s; kept as %s", file, error, aside.name)
 
 
 def acknowledge(event_id: str) -> bool:
@@ -204,34 +200,7 @@ def _file(folder: Path, event_id: str) -> Path:
     return folder / f"{event_id}.json"
 
 
-# The verbs of ``brine outbox``.
+def _log() -> logging.Logger:
+    import logging  # takes long to load, and few events are damaged
 
-_HEADING = ("ID", "TIME", "KIND", "INSTANCE", "DATA")
-
-
-def print_events(arguments: argparse.Namespace) -> int:
-    """``brine outbox list``."""
-    found = list(events())
-    if arguments.json:
-        print(json.dumps([asdict(event) for event in found], indent=2))
-    else:
-        nothing = "there is nothing that the cluster has not heard of"
-        print_table(_HEADING, map(_row, found), none=nothing)
-    return 0
-
-
-def _row(event: ClusterEvent) -> tuple[str, ...]:
-    time_text = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="seconds")
-    data = " ".join(f"{key}={value}" for key, value in event.data.items())
-    return event.id, time_text, event.kind, event.name, data
-
-
-def acknowledge_events(arguments: argparse.Namespace) -> int:
-    """``brine outbox acknowledge``."""
-    known = {event_id: acknowledge(event_id) for event_id in dict.fromkeys(arguments.id)}
-    if arguments.json:
-        print(json.dumps({"acknowledged": [event_id for event_id in known if known[event_id]]}))
-        return 0
-    for event_id, was_there in known.items():
-        print(f"acknowledged: {event_id}" if was_there else f"unchanged: {event_id} is not there")
-    return 0
+    return logging.getLogger(__name__)

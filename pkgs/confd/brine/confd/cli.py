@@ -8,6 +8,7 @@ from pathlib import Path
 
 from brine.common import paths
 from brine.common.cli import Command, add_verb, seconds, whole_number
+from brine.confd.questions import FIELDS, QUERY_COMMANDS
 
 _COMMANDS = "brine.confd.commands"
 EVERY_PEER = sys.maxsize
@@ -32,8 +33,6 @@ def _add_options(parser: argparse.ArgumentParser, timeout_s: float) -> None:
 
 
 def _configure_query(parser: argparse.ArgumentParser) -> None:
-    from brine.confd.questions import FIELDS, QUERY_COMMANDS  # brine --help has no need of these
-
     types = parser.add_subparsers(title="types", metavar="TYPE", required=True)
     for request_type, command in QUERY_COMMANDS.items():
         name = request_type.name.lower().replace("_", "-")

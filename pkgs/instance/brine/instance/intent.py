@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from brine.common import paths
+from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import store
@@ -64,8 +64,6 @@ def tell_cluster(before: Spec, after: Spec) -> None:
 def put_event(wanted: Spec, *, only_after_another: bool = False) -> None:
     """Keep an event for the cluster with the admin_state of an instance; or only if an earlier one
     of the instance is not acknowledged yet."""
-    from brine.common import outbox  # few starts have an event
-
     if only_after_another and not any(one.instance == wanted.uuid for one in outbox.events()):
         return
     outbox.put(ADMIN_STATE, instance=wanted.uuid, name=wanted.name, data=_data_of(wanted))
@@ -77,8 +75,6 @@ def correct_events(specs: Iterable[Spec | InstanceError]) -> list[BrineError]:
     An event is kept before its spec is written, and a command that is killed in between may never
     be repeated. Call this when users' shutdowns are noted in the specs.
     """
-    from brine.common import outbox
-
     try:
         told = {one.instance: dict(one.data) for one in outbox.events() if one.kind == ADMIN_STATE}
     except outbox.OutboxError as error:

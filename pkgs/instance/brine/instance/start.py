@@ -16,6 +16,7 @@ from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.progress import spoken_wait
 from brine.instance import messages, restart_counter, store, unit
 from brine.instance.action import act_on_each
+from brine.instance.failed_starts import why_not_started
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import forget_user_shutdown, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
@@ -183,8 +184,6 @@ def start_failure(
     :param before: the state of its unit before the attempt.
     :param since_us: when the attempt began, by the clock that begins with the boot.
     """
-    from brine.instance.failed_starts import why_not_started  # only a start that failed needs it
-
     reason = None
     # If systemd or the journal gives no answer, the error still tells the first fault.
     with suppress(UnitError, OSError):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from brine.vm.instances import instance_names, name_by_uuid
+
 _UUID = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -14,6 +16,4 @@ def instance_name(text: str) -> str:
     """
     if not _UUID.fullmatch(text):
         return text
-    from brine.vm.instances import instance_names, name_by_uuid  # few are given a UUID
-
     return text if text in instance_names() else name_by_uuid(text) or text

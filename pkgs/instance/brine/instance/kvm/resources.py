@@ -28,6 +28,7 @@ from brine.common.background import begun
 from brine.common.errors import install_hint, warn
 from brine.common.files import open_regular, read_regular, write_whole
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
+from brine.common.uids import parse_uid_pool, request_unused_uid
 from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
@@ -401,8 +402,6 @@ def _user(spec: Spec, stack: ExitStack) -> tuple[int, int] | None:
             raise InstanceError(spec.name, text, hint=hint) from None
         _refuse_mighty(spec.name, user)
         return user.pw_uid, user.pw_gid
-    from brine.common.uids import request_unused_uid  # few starts need it and all below
-
     uid = stack.enter_context(request_unused_uid(_uid_pool()))
     uid.hand_over()
     return uid.uid, uid.uid
@@ -423,8 +422,7 @@ def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
 
 def _uid_pool() -> list[list[int]]:
     """The node's own pool, or else the cluster's, or else the default pool."""
-    from brine.common.uids import parse_uid_pool
-    from brine.config.ssconf import Ssconf, SsconfError
+    from brine.config.ssconf import Ssconf, SsconfError  # few starts need these
     from brine.instance.settings import DEFAULT_UID_POOL, load_uid_pool
 
     if pool := load_uid_pool():

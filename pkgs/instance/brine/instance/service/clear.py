@@ -13,23 +13,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError, die, warn
 from brine.common.files import read_regular, remove_same
 from brine.common.uids import release_forgotten, release_uid
 from brine.common.unix_socket import is_listening
+from brine.hotplug.net import records
+from brine.hotplug.net.records import TapRecord
 from brine.instance import messages, store, unit
+from brine.instance.devices import missing_bridges_of
 from brine.instance.observe import is_stop_over
 from brine.instance.owner import forget_process
 from brine.vm import markers
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import BELIEVED_S, MarkerKind
 from brine.vm.spec import SecurityModel
-
-if TYPE_CHECKING:
-    from brine.hotplug.net.records import TapRecord
 
 _PROGRAM = "brine-instance"
 _USER = "user"
@@ -111,8 +111,6 @@ def _remove_vnc_socket(runtime: Any) -> None:
 
 
 def _disconnect_taps(name: str) -> None:
-    from brine.hotplug.net import records  # with it netlink
-
     ours: list[TapRecord] = []
     with _warned(f"{name}: its taps"):
         taps = records.load_all().values()
@@ -214,8 +212,6 @@ def note_failure(name: str) -> None:
     facts = noted.facts if noted else {}
     if "lacks" in facts:
         return
-    from brine.instance.devices import missing_bridges_of  # most end in order
-
     with _warned(f"{name}: its failure can't be noted"):
         has_come_up = markers.read_marker(MarkerKind.STARTED, name, run=run) is not None
         lacks = [] if has_come_up else missing_bridges_of(store.load(name))
