@@ -190,6 +190,9 @@ REFUSED: dict[str, Json] = {
     "the node twice": web({"secondary_nodes": ["node1.example.com"]}),
     "a long name": {"instances": {"x" * 64: {"primary_node": "node1"}}},
     "a name of systemd's": {"instances": {"_x": {"primary_node": "node1"}}},
+    "a name that is a UUID": {
+        "instances": {"6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f": {"primary_node": "node1"}}
+    },
     "a low port": web({"network_port": 80, "hvparams": VNC}),
     "a long path of a socket": kvm({"vnc_bind_address": f"/{'x' * 107}"}),
     "a long path with a name": web({"hvparams": {"vnc_bind_address": f"/{'x' * 86}/"}}),

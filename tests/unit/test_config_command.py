@@ -642,11 +642,20 @@ def test_ssconf_is_kept_in_step(filled: Run, tmp_path: Path) -> None:
     )
     assert Ssconf(tmp_path / "ssconf").uid_pool() == [[4000, 4099], [5000, 5000]]
     assert filled("config", "export-ssconf", str(tmp_path / "ssconf"))[1] == "no changes\n"
-    # It was missed once, such as by an apply: then the next one makes up for it.
-    assert filled("config", "apply", "-", stdin={"cluster": {"uid_pool": "7000"}})[0] == 0
-    assert f"note: {tmp_path}/ssconf is up to date" in filled("uidpool", "add", "7000")[1]
+    note = f"note: {tmp_path}/ssconf is up to date"
+    pool = {"cluster": {"uid_pool": "7000"}}
+    would = filled("config", "apply", "--dry-run", "-", stdin=pool)
+    assert f"note: {tmp_path}/ssconf would be brought up to date\n" in would[1]
+    assert Ssconf(tmp_path / "ssconf").uid_pool() == [[4000, 4099], [5000, 5000]]
+    assert note in filled("config", "apply", "-", stdin=pool)[1]
+    assert Ssconf(tmp_path / "ssconf").uid_pool() == [[7000, 7000]]
+    # It was missed once: then the next one makes up for it.
+    (tmp_path / "ssconf" / "ssconf_uid_pool").write_text("")
+    assert note in filled("uidpool", "add", "7000")[1]
     assert Ssconf(tmp_path / "ssconf").uid_pool() == [[7000, 7000]]
     assert filled("uidpool", "add", "7000") == (0, "no changes: serial 44\n", "")
+    assert note in filled("config", "restore", "43")[1]
+    assert Ssconf(tmp_path / "ssconf").uid_pool() == [[4000, 4099], [5000, 5000]]
 
 
 def test_ssconf_that_can_not_be_written_is_told(

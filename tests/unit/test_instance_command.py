@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -22,6 +23,7 @@ from brine.common.cli import Parser
 from brine.common.entry_points import EntryPoint
 from brine.instance import console, operations, store
 from brine.vm.arguments import instance_name
+from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec, to_json
 from brine.vm.unit_name import unit_of
 from lab.fake_qemu import FakeQemus
@@ -145,13 +147,42 @@ def test_all_that_is_wrong_with_a_name_is_told_in_one_line(web1: Run) -> None:
 # list, info
 
 
+@pytest.mark.parametrize("change", [str, str.upper])
+def test_no_instance_takes_the_uuid_of_another_as_its_name(
+    web1: Run, tmp_path: Path, change: Callable[[str], str]
+) -> None:
+    uuid = change(store.load("web1").uuid)
+    assert web1("define", "-", stdin={"name": "web2"})[0] == 0
+    image = tmp_path / "image"
+    image.write_bytes(bytes(512))
+    for arguments in (
+        ("define", "-"),
+        ("define", "--dry-run", "-"),
+        ("rename", "web2", uuid),
+        ("clone", "web2", uuid),
+        ("import", image, "--name", uuid),
+    ):
+        status, _, said = web1(*arguments, stdin={"name": uuid})
+        assert status == 1
+        assert "form of a UUID" in said
+    assert store.names() == ["web1", "web2"]
+
+
+def test_one_that_has_such_a_name_already_keeps_it(web1: Run) -> None:
+    name = str(uuid4())
+    store.save(replace(store.load("web1"), name=name, uuid=str(uuid4()), nics=()))
+    assert web1("define", "-", stdin={"name": name, "memory_mib": 999})[0] == 0
+    assert web1("rename", name, "web9")[0] == 0
+    assert store.names() == ["web1", "web9"]
+
+
 def test_an_instance_is_known_by_its_uuid_too(web1: Run) -> None:
     uuid = spec()["uuid"]
     _, out, _ = web1("info", uuid.upper(), "--json")
     assert json.loads(out)["name"] == "web1"
     assert web1("stop", uuid)[1] == "unchanged: web1 does not run\n"
-    # A name comes first: an instance may have another one's UUID as its name.
-    assert web1("define", "-", stdin={"name": uuid})[0] == 0
+    # A name comes first: an instance may have another one's UUID as its name, from before.
+    store.save(replace(store.load("web1"), name=uuid, uuid=str(uuid4())))
     assert json.loads(web1("info", uuid, "--json")[1])["name"] == uuid
     assert web1("undefine", uuid)[0] == 0
     assert web1("rename", uuid, "web2")[1] == "renamed: web1 to web2\n"
@@ -604,6 +635,22 @@ def test_the_console_of_one_that_does_not_run(
     with socket.socket(socket.AF_UNIX) as line:  # one that was killed leaves it behind
         line.bind(str(paths.CONTROL_DIR / "web1.serial"))
     assert web1("console", "web1") == (1, "", said)
+
+
+def test_a_domain_that_others_may_not_see_stops_no_console(
+    web1: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domain, known = InstanceFiles("web1").domain, os.stat
+
+    def refused(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path) == str(domain):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return known(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refused)
+    said = "brine: error: web1: does not run\nbrine: hint: brine instance start web1\n"
+    assert web1("console", "web1") == (1, "", said)
+    assert web1("define", "--dry-run", "-", stdin={"name": "web2"})[0] == 0
 
 
 def test_the_console_of_one_that_runs_and_has_none(web1: Run, systemctl: ScriptedSystemctl) -> None:

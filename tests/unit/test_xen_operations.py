@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,14 @@ def test_one_without_xl_is_stopped_and_removed(
     assert wanted() == ("down", "admin")
     assert not file_of(MarkerKind.SHUTDOWN, "web1").exists()
     assert stop_instance("web1") is Stopped.UNCHANGED
+
+
+def test_others_may_see_whether_there_is_a_domain_and_no_more(xl: ScriptedXl) -> None:
+    folder = InstanceFiles("web1").domain.parent
+    folder.mkdir(mode=0o700)  # of a former Brine
+    file = config.write(defined())
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o711
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("name", ["web1", "(null)"])

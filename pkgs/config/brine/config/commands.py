@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -50,10 +50,10 @@ def apply_file(arguments: argparse.Namespace) -> int:
         if writer.current is None:
             store.expect_none_lost()
         applied = apply(writer.current, declared, prune=arguments.prune)
-        writer.write(applied.new)
+        kept = _write_in_step(store, writer, applied.new)
     if store.is_usual and not arguments.dry_run:
         _note_this_node(writer.new)
-    notes, ignored = list(applied.notes), list(applied.without_effect)
+    notes, ignored = [*applied.notes, *kept], list(applied.without_effect)
     if ignored:
         notes.append(f"kept, and without effect in Brine: {summary(ignored)}")
     return _tell_change(arguments, writer, notes, without_effect=ignored)
@@ -171,10 +171,15 @@ def versions(arguments: argparse.Namespace) -> int:
 
 def restore(arguments: argparse.Namespace) -> int:
     """``brine config restore``"""
-    writer = _store(arguments).restore(
-        arguments.serial, arguments.lock_timeout, dry_run=arguments.dry_run
+    store, dry_run, notes = _store(arguments), arguments.dry_run, list[str]()
+
+    def written(new: Configuration) -> None:
+        notes.extend(_keep_in_step(store, new, dry_run=dry_run))
+
+    writer = store.restore(
+        arguments.serial, arguments.lock_timeout, dry_run=dry_run, written=written
     )
-    return _tell_change(arguments, writer, restored=arguments.serial)
+    return _tell_change(arguments, writer, notes, restored=arguments.serial)
 
 
 def export_ssconf(arguments: argparse.Namespace) -> int:
@@ -211,22 +216,18 @@ def show_this_node(arguments: argparse.Namespace) -> int:
 def rename_node(arguments: argparse.Namespace) -> int:
     """``brine config rename-node``"""
     store, dry_run, new = _store(arguments), arguments.dry_run, arguments.new
-    folder = paths.SSCONF_DIR if store.is_usual and paths.SSCONF_DIR.is_dir() else None
     with store.writing(arguments.lock_timeout, dry_run=dry_run) as writer:
         if writer.current is None:
             raise store.none_here()
         node = nodes.find_node(writer.current, arguments.old)
         wanted = nodes.rename(writer.current, node, new)
-        values = ssconf.export(wanted) if folder else {}  # what can't be stops us here
         if store.is_usual and not dry_run:  # the new name would not lead this host to its node
             _note_this_node(writer.current)
-        writer.write(wanted)
-        notes = [] if new == node.name else _rename_notes(wanted, node.uuid, node.name)
-        if folder:  # within the lock, or a slower one would put older values over ours
-            notes += _keep_in_step(folder, values, dry_run=dry_run)
+        kept = _write_in_step(store, writer, wanted)
+    notes = [] if new == node.name else _rename_notes(wanted, node.uuid, node.name)
     if store.is_usual and not dry_run:
         _note_this_node(writer.new)
-    return _tell_change(arguments, writer, notes, node={"uuid": node.uuid, "name": new})
+    return _tell_change(arguments, writer, notes + kept, node={"uuid": node.uuid, "name": new})
 
 
 def _rename_notes(configuration: Configuration, uuid: str, old: str) -> list[str]:
@@ -309,9 +310,8 @@ def change_pool(arguments: argparse.Namespace) -> int:
     found = uids.accounts_among(given) if arguments.change != "remove" else {}
     told = f"accounts of this node have some of these, and keep them: {uids.listed(found)}"
     notes = [told] if found else []
-    store, dry_run = _store(arguments), arguments.dry_run
-    folder = paths.SSCONF_DIR if store.is_usual and paths.SSCONF_DIR.is_dir() else None
-    with store.writing(arguments.lock_timeout, dry_run=dry_run) as writer:
+    store = _store(arguments)
+    with store.writing(arguments.lock_timeout, dry_run=arguments.dry_run) as writer:
         old = writer.current
         if old is None:
             raise _none_to_change(store)
@@ -319,12 +319,7 @@ def change_pool(arguments: argparse.Namespace) -> int:
             _expect_sound(old.cluster.uid_pool, store.path)
         pool = changed(old.cluster.uid_pool, given)
         cluster = dataclasses.replace(old.cluster, uid_pool=pool)
-        wanted = dataclasses.replace(old, cluster=cluster)
-        values = ssconf.export(wanted) if folder else {}  # what can't be stops us here
-        writer.write(wanted)
-        if folder:
-            # Within the lock, or a slower one would put older values over ours.
-            notes += _keep_in_step(folder, values, dry_run=dry_run)
+        notes += _write_in_step(store, writer, dataclasses.replace(old, cluster=cluster))
     return _tell_change(arguments, writer, notes, uid_pool=uids.format_uid_pool(pool, ","))
 
 
@@ -351,17 +346,38 @@ def _none_to_change(store: ConfigStore) -> NoConfigError:
     return error
 
 
-def _keep_in_step(folder: Path, values: Mapping[str, str], *, dry_run: bool) -> list[str]:
-    """Have this node's programs know what the configuration says, and tell of it."""
-    if dry_run:
-        pending = ssconf.pending(folder, values)
-        return [f"{folder} would be brought up to date"] if pending else []
+# This node's ssconf, which changes with the configuration, once it is there.
+
+
+def _write_in_step(store: ConfigStore, writer: Writer, wanted: Configuration) -> list[str]:
+    """Write a configuration, and have this node's programs know what it says; returns remarks."""
+    if _has_ssconf(store):
+        ssconf.export(wanted)  # what can't be stops us here
+    writer.write(wanted)
+    return _keep_in_step(store, wanted, dry_run=writer.dry_run)
+
+
+def _has_ssconf(store: ConfigStore) -> bool:
+    return store.is_usual and paths.SSCONF_DIR.is_dir()
+
+
+def _keep_in_step(store: ConfigStore, written: Configuration, *, dry_run: bool) -> list[str]:
+    """Have this node's programs know what the configuration says; returns a remark on it. The
+    caller holds the store's lock, or a slower one would put older values over ours."""
+    folder = paths.SSCONF_DIR
+    if not _has_ssconf(store):
+        return []
     try:
-        changed = ssconf.write(folder, values)
+        values = ssconf.export(written)
+        change = ssconf.pending if dry_run else ssconf.write
+        if not change(folder, values):
+            return []
     except BrineError as error:
         error.hint = f"the configuration has it; then brine config export-ssconf {folder}"
         raise
-    return [f"{folder} is up to date; the other nodes need a copy of it"] if changed else []
+    if dry_run:
+        return [f"{folder} would be brought up to date"]
+    return [f"{folder} is up to date; the other nodes need a copy of it"]
 
 
 # What all verbs have in common.

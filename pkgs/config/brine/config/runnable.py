@@ -30,10 +30,10 @@ from brine.vm.slots import MOST_XEN_DISKS, slots_fault
 from brine.vm.values import (
     line_fault,
     listener_fault,
+    new_name_fault,
     path_fault,
     tidy_path,
     vm_mac_fault,
-    vm_name_fault,
 )
 
 RUN_HERE = ("kvm", "xen-pvm")
@@ -107,7 +107,7 @@ class NodeRules:
         if fault := unsupported(self._config, instance):
             yield Mistake(where, fault, UNSUPPORTED)
             return
-        if not name_fault(instance.name) and (fault := vm_name_fault(instance.name)):
+        if not name_fault(instance.name) and (fault := new_name_fault(instance.name)):
             yield Mistake(f"{where}/name", fault, "name")
         if fault := _uuid_fault(instance.uuid):
             yield Mistake(f"{where}/uuid", fault, "value")

@@ -134,13 +134,19 @@ class ConfigStore:
             yield self.look(dry_run=dry_run)
 
     def restore(
-        self, serial_no: int, timeout_s: float = LOCK_TIMEOUT_S, *, dry_run: bool = False
+        self,
+        serial_no: int,
+        timeout_s: float = LOCK_TIMEOUT_S,
+        *,
+        dry_run: bool = False,
+        written: Callable[[Configuration], object] = lambda _: None,
     ) -> Writer:
         """Make the content of a kept version the current one, with serial numbers above all that
         were. A damaged file is kept aside as ``config.data.corrupt-TIME``, one that is older than a
         kept version as ``config.data.older-TIME``.
 
         :param dry_run: only tell what that would be; nothing is locked or written.
+        :param written: called with what was written, or would be, while the lock is held.
         :return: the writer that has done so.
         """
         with self._lock(timeout_s, dry_run=dry_run):
@@ -149,6 +155,7 @@ class ConfigStore:
             if writer.overtaken_by is not None:  # its objects' serials are none to go on from
                 writer.current = None
             writer.write(_restored(version, writer.current, writer.floor + 1))
+            written(writer.new)
             return writer
 
     def kept(self) -> dict[int, Path]:

@@ -24,7 +24,7 @@ from brine.instance.foreign.proxmox import spec_of_config
 from brine.instance.messages import log_to_journal
 from brine.instance.operations import define_instance
 from brine.vm.spec import UEFI
-from brine.vm.values import vm_name_fault
+from brine.vm.values import new_name_fault
 
 IMAGE_FOLDERS = (
     *("/var/lib/libvirt/images/", "/var/lib/libvirt/boot/", "/var/lib/xen/images/"),
@@ -90,7 +90,7 @@ def _read(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
 
 
 def _check_name(name: str) -> None:
-    if fault := vm_name_fault(name):
+    if fault := new_name_fault(name):
         raise BrineError(f"{printable(name)!r}: {fault}", hint="give it another one: --name NAME")
 
 

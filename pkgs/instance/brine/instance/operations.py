@@ -52,6 +52,7 @@ from brine.vm.instances import started_with
 from brine.vm.markers import MarkerKind
 from brine.vm.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.vm.unit_name import unit_of
+from brine.vm.values import new_name_fault
 
 _GONE_S = 180.0
 
@@ -101,6 +102,8 @@ def define_instance(
         if not dry_run:
             store.settle(name)
         before = store.load_sound(name)
+        if before is None and not store.spec_file_of(name).exists():
+            _refuse_odd_name(name)
         if over and before != over:
             raise InstanceError(name, "somebody else has defined it meanwhile")
         known = before or _known(name, data)
@@ -197,7 +200,7 @@ def _forget_end(spec: Spec) -> None:
 
 def _refuse_to_lose_domain(spec: Spec) -> None:
     """Refuse a definition that would orphan a running Xen domain."""
-    if not InstanceFiles(spec.name).domain.exists():
+    if not os.path.exists(InstanceFiles(spec.name).domain):  # nor for who may not look
         return
     uuid = config.uuid_of(spec.name)
     is_its_own = spec.is_xen() and spec.uuid == uuid
@@ -251,10 +254,16 @@ def _let_go(name: str, what: str) -> None:
 def refuse_name(name: str) -> None:
     """Refuse a name for another instance, if one has it or runs by it, with or without a spec."""
     store.refuse_existing(name)
+    _refuse_odd_name(name)
     refuse_running_without_spec(name)
     if is_listening(InstanceFiles(name).qmp):
         hint = f"give another name; {InstanceFiles(name).qmp} is its monitor"
         raise InstanceError(name, "a QEMU of that name runs, which Brine did not start", hint=hint)
+
+
+def _refuse_odd_name(name: str) -> None:
+    if fault := new_name_fault(name):
+        raise InstanceError(name, fault, hint="give another name")
 
 
 def _refuse_running(seen: Observed, what: str) -> None:

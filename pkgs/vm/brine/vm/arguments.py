@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from brine.vm.instances import instance_names, name_by_uuid
-
-_UUID = re.compile(r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+from brine.vm.values import UUID
 
 
 def instance_name(text: str) -> str:
@@ -14,6 +13,6 @@ def instance_name(text: str) -> str:
 
     A name comes first. What is neither stays as it is, and the command refuses it.
     """
-    if not _UUID.fullmatch(text):
+    if not re.fullmatch(UUID, text):
         return text
     return text if text in instance_names() else name_by_uuid(text) or text

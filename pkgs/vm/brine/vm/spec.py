@@ -27,6 +27,7 @@ from brine.vm.values import (
     FORMATS,
     LARGEST_MTU,
     MODELS,
+    UUID,
     WHOLE,
     Mode,
     address_fault,
@@ -69,7 +70,6 @@ _HOTPLUG_PORTS = 8
 _NODE = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,253}[A-Za-z0-9])?"
 _SLICE = r"(-|[A-Za-z0-9:_.\\]+(-[A-Za-z0-9:_.\\]+)*)\.slice"  # systemd.slice(5)
 _LONGEST_UNIT = 255
-_UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 
 
 class AdminState(StrEnum):
@@ -156,7 +156,7 @@ def _path(
 
 
 def _uuid() -> Any:
-    return key("", check=like(_UUID, "is no UUID"), tidy=str.lower)
+    return key("", check=like(UUID, "is no UUID"), tidy=str.lower)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,8 @@ _LONGEST_NAME = 63
 # It becomes part of the names of a unit, of sockets and of files: no character of it needs an
 # escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+"""A pattern of UUIDs as they are written."""
 _MAC = r"(?i)[0-9a-f]{2}(:[0-9a-f]{2}){5}"
 SOCKET_BYTES = 107
 """The longest path of a socket (:manpage:`unix(7)`, less its end)."""
@@ -78,6 +80,16 @@ def vm_name_fault(text: str) -> str | None:
     if not re.fullmatch(_NAME, text):
         return "a name begins with a letter or digit, and has letters, digits, '.', '_' and '-'"
     return None
+
+
+def new_name_fault(text: str) -> str | None:
+    """Why *text* cannot be the name of a new instance; None if it can.
+
+    Commands take a name or a UUID: a name in the form of a UUID would hide the instance that has
+    that UUID. An instance that has such a name from before keeps it.
+    """
+    is_uuid = re.fullmatch(UUID, text)
+    return "a name does not have the form of a UUID" if is_uuid else vm_name_fault(text)
 
 
 def line_fault(text: str) -> str | None:

@@ -118,6 +118,7 @@ def _quoted(text: str) -> str:
 # write it raise OSError if they can't.
 
 _MODE = 0o600
+_FOLDER_MODE = 0o711  # who attaches to a console sees whether there is a domain, and no more
 _WRITER = "# Brine, process "
 _RUN = "# In the run "
 _HEADING_LINES = 3
@@ -127,7 +128,8 @@ _UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 def write(spec: Spec) -> Path:
     """Write the configuration of an instance's domain; returns its file."""
     file = InstanceFiles(spec.name).domain
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    file.parent.chmod(_FOLDER_MODE)
     heading = f"{_WRITER}{os.getpid()}\n{_RUN}{markers.this_run()}\n"
     text = f"{heading}{DOMAIN_SPEC}{json.dumps(to_json(spec))}\n{configuration(spec)}"
     write_whole(file, text.encode(), mode=_MODE, alone=True)

@@ -213,7 +213,10 @@ class DomainGuest:
 
 def become_console(name: str) -> NoReturn:
     """Become ``xl console``, which has the same escape, and serves several users at a time."""
-    uuid = config.uuid_of(name)
+    try:
+        uuid = config.uuid_of(name)
+    except PermissionError as error:
+        raise InstanceError(name, "is a domain, whose console is root's", hint="be root") from error
     domain = xl.domain_of(uuid) if uuid else None
     if domain is None or not domain.lives():
         raise InstanceError(name, "has no domain that runs", hint=f"brine instance info {name}")
