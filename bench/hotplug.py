@@ -30,15 +30,15 @@ from bench.libvirt import (
 )
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpEvent
-from brine.hotplug.disk import Disk
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
-from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk
 from brine.hotplug.plug_nic import add_nic
 from brine.hotplug.session import remove_device, working_on
 from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 from lab.errors import LabError
 from lab.guest import READY
 from lab.progress import step
@@ -286,7 +286,7 @@ class Library:
     """Brine's library, in this process, which is warm; and what it said to QEMU last."""
 
     kind: DeviceKind
-    device: Disk | Nic
+    device: Disk | Vif
     steps: Sequence[Step] = ()
 
     def add(self) -> float:
@@ -347,7 +347,7 @@ class DeviceContenders:
 
 
 def _contenders(
-    device: Disk | Nic,
+    device: Disk | Vif,
     xml: str,
     adding: Sequence[str],
     removing: Sequence[str],
@@ -413,13 +413,13 @@ def of_disks() -> DeviceContenders:
 
     adding = ["add", "--path", str(image), "--uuid", _DISK_UUID]
     xml = disk_xml(make_image("libvirt"))
-    disk = Disk(_DISK_UUID, image)
+    disk = Disk(uuid=_DISK_UUID, path=str(image))
     return _contenders(disk, xml, adding, ["remove", _DISK_UUID], {FLOOR: open_image})
 
 
 def of_nics() -> DeviceContenders:
     """All who plug a NIC in."""
-    nic = Nic(DOMAIN, _NIC_UUID, Mode.BRIDGED, BRIDGE, mac=_LIBRARYS_MAC)
+    nic = Vif(instance=DOMAIN, uuid=_NIC_UUID, mode=Mode.BRIDGED, link=BRIDGE, mac=_LIBRARYS_MAC)
     adding, removing = ["add", "--link", BRIDGE, "--mac", _COMMANDS_MAC], ["remove", _COMMANDS_MAC]
     floors = {FLOOR: _open_tap, FLOOR_AND_TAP: _open_connected_tap}
     return _contenders(nic, nic_xml(_VIRSHS_MAC), adding, removing, floors)
@@ -450,7 +450,7 @@ def of_starts() -> dict[str, Callable[[], float]]:
 
 def of_taps() -> dict[str, Callable[[], float]]:
     """How long it takes to make a tap, a port of the bridge, and up; its end does not count."""
-    wiring = Nic(_TAP, "0", Mode.BRIDGED, BRIDGE)
+    wiring = Vif(instance=_TAP, uuid="0", mode=Mode.BRIDGED, link=BRIDGE)
 
     def library() -> float:
         began_at = time.perf_counter()

@@ -228,9 +228,9 @@ page, and `schema.json`, by which that state checks; editors that know JSON Sche
 """
 _CLASSES = {
     "Spec": "an instance",
-    "DiskSpec": "a disk",
-    "BackingSpec": "a backing file",
-    "NicSpec": "a NIC",
+    "Disk": "a disk",
+    "Backing": "a backing file",
+    "Nic": "a NIC",
     "OwnerSpec": "an owner",
 }
 

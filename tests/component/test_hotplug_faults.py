@@ -29,18 +29,18 @@ from brine.common.files import unfinished, write_whole
 from brine.common.locks import LockedError, locked
 from brine.common.privileges import Capability
 from brine.hotplug import plug_nic, session, transaction
-from brine.hotplug.disk import Disk
 from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.net import records
-from brine.hotplug.nic import Nic
 from brine.hotplug.plug_disk import add_disk
 from brine.hotplug.plug_nic import add_nic, modify_nic
 from brine.hotplug.session import remove_device, settle_all, working_on
 from brine.hotplug.timeouts import QMP_TIMEOUT_S
 from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk
 from brine.vm.runtime_file import Runtime, RuntimeFileError
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 from component.namespaces import add_script, ip, new_namespace
 from lab.faulty_qemu import Fault, FaultyQemu, Guest
 from lab.traces import descriptor_links
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
 UUID = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
 MAC = "52:54:00:12:34:56"
 INSTANCE = f"fault{os.getpid()}"
-WISH = Nic(INSTANCE, UUID, Mode.BRIDGED, "br0", mac=MAC)
+WISH = Vif(instance=INSTANCE, uuid=UUID, mode=Mode.BRIDGED, link="br0", mac=MAC)
 OTHER = replace(WISH, link="br1")
 TAP = WISH.tap_name()
 
@@ -100,7 +100,7 @@ def node(own_files: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
         for name in ("br0", "br1"):
             ip(f"link add {name} type bridge")
             ip(f"link set {name} up")
-        yield Node(qemu, Disk(UUID, image), runtime)
+        yield Node(qemu, Disk(uuid=UUID, path=str(image)), runtime)
 
 
 def working(node: Node, timeout_s: float) -> AbstractContextManager[Vm]:
@@ -568,9 +568,9 @@ def test_a_disk_is_known_by_its_files_name_in_this_folder(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_a_disk(node)
-    monkeypatch.chdir(node.disk.path.parent)
+    monkeypatch.chdir(Path(node.disk.path).parent)
     with working_on(node.qemu.path) as vm:
-        found = vm.find(DeviceKind.DISK, node.disk.path.name)
+        found = vm.find(DeviceKind.DISK, Path(node.disk.path).name)
         assert found
         assert found.uuid == node.disk.uuid
         assert vm.find(DeviceKind.DISK, "no-such-file") is None

@@ -19,13 +19,14 @@ import pytest
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import new_file, open_safely, read_regular
-from brine.hotplug.disk import Disk, UnopenedError, format_of, opened
 from brine.instance import store
 from brine.instance.clone import clone_instance
 from brine.instance.kvm.resources import check_node
 from brine.instance.operations import define_instance
 from brine.instance.service.clear import clear
 from brine.instance.validate import define
+from brine.vm.disk import Disk
+from brine.vm.disk_files import UnopenedError, format_of, opened
 from brine.vm.runtime_file import Runtime, RuntimeFileError
 
 pytestmark = pytest.mark.usefixtures("own_node")
@@ -173,7 +174,7 @@ def test_a_users_link_leads_root_nowhere(theirs: Path, secret: Path, is_folder: 
     for use in (
         lambda: open_safely(path, os.O_RDONLY),
         lambda: read_regular(path, safely=True),
-        lambda: opened(Disk("", path, "raw")).__enter__(),
+        lambda: opened(Disk(uuid="", path=str(path), format="raw")).__enter__(),
         lambda: format_of(path),
     ):
         with pytest.raises((OSError, UnopenedError), match=f"symbolic link of the user {_USER}"):

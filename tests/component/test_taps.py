@@ -34,8 +34,8 @@ from brine.hotplug.net.tap import (
     open_tap,
 )
 from brine.hotplug.net.wiring import bring_up, open_own_tap, take_down, unwire, wire
-from brine.hotplug.nic import Nic
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 from component.namespaces import (
     Wire,
     add_script,
@@ -53,7 +53,14 @@ pytestmark = [
 ]
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
-WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0", mac="52:54:00:12:34:56", index=0)
+WEB = Vif(
+    instance="web1.example.com",
+    uuid=NIC,
+    mode=Mode.BRIDGED,
+    link="br0",
+    mac="52:54:00:12:34:56",
+    index=0,
+)
 NAME = WEB.tap_name()
 
 
@@ -290,7 +297,7 @@ def test_the_node_says_nothing_on_a_bridged_tap() -> None:
 def test_a_bridge_that_can_not_be_leaves_nothing(
     link_name: str, vlan: str, said: str, hint: str
 ) -> None:
-    wiring = Nic("web1", NIC, Mode.BRIDGED, link_name, vlan)
+    wiring = Vif(instance="web1", uuid=NIC, mode=Mode.BRIDGED, link=link_name, vlan=vlan)
     with open_tap(NAME) as tap:
         with pytest.raises(BrineError, match=said) as caught:
             wire(tap, wiring)
@@ -351,7 +358,9 @@ def test_other_wishes_replace_the_first() -> None:
     ip("link add br1 type bridge")
     with open_tap(NAME) as tap:
         wire(tap, WEB)
-        wire(tap, Nic("web1.example.com", NIC, Mode.BRIDGED, "br1", mtu=1400))
+        wire(
+            tap, Vif(instance="web1.example.com", uuid=NIC, mode=Mode.BRIDGED, link="br1", mtu=1400)
+        )
         assert master() == "br1"
         assert present().mtu == 1400
 
@@ -360,7 +369,7 @@ def test_a_tap_of_another_nic_is_left_alone() -> None:
     with open_tap("t0") as tap:
         wire(tap, WEB)
         with pytest.raises(TapError, match=f"belongs to NIC {NIC} of web1.example.com"):
-            wire(tap, Nic("db", "0", Mode.BRIDGED, "br0"))
+            wire(tap, Vif(instance="db", uuid="0", mode=Mode.BRIDGED, link="br0"))
         assert master("t0") == "br0"
 
 
@@ -398,11 +407,11 @@ def test_a_bridge_without_vlans_does_not_wait_for_pyroute2(monkeypatch: pytest.M
 def test_scripts_are_told_what_ganetis_are() -> None:
     seen = paths.CONTROL_DIR / "seen"
     add_script("10-env", f"echo call=$1 >>{seen}; env | sort >>{seen}")
-    wiring = Nic(
-        "web1.example.com",
-        NIC,
-        Mode.BRIDGED,
-        "br0",
+    wiring = Vif(
+        instance="web1.example.com",
+        uuid=NIC,
+        mode=Mode.BRIDGED,
+        link="br0",
         ips=("192.0.2.10",),
         mac="52:54:00:12:34:56",
         index=1,
@@ -647,7 +656,7 @@ def test_a_tap_that_was_open_between_two_looks_is_not_idle(monkeypatch: pytest.M
 
 def test_all_takes_new_ones_too_but_never_those_in_use() -> None:
     bring_up(WEB)
-    multi = Nic("db", "0", Mode.BRIDGED, "br0")
+    multi = Vif(instance="db", uuid="0", mode=Mode.BRIDGED, link="br0")
     bring_up(multi, queues=2)
     with open_tap(multi.tap_name(), queues=2, reuse=True):
         assert [one.name for one in remove_leftovers(at_once=True)] == [NAME]

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from brine.hotplug.net.tap import tap_name
+from brine.vm.vif import tap_name
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="networks take root")
 

@@ -16,8 +16,8 @@ from brine.hotplug.net.ovs import OpenVswitchError
 from brine.hotplug.net.records import remove
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
-from brine.hotplug.nic import Nic
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 from component.namespaces import Frame, Wire, ip, new_namespace, read_frame, send_frame
 from lab.open_vswitch import OpenVswitch, fetch_open_vswitch, open_vswitch
 
@@ -47,8 +47,8 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenVswitch]:
         yield running
 
 
-def wiring(vlan: str = "", link: str = "ovs0") -> Nic:
-    return Nic("web1", "0", Mode.OPEN_VSWITCH, link, vlan)
+def wiring(vlan: str = "", link: str = "ovs0") -> Vif:
+    return Vif(instance="web1", uuid="0", mode=Mode.OPEN_VSWITCH, link=link, vlan=vlan)
 
 
 def test_a_small_mtu_of_a_nic_does_not_lower_the_bridges(switch: OpenVswitch) -> None:

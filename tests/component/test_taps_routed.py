@@ -19,8 +19,8 @@ from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
 from brine.hotplug.net.source_filter import forget_sources, is_filtered
 from brine.hotplug.net.tap import TapError, open_tap
 from brine.hotplug.net.wiring import unwire, wire
-from brine.hotplug.nic import Nic
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 from component.namespaces import Namespace, ip, new_namespace, pumped, talks
 
 pytestmark = [
@@ -32,7 +32,7 @@ GUEST4, GUEST6 = "192.0.2.10", "2001:db8:0:1::10"
 NODE4, NODE6 = "192.0.2.1", "2001:db8:0:1::1"
 HOST4, HOST6 = "192.0.2.2", "2001:db8:0:1::2"
 FAR4 = "198.51.100.2"
-WEB = Nic("web1", "0", Mode.ROUTED, ips=(GUEST4, GUEST6))
+WEB = Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=(GUEST4, GUEST6))
 
 
 @dataclass
@@ -63,7 +63,7 @@ def networks(own_files: None) -> Iterator[Networks]:
 
 
 @contextmanager
-def guest(networks: Networks, wiring: Nic = WEB) -> Iterator[Namespace]:
+def guest(networks: Networks, wiring: Vif = WEB) -> Iterator[Namespace]:
     """A guest whose NIC is the other end of a wired tap."""
     with ExitStack() as stack:
         tap = stack.enter_context(open_tap(wiring.tap_name()))
@@ -106,7 +106,7 @@ def test_the_guest_reaches_what_is_behind_a_router(networks: Networks) -> None:
 
 
 def test_guests_reach_each_other(networks: Networks) -> None:
-    other = Nic("db", "0", Mode.ROUTED, ips=("192.0.2.11", "2001:db8:0:1::11"))
+    other = Vif(instance="db", uuid="0", mode=Mode.ROUTED, ips=("192.0.2.11", "2001:db8:0:1::11"))
     with guest(networks) as web, guest(networks, other) as db:
         assert talks(web, db, "192.0.2.11") == GUEST4
         assert talks(web, db, "2001:db8:0:1::11") == GUEST6
@@ -116,7 +116,7 @@ def test_a_guest_of_a_table_is_reached_and_routed_by_it(networks: Networks) -> N
     """The main table's default route leads nowhere; the guest's table has the right one."""
     ip(f"route replace default via {NODE4.replace('.1', '.99')}")
     ip(f"route add default via {HOST4} dev uplink table 100")
-    wiring = Nic("web1", "0", Mode.ROUTED, "100", ips=(GUEST4, GUEST6))
+    wiring = Vif(instance="web1", uuid="0", mode=Mode.ROUTED, link="100", ips=(GUEST4, GUEST6))
     with guest(networks, wiring) as inside:
         assert GUEST4 in ip("route show table 100")
         assert GUEST4 not in ip("route show table main")
@@ -129,8 +129,8 @@ def test_a_guest_of_a_table_is_reached_and_routed_by_it(networks: Networks) -> N
 
 
 def test_two_tables_may_have_the_same_address(networks: Networks) -> None:
-    first = Nic("web1", "0", Mode.ROUTED, "100", ips=(GUEST4,))
-    second = Nic("web2", "0", Mode.ROUTED, "200", ips=(GUEST4,))
+    first = Vif(instance="web1", uuid="0", mode=Mode.ROUTED, link="100", ips=(GUEST4,))
+    second = Vif(instance="web2", uuid="0", mode=Mode.ROUTED, link="200", ips=(GUEST4,))
     with guest(networks, first), guest(networks, second):
         assert first.tap_name() in ip("route show table 100")
         assert second.tap_name() in ip("route show table 200")
@@ -167,7 +167,9 @@ def test_a_guest_can_not_send_under_anothers_address(
     networks: Networks, own: str, false: str, node: str, host: str, table: str
 ) -> None:
     """Neither to the node nor through it; and for IPv4 either of what keeps it from it would do."""
-    with guest(networks, Nic("web1", "0", Mode.ROUTED, table, ips=(GUEST4, GUEST6))) as inside:
+    with guest(
+        networks, Vif(instance="web1", uuid="0", mode=Mode.ROUTED, link=table, ips=(GUEST4, GUEST6))
+    ) as inside:
         tap = WEB.tap_name()
         inside.ip(f"address add {false} dev eth0 {'nodad' if ':' in false else ''}")
         assert talks(inside, networks.node, node, own=own) == own
@@ -257,14 +259,14 @@ def test_wiring_twice_is_the_same_as_once(networks: Networks) -> None:
 def test_unwiring_leaves_nothing(networks: Networks) -> None:
     with open_tap("t0") as tap:
         before = everything()
-        wire(tap, Nic("web1", "0", Mode.ROUTED, "100", ips=WEB.ips))
+        wire(tap, Vif(instance="web1", uuid="0", mode=Mode.ROUTED, link="100", ips=WEB.ips))
         assert everything() != before
         unwire(tap)
         assert everything() == before
 
 
 def test_what_a_dead_guest_leaves_is_removed(networks: Networks) -> None:
-    wiring = Nic("web1", "0", Mode.ROUTED, "100", ips=WEB.ips)
+    wiring = Vif(instance="web1", uuid="0", mode=Mode.ROUTED, link="100", ips=WEB.ips)
     before = everything()
     with open_tap("t0") as tap:
         wire(tap, wiring)
@@ -284,7 +286,7 @@ def test_a_proxy_of_the_operators_stays(networks: Networks) -> None:
 
 
 def test_an_address_of_another_nic_is_refused(networks: Networks) -> None:
-    second = Nic("web2", "0", Mode.ROUTED, ips=("192.0.2.11", GUEST4))
+    second = Vif(instance="web2", uuid="0", mode=Mode.ROUTED, ips=("192.0.2.11", GUEST4))
     with open_tap("t0") as tap, open_tap("t1") as other:
         wire(tap, WEB)
         before = everything()
@@ -315,7 +317,7 @@ def test_a_node_that_does_not_forward_ipv6_is_told(
 def test_a_node_without_ipv6_says_so(networks: Networks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brine.hotplug.net.netlink._NET", paths.CONTROL_DIR)
     with open_tap("t0") as tap, pytest.raises(BrineError, match="No such file") as caught:
-        wire(tap, Nic("web1", "0", Mode.ROUTED, ips=(GUEST6,)))
+        wire(tap, Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=(GUEST6,)))
     assert caught.value.hint == "this node has no IPv6"
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import wire
-from brine.hotplug.nic import Nic
 from brine.vm.connection import Vlans
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 from component.namespaces import (
     Frame,
     Wire,
@@ -51,7 +51,7 @@ def vlans(name: str = "t0") -> Vlans:
 @contextmanager
 def guest(vlan: str) -> Iterator[int]:
     with open_tap("t0") as tap:
-        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", vlan))
+        wire(tap, Vif(instance="web1", uuid="0", mode=Mode.BRIDGED, link="br0", vlan=vlan))
         yield tap.queues[0]
 
 
@@ -110,8 +110,8 @@ def test_another_wish_replaces_the_first(node: None) -> None:
             (".100:200", Vlans(100, frozenset({200}))),
             ("300", Vlans(300, frozenset())),
         ):
-            wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", text))
+            wire(tap, Vif(instance="web1", uuid="0", mode=Mode.BRIDGED, link="br0", vlan=text))
             assert vlans() == wanted
         bridge("vlan add dev t0 vid 44")
-        wire(tap, Nic("web1", "0", Mode.BRIDGED, "br0", "300"))
+        wire(tap, Vif(instance="web1", uuid="0", mode=Mode.BRIDGED, link="br0", vlan="300"))
         assert vlans() == Vlans(300, frozenset())

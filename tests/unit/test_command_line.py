@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.validate import define
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
-from brine.vm.spec import DiskSpec, NicSpec, Spec, backing_chain
+from brine.vm.nic import Nic
+from brine.vm.spec import Spec
 from brine.vm.values import tidy_path
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
@@ -88,7 +90,7 @@ def given_to(spec: Spec, **others: Any) -> Resources:
     for number, disk in enumerate(spec.disks):
         first = 10 + 2 * number
         is_device = disk.path.startswith("/dev/")
-        behind = range(number + 1, number + 1 + len(backing_chain(disk)))
+        behind = range(number + 1, number + 1 + len(disk.layers()))
         backing = [DiskFiles(one, (30 + one,), is_device=False) for one in behind]
         disks[disk.uuid] = DiskFiles(number, (first, first + 1), is_device, backing)
     cdroms = [
@@ -281,7 +283,7 @@ DISKS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any
 
 
 def test_no_key_of_a_disk_is_forgotten() -> None:
-    keys = {field.name for field in dataclasses.fields(DiskSpec)}
+    keys = {field.name for field in dataclasses.fields(Disk)}
     told = keys - {"format_source", "slot"}  # QEMU is not told these
     assert {name for name, *_ in DISKS} | {"backing"} == told
 
@@ -358,7 +360,7 @@ NICS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any,
 def test_no_key_of_a_nic_is_forgotten() -> None:
     of_the_tap = {"mode", "link", "vlan", "ips", "slot"}
     known = {name for name, *_ in NICS} | of_the_tap
-    assert known == {field.name for field in dataclasses.fields(NicSpec)}
+    assert known == {field.name for field in dataclasses.fields(Nic)}
 
 
 @pytest.mark.parametrize(("name", "value", "seen", "usual", "told"), NICS)

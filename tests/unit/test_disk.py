@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.hotplug.disk import Disk, opened, size_of
-from brine.hotplug.errors import HotplugError
 from brine.vm.address import uuid_of_path
 from brine.vm.conflicts import ConflictError, refuse_taken
+from brine.vm.disk import Disk
+from brine.vm.disk_files import DiskError, opened, size_of
 from lab.fake_qemu import FakeQemus
 
 UUID = "6a0f4f0d-0000-4000-8000-00000000000a"
 
 
 def made_of(path: Path, **others: str) -> Disk:
-    return Disk(UUID, path, cache="writeback", **others)  # type: ignore[arg-type]
+    return Disk(uuid=UUID, path=str(path), cache="writeback", **others)  # type: ignore[arg-type]
 
 
 def qcow2(path: Path, *, version: int = 3, features: int = 0, backing: int = 0) -> Path:
@@ -32,9 +32,9 @@ def qcow2(path: Path, *, version: int = 3, features: int = 0, backing: int = 0) 
 def test_what_can_be_no_disk_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "fifo", tmp_path, Path("/dev/null")):
-        with pytest.raises(HotplugError, match="neither a block device nor a file"):
+        with pytest.raises(DiskError, match="neither a block device nor a file"):
             size_of(made_of(path))
-        with pytest.raises(HotplugError, match="neither a block device nor a file"):
+        with pytest.raises(DiskError, match="neither a block device nor a file"):
             opened(made_of(path)).__enter__()
 
 
@@ -64,8 +64,8 @@ def test_another_formats_image_is_raw_only_if_somebody_says_so(
 ) -> None:
     image = tmp_path / "image"
     image.write_bytes(content.ljust(512, b"\0"))
-    with pytest.raises(HotplugError, match=f"begins as {named} does") as caught:
-        opened(made_of(image), is_format_said=False).__enter__()
+    with pytest.raises(DiskError, match=f"begins as {named} does") as caught:
+        opened(made_of(image, format_source="default")).__enter__()
     assert hint in str(caught.value.hint)
     with opened(made_of(image)) as files:
         assert len(files.descriptors) == 2
@@ -115,7 +115,7 @@ def test_an_image_that_needs_another_file_is_refused(
     tmp_path: Path, image: dict[str, int], said: str
 ) -> None:
     path = qcow2(tmp_path / "image", **image)
-    with pytest.raises(HotplugError, match=said):
+    with pytest.raises(DiskError, match=said):
         opened(made_of(path, format="qcow2")).__enter__()
 
 
@@ -134,11 +134,11 @@ def disk(own_node: Path) -> Disk:
     """A disk, on a node of its own."""
     image = own_node / "image"
     image.write_bytes(b"")
-    return Disk(uuid_of_path(str(image)), image)
+    return Disk(uuid=uuid_of_path(str(image)), path=str(image))
 
 
 def row(disk: Disk, **keys: Any) -> dict[str, Any]:
-    return {"path": str(disk.path), "read_only": False, "interface": "virtio", **keys}
+    return {"path": disk.path, "read_only": False, "interface": "virtio", **keys}
 
 
 def is_defined(name: str, *rows: dict[str, Any], **keys: Any) -> dict[str, Any]:
@@ -162,9 +162,12 @@ def refused(disk: Disk, own: str | None = "web2") -> str:
 
 def test_a_disk_of_another_is_refused_by_any_name(disk: Disk) -> None:
     is_defined("web1", row(disk))
-    link = disk.path.with_name("link")
+    link = Path(disk.path).with_name("link")
     link.symlink_to(disk.path)
-    assert refused(Disk(disk.uuid, link)) == f"{link} is a disk of web1 too, {disk.path}"
+    assert (
+        refused(Disk(uuid=disk.uuid, path=str(link)))
+        == f"{link} is a disk of web1 too, {disk.path}"
+    )
     assert refused(disk, None)  # of a QEMU that is no instance
     refuse_taken("web1", disk.claims())
 
@@ -172,7 +175,7 @@ def test_a_disk_of_another_is_refused_by_any_name(disk: Disk) -> None:
 def test_one_that_nobody_writes_may_be_shared(disk: Disk) -> None:
     is_defined("web1", row(disk, read_only=True))
     assert refused(disk)
-    refuse_taken("web2", Disk(disk.uuid, disk.path, read_only=True).claims())
+    refuse_taken("web2", Disk(uuid=disk.uuid, path=disk.path, read_only=True).claims())
 
 
 def test_what_was_plugged_in_or_on_ide_counts_also_when_it_has_ended(disk: Disk) -> None:

@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-from brine.hotplug.disk import recorded_disk
-from brine.hotplug.nic import recorded_nic
-from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.live_definition import in_words, steps_of
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.validate import define
@@ -16,6 +13,7 @@ from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import change
 from brine.vm.slots import pci_slot
 from brine.vm.spec import Spec
+from brine.vm.vif import Vif
 from lab.runtime_file import write_runtime_file
 
 pytestmark = pytest.mark.usefixtures("own_node")
@@ -66,7 +64,7 @@ def test_a_nic_is_changed_in_its_place_and_a_disk_waits() -> None:
 def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
     started, with_it = web1(ONE), web1(ONE, BY_HAND)
     file = write_runtime_file(started)
-    entry = recorded_nic(nic_of(with_it, with_it.nics[1]), pci_slot(21))
+    entry = Vif.of(with_it, with_it.nics[1]).recorded(pci_slot(21))
     change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, entry))
     assert steps(started, started) == []
     assert steps(web1(TWO), started) == [f"detach NIC {ONE}", f"attach NIC {TWO}"]
@@ -77,9 +75,9 @@ def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
 def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
     started, with_it = web1(ONE), web1(ONE, TWO, disks=[{"path": "/a"}])
     file = write_runtime_file(started)
-    nic, disk = nic_of(with_it, with_it.nics[1]), disk_of(with_it.disks[0])
-    change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, recorded_nic(nic)))
-    change(file, lambda runtime: runtime.with_device(DeviceKind.DISK, recorded_disk(disk, 10)))
+    nic, disk = Vif.of(with_it, with_it.nics[1]), with_it.disks[0]
+    change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, nic.recorded()))
+    change(file, lambda runtime: runtime.with_device(DeviceKind.DISK, disk.entry(10)))
     assert steps(started, started) == []
     assert steps(with_it, started) == ["attach disk /a", f"attach NIC {TWO}"]
     assert steps(started, with_it) == ["detach disk /a", f"detach NIC {TWO}"]

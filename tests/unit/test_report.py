@@ -15,7 +15,6 @@ import pytest
 
 from brine.common import paths, process
 from brine.common.cli import table
-from brine.hotplug.disk import Disk, recorded_disk
 from brine.instance import history
 from brine.instance.history import RecordedVerdict
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
@@ -25,6 +24,7 @@ from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import Halt, excerpt
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
@@ -185,8 +185,8 @@ def test_what_takes_no_restart_is_not_pending() -> None:
 
 def test_what_was_plugged_is_not_pending() -> None:
     write_runtime_file(seen().spec)
-    hot = Disk("0c000000-0000-4000-8000-00000000000c", Path("/hot"))
-    plug("disks", recorded_disk(hot, 1, pci_slot(20)))
+    hot = Disk(uuid="0c000000-0000-4000-8000-00000000000c", path="/hot")
+    plug("disks", hot.entry(1, pci_slot(20)))
     assert summary(seen(running()))["restart_pending"] == []
     # Nor is it once the spec has it, too.
     said = {"uuid": hot.uuid, "path": "/hot", "format": "raw"}

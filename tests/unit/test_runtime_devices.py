@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from brine.hotplug.disk import Disk, recorded_disk
-from brine.hotplug.nic import Nic, recorded_nic
-from brine.instance.devices import nic_of
 from brine.instance.kvm.runtime_devices import (
     UnusableError,
     differences,
@@ -26,11 +23,14 @@ from brine.instance.kvm.runtime_devices import (
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
+from brine.vm.nic import Nic
 from brine.vm.runtime_file import change
 from brine.vm.slots import Slot, lun_slot, pci_slot
-from brine.vm.spec import DiskSpec, NicSpec, Spec
+from brine.vm.spec import Spec
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 from lab.runtime_file import write_runtime_file
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
@@ -54,7 +54,7 @@ def web1(**keys: Any) -> Spec:
 
 
 def entry(disk: Disk, slot: Slot) -> dict[str, Any]:
-    return recorded_disk(disk, 10, slot)
+    return disk.entry(10, slot)
 
 
 def started(spec: Spec) -> Spec:
@@ -71,8 +71,8 @@ def unplug(file: Path, kind: DeviceKind, uuid: str) -> None:
 
 
 def hot_nic(**keys: Any) -> dict[str, Any]:
-    wiring = Nic("web1", HOT, Mode.BRIDGED, link="br1", mac=HOT_MAC, **keys)
-    return recorded_nic(wiring, pci_slot(21))
+    wiring = Vif(instance="web1", uuid=HOT, mode=Mode.BRIDGED, link="br1", mac=HOT_MAC, **keys)
+    return wiring.recorded(pci_slot(21))
 
 
 def test_nothing_plugged_is_no_change(file: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_disk_that_was_plugged_in_stays_though_a_limit_of_memory_may_be_too_sm
     file: Path,
 ) -> None:
     spec = started(web1(memory_max_mib=web1().least_memory_max_mib()))
-    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    plug(file, DeviceKind.DISK, entry(Disk(uuid=HOT, path="/hot"), pci_slot(22)))
     after, fault = hot_changes_or_aside(spec)
     assert (after.disks[-1].uuid, fault) == (HOT, "")
 
@@ -110,28 +110,32 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path, interface: str, slot:
     spec = started(web1())
     usual: dict[str, Any] = {"format": "qcow2", "cache": "writeback", "aio": "io_uring"}
     usual |= {"read_only": True, "discard": False, "serial": "S"}
-    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot"), **usual), slot))
+    plug(file, DeviceKind.DISK, entry(Disk(uuid=HOT, path="/hot", **usual), slot))
     after = with_hot_changes(spec)
     assert [disk.slot for disk in after.disks] == [12, 0, slot.number]
     assert [replace(disk, slot=-1) for disk in after.disks[:2]] == list(spec.disks)
-    hot = DiskSpec(uuid=HOT, path="/hot", interface=interface, slot=slot.number, **usual)
+    hot = Disk(uuid=HOT, path="/hot", interface=interface, slot=slot.number, **usual)
     assert after.disks[2] == hot
     assert differences(replace(after, disks=spec.disks), spec) == []
 
 
 def test_a_disk_that_is_entered_for_the_next_start_is_virtio(file: Path) -> None:
     spec = started(web1())
-    plug(file, DeviceKind.DISK, {**Disk(HOT, Path("/hot")).to_json(), "size_mib": 10})
-    assert with_hot_changes(spec).disks[2] == DiskSpec(uuid=HOT, path="/hot")
+    plug(file, DeviceKind.DISK, {**Disk(uuid=HOT, path="/hot").recorded(), "size_mib": 10})
+    assert with_hot_changes(spec).disks[2] == Disk(uuid=HOT, path="/hot")
 
 
 def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
     spec = started(web1())
     usual: dict[str, Any] = {"link": "100", "ips": ("192.0.2.9",), "mac": HOT_MAC, "mtu": 1400}
     usual |= {"queues": 2, "vhost": True}
-    plug(file, DeviceKind.NIC, recorded_nic(Nic("web1", HOT, Mode.ROUTED, **usual), pci_slot(21)))
+    plug(
+        file,
+        DeviceKind.NIC,
+        Vif(instance="web1", uuid=HOT, mode=Mode.ROUTED, **usual).recorded(pci_slot(21)),
+    )
     after = with_hot_changes(spec)
-    hot = NicSpec(uuid=HOT, model="virtio", mode="routed", slot=21, **usual)
+    hot = Nic(uuid=HOT, model="virtio", mode="routed", slot=21, **usual)
     assert after.nics == (replace(spec.nics[0], slot=13), hot)
     assert differences(replace(after, nics=spec.nics), spec) == []
 
@@ -151,9 +155,9 @@ def test_what_was_taken_out_stays_out_and_each_change_is_told(file: Path) -> Non
 def test_what_was_changed_is_so_in_its_old_place(file: Path) -> None:
     nics = [{"uuid": A, "mac": MAC, "link": "br0"}, {"uuid": B, "link": "br0"}]
     spec = started(web1(nics=nics))
-    wish = nic_of(spec, spec.nics[0])
+    wish = Vif.of(spec, spec.nics[0])
     changed = replace(wish, link="br1", vlan="8")
-    plug(file, DeviceKind.NIC, recorded_nic(changed, pci_slot(20)))
+    plug(file, DeviceKind.NIC, changed.recorded(pci_slot(20)))
     after = with_hot_changes(spec)
     assert [(nic.uuid, nic.mac, nic.link, nic.vlan) for nic in after.nics] == [
         (A, MAC, "br1", "8"),
@@ -170,7 +174,7 @@ def test_ide_disks_which_nobody_plugs_stay_in_their_places(file: Path) -> None:
     ]
     spec = started(web1(disks=disks))
     unplug(file, DeviceKind.DISK, A)
-    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    plug(file, DeviceKind.DISK, entry(Disk(uuid=HOT, path="/hot"), pci_slot(22)))
     assert [disk.path for disk in with_hot_changes(spec).disks] == ["/first", "/last", "/hot"]
 
 
@@ -194,7 +198,7 @@ def test_a_new_definition_of_one_kind_leaves_what_is_plugged_of_the_other(
     file: Path, keys: dict[str, Any], disks: list[str], nics: int, gone: list[str]
 ) -> None:
     started(web1())
-    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/hot")), pci_slot(22)))
+    plug(file, DeviceKind.DISK, entry(Disk(uuid=HOT, path="/hot"), pci_slot(22)))
     plug(file, DeviceKind.NIC, hot_nic())
     anew = web1(**keys)
     after = with_hot_changes(anew)
@@ -213,7 +217,7 @@ def test_what_is_in_the_spec_already_is_not_plugged_in_twice(file: Path) -> None
 
 def test_what_does_not_go_with_the_spec_says_whose_and_what(file: Path) -> None:
     spec = started(web1())
-    plug(file, DeviceKind.DISK, entry(Disk(HOT, Path("/a")), pci_slot(22)))
+    plug(file, DeviceKind.DISK, entry(Disk(uuid=HOT, path="/a"), pci_slot(22)))
     with pytest.raises(InstanceError) as told:
         with_hot_changes(spec)
     assert str(told.value).startswith(f"web1: {file}: ")

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.hotplug.disk import Disk
 from brine.instance import store
 from brine.instance.kvm import resources
 from brine.instance.service import run as run_step
@@ -23,11 +22,13 @@ from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.vm import markers
 from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
 from brine.vm.markers import MarkerKind as Marker
+from brine.vm.nic import Nic
 from brine.vm.runtime_file import change
-from brine.vm.spec import NOT_CONFINED, NicSpec, Spec, to_json
+from brine.vm.spec import NOT_CONFINED, Spec, to_json
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
@@ -194,7 +195,7 @@ def test_what_was_plugged_in_is_in_the_spec_from_now_on_and_told(
     caplog.set_level("INFO")
     spec = defined(vcpus=3)
     run()
-    disk = {**Disk(HOT, Path("/gone")).to_json(), "size_mib": 1}
+    disk = {**Disk(uuid=HOT, path="/gone").recorded(), "size_mib": 1}
     change(WEB1.runtime, lambda it: it.with_device(DeviceKind.DISK, disk))
     # It has gone meanwhile, so the start fails; that it was wished for stays so.
     for _ in range(2):
@@ -317,7 +318,7 @@ def test_a_domain_does_not_start_with_the_mac_of_another_instance_that_runs(
     other.runtime.write_text(json.dumps({"nics": [{"mac": mac}]}))
     qemus.start(other.qmp)
     spec = store.load("web1")
-    store.save(replace(spec, nics=(NicSpec(link="br0", uuid=UUID, mac=mac),)))
+    store.save(replace(spec, nics=(Nic(link="br0", uuid=UUID, mac=mac),)))
     assert refused(capsys) == f"web1: {mac} is the MAC address of web2, which runs"
 
 

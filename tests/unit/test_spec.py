@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from brine.vm.spec import DiskSpec, NicSpec, OwnerSpec, Spec, SpecError, parse, to_json
+from brine.vm.disk import Disk
+from brine.vm.nic import Nic
+from brine.vm.spec import OwnerSpec, Spec, SpecError, parse, to_json
 
 UUID = "9fb0b0f9-0000-4000-8000-00000000000a"
 LONG = "x" * 64
@@ -131,8 +133,8 @@ NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
 KINDS: dict[type, tuple[dict[str, tuple[Any, list[Any], list[Any]]], dict[str, Any]]] = {
     Spec: (SPEC, {"name": "web1"}),
     OwnerSpec: (OWNER, {}),
-    DiskSpec: (DISK, {"path": "/dev/vg/web1"}),
-    NicSpec: (NIC, {}),
+    Disk: (DISK, {"path": "/dev/vg/web1"}),
+    Nic: (NIC, {}),
 }
 EVERY = [
     pytest.param(kind, name, *row, id=f"{kind.__name__}.{name}")

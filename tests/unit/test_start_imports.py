@@ -9,7 +9,7 @@ import sys
 import pytest
 
 _SLOW = {"asyncio", "ssl", "tomllib", "uuid", "platform", "pyroute2", "brine.common.qmp.client"}
-_OF_NICS = {"brine.hotplug.nic", "brine.hotplug.net.tap", "hashlib"}
+_OF_NICS = {"brine.vm.vif", "brine.hotplug.net.tap", "hashlib"}
 _OF_CHANGES = {"brine.instance.validate", "brine.instance.shutdown", "brine.instance.history"}
 _OF_QEMU = {"socket", "brine.common.qmp.wire", "brine.instance.kvm.guest"}
 _OF_PLUGS = {"asyncio", "ssl", "tomllib", "logging", "ctypes", "dataclasses"}

@@ -29,14 +29,16 @@ from brine.hotplug.net.records import (
     save,
 )
 from brine.hotplug.net.routing import find_uplink, make_plan, table_names, table_number
-from brine.hotplug.net.tap import TapError, check_name, tap_name
+from brine.hotplug.net.tap import TapError, check_name
 from brine.hotplug.net.wiring import tap_mac
-from brine.hotplug.nic import Nic, nic_from, owner_of, usual_wiring, with_options
+from brine.hotplug.options import nic_from, with_options
 from brine.vm.connection import Vlans, parse_vlans
+from brine.vm.nic import usual_wiring
 from brine.vm.values import NAME_BYTES, Mode
+from brine.vm.vif import Vif, owner_of, tap_name
 
 NIC = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
-WEB = Nic("web1.example.com", NIC, Mode.BRIDGED, "br0")
+WEB = Vif(instance="web1.example.com", uuid=NIC, mode=Mode.BRIDGED, link="br0")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +76,10 @@ def test_what_can_be_no_name_is_refused(name: str) -> None:
 
 @given(st.text(min_size=1, max_size=30), st.text(min_size=1, max_size=30))
 def test_the_alias_tells_the_whole_truth(instance: str, nic: str) -> None:
-    assert owner_of(Nic(instance, nic, Mode.BRIDGED, "br0").alias()) == (instance, nic)
+    assert owner_of(Vif(instance=instance, uuid=nic, mode=Mode.BRIDGED, link="br0").alias()) == (
+        instance,
+        nic,
+    )
 
 
 def test_the_alias_reads_well() -> None:
@@ -120,24 +125,39 @@ def test_what_is_no_vlan_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("nic", "said"),
     [
-        (Nic("", "0", Mode.BRIDGED, "br0"), "name of its instance"),
-        (Nic("x" * 300, "0", Mode.BRIDGED, "br0"), "too long"),
-        (Nic("web1", "0", Mode.BRIDGED), "needs its bridge"),
-        (Nic("web1", "0", Mode.OPEN_VSWITCH), "needs its bridge"),
-        (Nic("web1", "0", Mode.BRIDGED, "a/b"), "can't be the name"),
-        (Nic("web1", "0", Mode.BRIDGED, "br0", mtu=10), "MTU must be"),
-        (Nic("web1", "0", Mode.BRIDGED, "br0", ips=("somewhere",)), "not an address"),
-        (Nic("web1", "0", Mode.BRIDGED, "br0", model="e1000", queues=2), "has no several queues"),
-        (Nic("web1", "0", Mode.ROUTED), "needs its address"),
-        (Nic("web1", "0", Mode.ROUTED, ips=("0.0.0.0",)), "can't be a guest's"),
-        (Nic("web1", "0", Mode.ROUTED, ips=("ff02::1",)), "can't be a guest's"),
-        (Nic("web1", "0", Mode.ROUTED, ips=("fe80::1",)), "one link only"),
-        (Nic("web1", "0", Mode.ROUTED, ips=("fe80::1%eth0",)), "not an address of a guest"),
-        (Nic("web1", "0", Mode.ROUTED, ips=("2001:db8::1", "2001:db8:0::1")), "twice"),
-        (Nic("web1", "0", Mode.ROUTED, vlan="1", ips=("192.0.2.1",)), "has no VLAN"),
+        (Vif(instance="", uuid="0", mode=Mode.BRIDGED, link="br0"), "name of its instance"),
+        (Vif(instance="x" * 300, uuid="0", mode=Mode.BRIDGED, link="br0"), "too long"),
+        (Vif(instance="web1", uuid="0", mode=Mode.BRIDGED), "needs its bridge"),
+        (Vif(instance="web1", uuid="0", mode=Mode.OPEN_VSWITCH), "needs its bridge"),
+        (Vif(instance="web1", uuid="0", mode=Mode.BRIDGED, link="a/b"), "can't be the name"),
+        (Vif(instance="web1", uuid="0", mode=Mode.BRIDGED, link="br0", mtu=10), "MTU must be"),
+        (
+            Vif(instance="web1", uuid="0", mode=Mode.BRIDGED, link="br0", ips=("somewhere",)),
+            "not an address",
+        ),
+        (
+            Vif(instance="web1", uuid="0", mode=Mode.BRIDGED, link="br0", model="e1000", queues=2),
+            "has no several queues",
+        ),
+        (Vif(instance="web1", uuid="0", mode=Mode.ROUTED), "needs its address"),
+        (Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=("0.0.0.0",)), "can't be a guest's"),
+        (Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=("ff02::1",)), "can't be a guest's"),
+        (Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=("fe80::1",)), "one link only"),
+        (
+            Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=("fe80::1%eth0",)),
+            "not an address of a guest",
+        ),
+        (
+            Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=("2001:db8::1", "2001:db8:0::1")),
+            "twice",
+        ),
+        (
+            Vif(instance="web1", uuid="0", mode=Mode.ROUTED, vlan="1", ips=("192.0.2.1",)),
+            "has no VLAN",
+        ),
     ],
 )
-def test_what_can_not_be_is_refused(nic: Nic, said: str) -> None:
+def test_what_can_not_be_is_refused(nic: Vif, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         nic.check()
 
@@ -209,7 +229,9 @@ def test_the_uplink_is_where_others_are(address: str, uplink: int) -> None:
 
 
 def test_in_the_main_table_there_are_no_rules() -> None:
-    record = TapRecord("t0", 7, Nic("web1", NIC, Mode.ROUTED, ips=("192.0.2.10",)), since=0)
+    record = TapRecord(
+        "t0", 7, Vif(instance="web1", uuid=NIC, mode=Mode.ROUTED, ips=("192.0.2.10",)), since=0
+    )
     routes = {4: [[_route("192.0.2.0/24", 2)]]}
     plan = make_plan(record, 254, routes=routes, names={2: "eth0"})
     assert plan.proxies == (Proxy("192.0.2.10", "eth0"),)
@@ -217,7 +239,9 @@ def test_in_the_main_table_there_are_no_rules() -> None:
 
 
 def test_a_table_of_its_own_is_looked_up_by_rules() -> None:
-    record = TapRecord("t0", 7, Nic("web1", NIC, Mode.ROUTED, ips=("2001:db8::10",)), since=0)
+    record = TapRecord(
+        "t0", 7, Vif(instance="web1", uuid=NIC, mode=Mode.ROUTED, ips=("2001:db8::10",)), since=0
+    )
     routes = {6: [[_route("::/0", 3, gateway=True)], [_route("2001:db8::/64", 2)]]}
     plan = make_plan(record, 100, routes=routes, names={2: "eth0", 3: "eth1"})
     assert plan.uplinks == ("eth1",)
@@ -271,7 +295,15 @@ def taps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_record_is_read_as_it_was_written(taps: Path) -> None:
     assert load("t0") is None
-    nic = Nic("web1", NIC, Mode.ROUTED, "100", ips=("192.0.2.1",), tags=("a",), mtu=1400)
+    nic = Vif(
+        instance="web1",
+        uuid=NIC,
+        mode=Mode.ROUTED,
+        link="100",
+        ips=("192.0.2.1",),
+        tags=("a",),
+        mtu=1400,
+    )
     record = TapRecord(
         "t0",
         7,

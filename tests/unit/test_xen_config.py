@@ -11,7 +11,9 @@ import pytest
 
 from brine.instance.validate import define
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS, configuration
-from brine.vm.spec import DiskSpec, NicSpec, Spec, SpecError, parse
+from brine.vm.disk import Disk
+from brine.vm.nic import Nic
+from brine.vm.spec import Spec, SpecError, parse
 
 UUID = "6f1b5c1e-8a3b-4a50-9d0e-0d6f1c2b3a4f"
 
@@ -165,5 +167,5 @@ def test_further_lines_come_last() -> None:
 
 def test_the_keys_are_a_specs() -> None:
     assert {field.name for field in fields(Spec)} >= KEYS
-    assert {field.name for field in fields(DiskSpec)} >= DISK_KEYS
-    assert {field.name for field in fields(NicSpec)} >= NIC_KEYS
+    assert {field.name for field in fields(Disk)} >= DISK_KEYS
+    assert {field.name for field in fields(Nic)} >= NIC_KEYS

@@ -5,33 +5,27 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.hotplug import plug_disk
-from brine.hotplug.disk import (
-    Disk,
-    recorded_disk,
-    refuse_other_format,
-    size_of,
-)
 from brine.hotplug.locked_vm import Vm
-from brine.hotplug.nic import Nic, described, nic_from, recorded_nic, with_options
+from brine.hotplug.options import disk_from, nic_from, with_options
 from brine.hotplug.qemu import DeviceChange
 from brine.hotplug.session import remove_device, working_on
 from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file, waiting
 from brine.hotplug.transaction import Pending
-from brine.vm.address import Bus, DeviceKind, is_like_ours, new_mac, uuid_of_mac, uuid_of_path
-from brine.vm.conflicts import Claim, claiming, claims_of, refuse_taken
+from brine.vm.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
+from brine.vm.claims import Claim, claims_of
+from brine.vm.conflicts import claiming, refuse_taken
+from brine.vm.disk_files import refuse_other_format, size_of
 from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change
-from brine.vm.values import Mode
+from brine.vm.vif import Vif
 
 _NO_DIFFERENCE = {
     *("run", "noun", "qmp", "json", "no_hotplug", "dry_run"),
@@ -59,7 +53,7 @@ def add_nic(arguments: argparse.Namespace) -> int:
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
         nic = nic_from(arguments, arguments.qmp.stem, nic_uuid)
-        how = partial(_with_nic, recorded_nic(nic))
+        how = partial(_with_nic, nic.recorded())
         return _record(arguments, how, "nic {} is there at the next start", nic.claims())
 
     from brine.hotplug import plug_nic  # with netlink, of which disks need none
@@ -90,7 +84,7 @@ def modify_nic(arguments: argparse.Namespace) -> int:
     def work(vm: Vm) -> Result:
         request = _request("modify", arguments)
         if finished := vm.was_finished(request):
-            done, nic = _finished(finished), Nic.from_json(finished.device)
+            done, nic = _finished(finished), Vif.from_recorded(finished.device)
         else:
             found = vm.find(DeviceKind.NIC, arguments.device)
             if found is None:
@@ -120,8 +114,8 @@ def _finished(pending: Pending) -> DeviceChange:
     return DeviceChange(pending.kind, pending.device_id, pending.uuid, mac, slot, pending.tap)
 
 
-def _nic_result(arguments: argparse.Namespace, done: DeviceChange, word: str, nic: Nic) -> Result:
-    text = f"{done.device_id}, MAC {done.value}, tap {done.tap}, {described(nic)}"
+def _nic_result(arguments: argparse.Namespace, done: DeviceChange, word: str, nic: Vif) -> Result:
+    text = f"{done.device_id}, MAC {done.value}, tap {done.tap}, {nic.described()}"
     return _result(arguments, done, word, text)
 
 
@@ -130,13 +124,11 @@ def _nic_result(arguments: argparse.Namespace, done: DeviceChange, word: str, ni
 
 def add_disk(arguments: argparse.Namespace) -> int:
     find_socket(arguments)
-    disk = _disk(arguments)
-    is_format_said = arguments.format is not None
+    disk = disk_from(arguments)
     if arguments.no_hotplug:
-        if not is_format_said:
+        if not disk.is_format_said():
             refuse_other_format(disk)
-        entry = recorded_disk(disk, size_of(disk))
-        how = partial(_with_disk, entry)
+        how = partial(_with_disk, disk.entry(size_of(disk)))
         return _record(arguments, how, "disk {} is there at the next start", disk.claims())
 
     def work(vm: Vm) -> Result:
@@ -145,8 +137,6 @@ def add_disk(arguments: argparse.Namespace) -> int:
         done = plug_disk.add_disk(
             vm,
             disk,
-            is_format_said=is_format_said,
-            bus=Bus(arguments.bus),
             controller=arguments.controller,
             reserved=arguments.reserved_slots,
         )
@@ -154,27 +144,6 @@ def add_disk(arguments: argparse.Namespace) -> int:
         return _result(arguments, done, "plugged in", text)
 
     return _run(arguments, DeviceKind.DISK, work)
-
-
-def _disk(arguments: argparse.Namespace) -> Disk:
-    if arguments.aio == "native" and arguments.cache not in ("none", "directsync"):
-        hint = "choose --cache none or directsync, or --aio threads"
-        raise UsageError("--aio native needs a cache mode that is direct", hint=hint)
-    if arguments.controller and arguments.bus != Bus.SCSI:
-        raise UsageError("--controller is of SCSI", hint="give --bus scsi too")
-    file = Path(os.path.abspath(arguments.path))
-    # The same path gives the same UUID, so a repeated command does not plug it in twice. The target
-    # of a symbolic link such as /dev/vg/lv may differ after a reboot.
-    return Disk(
-        uuid=arguments.uuid or uuid_of_path(str(file)),
-        path=file,
-        format=arguments.format or "raw",
-        cache=arguments.cache,
-        aio=arguments.aio,
-        read_only=arguments.read_only,
-        discard=not arguments.no_discard,
-        serial=arguments.serial,
-    )
 
 
 def remove_disk(arguments: argparse.Namespace) -> int:
@@ -318,7 +287,7 @@ def _with_nic(nic: Json, runtime: Runtime) -> tuple[Runtime, str]:
         if uuid != uuid_of_mac(mac):
             raise _taken(runtime, mac, taken, "choose another --mac, or leave out --uuid")
         # With another UUID, its tap has another name.
-        nic = Nic.from_json({**nic, "uuid": taken}).to_json()
+        nic = Vif.from_recorded({**nic, "uuid": taken}).recorded()
     return runtime.with_device(DeviceKind.NIC, nic), nic["uuid"]
 
 
@@ -341,7 +310,7 @@ def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[
         return runtime, nic.uuid
     if taken := _other_with(runtime, nic.mac, nic.uuid):
         raise _taken(runtime, nic.mac, taken, "choose another --mac")
-    return runtime.with_device(DeviceKind.NIC, nic.to_json()), nic.uuid
+    return runtime.with_device(DeviceKind.NIC, nic.recorded()), nic.uuid
 
 
 def _without(kind: DeviceKind, reference: str, runtime: Runtime) -> tuple[Runtime, str]:
@@ -363,17 +332,17 @@ def _recorded(runtime: Runtime, kind: DeviceKind, reference: str, *, must: bool)
     return found[0] if found else None
 
 
-def _nic_of(runtime: Runtime, nic: Json, instance: str) -> Nic:
+def _nic_of(runtime: Runtime, nic: Json, instance: str) -> Vif:
     """A NIC of a file of any form; what Ganeti's form lacks is as ``nic add`` makes it.
 
     :param instance: the instance of the NIC, if the file does not name it.
     """
-    usual = Nic(instance, nic["uuid"], Mode.BRIDGED).to_json()
+    usual = Vif(instance=instance, uuid=nic["uuid"]).recorded()
     given = {key: value for key, value in (nic.get("nicparams") or {}).items() if value}
     ips = nic.get("ips") or ([nic["ip"]] if nic.get("ip") else [])
     params = {**usual["nicparams"], **given}
     try:
-        return Nic.from_json({**usual, **nic, "ips": ips, "nicparams": params})
+        return Vif.from_recorded({**usual, **nic, "ips": ips, "nicparams": params})
     except (KeyError, TypeError, ValueError) as error:
         hint = "record its removal, and then another NIC with the same --uuid"
         text = f"NIC {nic['uuid']} is not as Brine records one: {error}"

@@ -19,7 +19,8 @@ from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
 from brine.hotplug.transaction import Pending, PendingAction, PendingFile, Transaction
 from brine.vm.address import DeviceKind
-from brine.vm.conflicts import Claim, Identities, claiming, ide_disks, is_same_disk, refuse_taken
+from brine.vm.claims import Claim
+from brine.vm.conflicts import Identities, claiming, ide_disks, is_same_disk, refuse_taken
 from brine.vm.instances import instance_behind
 from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, qemu_id
 from brine.vm.slots import Slot

@@ -14,34 +14,31 @@ from typing import Any
 
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
 from brine.hotplug.disk import (
-    MOST_BACKING,
-    Disk,
-    Opened,
     block_node_names,
     block_nodes,
     disk_device,
     fdset_opaque,
-    opened,
-    recorded_disk,
-    size_of,
 )
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.vm.address import Bus, DeviceKind, uuid_of_path
-from brine.vm.conflicts import claims_of, ide_disks, is_same_disk
+from brine.vm.claims import claims_of
+from brine.vm.conflicts import ide_disks, is_same_disk
+from brine.vm.disk import MOST_BACKING, Disk
+from brine.vm.disk_files import Opened, opened, size_of
 from brine.vm.runtime_file import Runtime
 from brine.vm.slots import Slot
 from brine.vm.values import RESERVED_SLOTS
+
+_NOT_COMPARED = ("format_source", "interface", "slot")  # QEMU is not told of these
 
 
 def add_disk(
     vm: Vm,
     disk: Disk,
     *,
-    is_format_said: bool = True,
-    bus: Bus = Bus.PCI,
     controller: str | None = None,
     reserved: int = RESERVED_SLOTS,
 ) -> DeviceChange:
@@ -49,23 +46,22 @@ def add_disk(
 
     If the same disk is already plugged in, only a missing record is added.
 
-    :param is_format_said: whether the request names the format. If not, a disk that looks like
-        another format's image is refused.
+    :param disk: one of unnamed format is refused if it looks like another format's image.
     :param controller: of SCSI: the id of a virtio-scsi controller; None is the first.
     :param reserved: slots of ``pci.0`` that stay free.
     """
-    if existing := _existing(vm, disk, bus):
+    if existing := _existing(vm, disk):
         device, disk = existing
-        vm.record_again(device, disk.uuid, lambda slot: recorded_disk(disk, size_of(disk), slot))
+        vm.record_again(device, disk.uuid, lambda slot: disk.entry(size_of(disk), slot))
         return device.change(changed=False)._replace(uuid=disk.uuid)
-    if bus is Bus.PCI:
+    if disk.bus() is Bus.PCI:
         slot = vm.machine.free_slot(reserved=reserved)
     else:
         slot = vm.machine.free_lun(controller)
     device_id, serial = slot.device_id(DeviceKind.DISK, disk.uuid), disk.guest_serial()
     change = DeviceChange(DeviceKind.DISK, device_id, disk.uuid, serial, slot.number)
-    with opened(disk, is_format_said=is_format_said) as files:
-        entry = recorded_disk(disk, files.size_mib, slot)
+    with opened(disk) as files:
+        entry = disk.entry(files.size_mib, slot)
         _check_record(vm, entry)
         if vm.dry_run:
             return change
@@ -77,21 +73,21 @@ def add_disk(
 # Disks that a VM already has. A UUID identifies a disk, and so does a path.
 
 
-def _existing(vm: Vm, disk: Disk, bus: Bus) -> tuple[Device, Disk] | None:
+def _existing(vm: Vm, disk: Disk) -> tuple[Device, Disk] | None:
     """The requested disk, if it is already plugged in, and its known settings."""
     there = vm.devices(DeviceKind.DISK)
     known = _plugged_disks(vm.machine) if there else {}
     for device in there:
         if device.is_of(disk.uuid):
-            return device, _same(vm, device, known.get(device.device_id), disk, bus)
+            return device, _same(vm, device, known.get(device.device_id), disk)
     for device in there:
         one = known.get(device.device_id)
-        if one and _conflicts(disk, [one.to_json()]):
-            if disk.uuid != uuid_of_path(str(disk.path)):
+        if one and _conflicts(disk, [one.recorded()]):
+            if disk.uuid != uuid_of_path(disk.path):
                 text = f"{disk.path}: is plugged in already, as {device.device_id}"
                 raise HotplugError(text, hint="leave out --uuid, or give it that one's")
             # The request names no UUID.
-            return device, _same(vm, device, one, replace(disk, uuid=one.uuid), bus)
+            return device, _same(vm, device, one, replace(disk, uuid=one.uuid))
     if vm.runtime and _conflicts(disk, ide_disks(Runtime.load(vm.runtime).rest)):
         # The VM was started with it, and IDE has no hotplug.
         raise HotplugError(f"{disk.path}: the VM has it already, on the interface ide")
@@ -114,11 +110,11 @@ def _plugged_disks(machine: Machine) -> dict[str, Disk]:
     found = {}
     for one in machine.fdsets():
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            found[one.device_id] = Disk.from_json(json.loads(one.disk))
+            found[one.device_id] = Disk.from_recorded(json.loads(one.disk))
     return found
 
 
-def _same(vm: Vm, device: Device, known: Disk | None, disk: Disk, bus: Bus) -> Disk:
+def _same(vm: Vm, device: Device, known: Disk | None, disk: Disk) -> Disk:
     """Refuse a disk that is already plugged in with different settings.
 
     If another program plugged it in, only its serial, its bus and perhaps its path are known.
@@ -127,16 +123,17 @@ def _same(vm: Vm, device: Device, known: Disk | None, disk: Disk, bus: Bus) -> D
         # The request need not repeat the serial.
         disk = replace(disk, serial=disk.serial or known.serial)
         there = replace(known, serial=known.guest_serial())
-        unlike = differences(there, replace(disk, serial=disk.guest_serial()))
+        wanted = replace(disk, serial=disk.guest_serial())
+        unlike = differences(there, wanted, but=_NOT_COMPARED)
     else:
         unlike = [f"serial {device.value}"] if device.value != disk.guest_serial() else []
-    if device.name.bus is not bus:
+    if device.name.bus is not disk.bus():
         unlike.append(f"bus {device.name.bus}")
     hint = f"{vm.command('disk remove', device.device_id)} takes it out"
-    if known and not is_same_disk(str(known.path), str(disk.path)):
+    if known and not is_same_disk(known.path, disk.path):
         hint += "; or give this one another --uuid"
     vm.refuse_otherwise(device, unlike, hint)
-    _check_record(vm, recorded_disk(disk, 0))
+    _check_record(vm, disk.entry(0))
     return disk
 
 

@@ -15,20 +15,21 @@ from brine.common.qmp.wire import QmpClosedError, QmpError
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.net.wiring import check_wiring, open_own_tap, remove_unheld, unwire, wire
-from brine.hotplug.nic import Nic, nic_device, nic_netdev, recorded_nic
+from brine.hotplug.nic import nic_device, nic_netdev
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.timeouts import UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.vm.address import DeviceKind, new_mac, uuid_of_mac
 from brine.vm.connection import parse_vlans
 from brine.vm.slots import Slot
-from brine.vm.values import MODELS, RESERVED_SLOTS, Mode
+from brine.vm.values import MODELS, RESERVED_SLOTS
+from brine.vm.vif import Vif
 
 _QUEUE, _VHOST = "q", "v"  # in the names of descriptors
 
 
 def add_nic(
-    vm: Vm, nic: Nic, *, reserved: int = RESERVED_SLOTS, request: dict[str, Any] | None = None
+    vm: Vm, nic: Vif, *, reserved: int = RESERVED_SLOTS, request: dict[str, Any] | None = None
 ) -> DeviceChange:
     """Make a tap, connect it, and plug it in as a NIC; record the NIC in the runtime file, if any.
 
@@ -41,7 +42,7 @@ def add_nic(
     """
     if device := _existing(vm, nic):
         if device.tap:
-            vm.record_again(device, device.uuid, partial(recorded_nic, nic_of(device)))
+            vm.record_again(device, device.uuid, nic_of(device).recorded)
         return device.change(changed=False)
     nic = replace(nic, mac=nic.mac or new_mac())
     slot = vm.machine.free_slot(reserved=reserved)
@@ -49,14 +50,14 @@ def add_nic(
     if vm.dry_run:
         check_wiring(nic)
         return change
-    known = {"request": request or {}, "device": recorded_nic(nic, slot)}
+    known = {"request": request or {}, "device": nic.recorded(slot)}
     with vm.doing(PendingAction.ADD, change, nic.claims(), **known) as undo:
         put_in(vm, undo, nic, slot)
     return change
 
 
 def modify_nic(
-    vm: Vm, device: Device, nic: Nic, *, request: dict[str, Any] | None = None
+    vm: Vm, device: Device, nic: Vif, *, request: dict[str, Any] | None = None
 ) -> DeviceChange:
     """Change a NIC: unplug it, and plug it in again in the same slot, with the same UUID.
 
@@ -75,8 +76,8 @@ def modify_nic(
     change = _change(nic, slot)._replace(device_id=device.device_id)
     if vm.dry_run:
         return change
-    known: dict[str, Any] = {"request": request or {}, "device": recorded_nic(nic, slot)}
-    known |= {"before": before.to_json(), "slot": slot._asdict()}
+    known: dict[str, Any] = {"request": request or {}, "device": nic.recorded(slot)}
+    known |= {"before": before.recorded(), "slot": slot._asdict()}
     with vm.doing(PendingAction.MODIFY, change, claims, **known) as doing:
         take_out(vm, device)
         doing.by(partial(put_back, vm, before, slot), asks_qemu=True)
@@ -86,7 +87,7 @@ def modify_nic(
     return change
 
 
-def nic_of(device: Device) -> Nic:
+def nic_of(device: Device) -> Vif:
     """The present settings of a plugged NIC."""
     if device.tap is None:
         raise HotplugError(
@@ -100,7 +101,7 @@ def nic_of(device: Device) -> Nic:
 # NICs that a VM already has. A UUID identifies a NIC, and so does a MAC address.
 
 
-def _existing(vm: Vm, nic: Nic) -> Device | None:
+def _existing(vm: Vm, nic: Vif) -> Device | None:
     """The requested NIC, if it is already plugged in."""
     devices = vm.devices(DeviceKind.NIC)
     device = next((one for one in devices if one.is_of(nic.uuid)), None)
@@ -131,7 +132,7 @@ def _refuse_taken_mac(vm: Vm, mac: str, *, hint: str = "choose another --mac") -
         raise HotplugError(text, hint="choose another --mac")
 
 
-def _filled(nic: Nic, there: Nic) -> Nic:
+def _filled(nic: Vif, there: Vif) -> Vif:
     """The request, completed with the present values of the keys that it leaves open.
 
     The start of an instance sets a NIC's index and tags. A request need not repeat these, nor write
@@ -149,7 +150,7 @@ def _filled(nic: Nic, there: Nic) -> Nic:
     )
 
 
-def _change(nic: Nic, slot: Slot) -> DeviceChange:
+def _change(nic: Vif, slot: Slot) -> DeviceChange:
     device_id = slot.device_id(DeviceKind.NIC, nic.uuid)
     return DeviceChange(DeviceKind.NIC, device_id, nic.uuid, nic.mac, slot.number, nic.tap_name())
 
@@ -157,7 +158,7 @@ def _change(nic: Nic, slot: Slot) -> DeviceChange:
 # Steps, each of which can be undone.
 
 
-def put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot) -> None:
+def put_in(vm: Vm, undo: Undo, nic: Vif, slot: Slot) -> None:
     """Make a tap, connect it, and plug it in.
 
     :param undo: collects what undoes each step.
@@ -176,7 +177,7 @@ def put_in(vm: Vm, undo: Undo, nic: Nic, slot: Slot) -> None:
         machine.qmp.execute("device_add", nic_device(device_id, nic, len(queues), slot, mtu))
 
 
-def put_back(vm: Vm, nic: Nic, slot: Slot) -> None:
+def put_back(vm: Vm, nic: Vif, slot: Slot) -> None:
     """Plug a former NIC in again.
 
     :raises brine.common.errors.BrineError: what failed; then the VM has no such NIC.
@@ -218,7 +219,7 @@ def remove_rest(vm: Vm, pending: Pending) -> None:
     _remove_back_end(vm.machine, pending.device_id, queues, vhost=vhost)
     if pending.tap:
         unwire(pending.tap)
-        remove_unheld(Nic(vm.name, pending.uuid, Mode.BRIDGED), pending.tap)
+        remove_unheld(Vif(instance=vm.name, uuid=pending.uuid), pending.tap)
 
 
 def _remove_back_end(

@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -366,9 +366,12 @@ class Device(NamedTuple):
         return is_alike and self.uuid in (self.name.part, uuid.lower())
 
 
-def differences(there: Any, wanted: Any) -> list[str]:
-    """The present settings of a NIC or a disk that differ from the requested ones, in words."""
-    names = [one.name for one in fields(there)]
+def differences(there: Any, wanted: Any, but: Collection[str] = ()) -> list[str]:
+    """The present settings of a NIC or a disk that differ from the requested ones, in words.
+
+    :param but: the names of settings that are not compared.
+    """
+    names = [one.name for one in fields(there) if one.name not in but]
     unlike = [name for name in names if getattr(there, name) != getattr(wanted, name)]
     return [f"{_WORDS.get(name, name)} {_shown(getattr(there, name))}" for name in unlike]
 

@@ -14,7 +14,6 @@ from brine.common.privileges import Capability, may
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug import messages, plug_disk
 from brine.hotplug.locked_vm import Vm
-from brine.hotplug.nic import Nic
 from brine.hotplug.qemu import Device, DeviceChange, Machine, monitor
 from brine.hotplug.relay import Relay
 from brine.hotplug.timeouts import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
@@ -30,6 +29,7 @@ from brine.hotplug.transaction import (
 from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import RuntimeFileError, lock_name
 from brine.vm.slots import Slot
+from brine.vm.vif import Vif
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def _go_back(vm: Vm, pending: Pending) -> None:
     from brine.hotplug.plug_nic import put_back  # as above
 
     try:
-        put_back(vm, Nic.from_json(pending.before), Slot(**pending.slot))
+        put_back(vm, Vif.from_recorded(pending.before), Slot(**pending.slot))
     except BrineError:
         _record(pending, plugged=False)
         raise

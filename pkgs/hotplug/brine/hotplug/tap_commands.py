@@ -15,10 +15,10 @@ from brine.common.journal import log_command
 from brine.common.privileges import Capability, keep_only, may
 from brine.hotplug.net.gc import find_leftovers, remove_leftovers
 from brine.hotplug.net.records import Entry, list_taps
-from brine.hotplug.net.tap import tap_name
 from brine.hotplug.net.wiring import bring_up, take_down
-from brine.hotplug.nic import connection, described, nic_from
+from brine.hotplug.options import nic_from
 from brine.hotplug.session import settle_all
+from brine.vm.vif import connection, tap_name
 
 # The kernel's calls take no larger one for a tap's.
 _LARGEST_ID = 2**31 - 1
@@ -33,11 +33,11 @@ def make_tap(arguments: argparse.Namespace) -> int:
     user = _id_of("user", arguments.user, lambda name: pwd.getpwnam(name).pw_uid)
     group = _id_of("group", arguments.group, lambda name: grp.getgrnam(name).gr_gid)
     if arguments.dry_run:
-        print(f"would be up: {name}, {described(nic)}")
+        print(f"would be up: {name}, {nic.described()}")
         return 0
     wired = bring_up(nic, name=name, queues=arguments.queues, user=user, group=group)
     word = "up" if wired.changed else "unchanged"
-    print(f"{word}: {name}, {described(nic)}, MTU {wired.mtu}")
+    print(f"{word}: {name}, {nic.described()}, MTU {wired.mtu}")
     return 0
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from brine.instance.store import InstanceError
+from brine.vm.claims import Claim, ClaimKind, claims_of
 from brine.vm.conflicts import (
     NONE_PLANNED,
-    Claim,
-    ClaimKind,
     Identities,
     Identity,
     Planned,
-    claims_of,
     conflict_later,
     conflict_now,
 )

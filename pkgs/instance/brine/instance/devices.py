@@ -1,4 +1,4 @@
-"""The disks and NICs of a spec: as hotplug's Disk and Nic, and what this node has of them."""
+"""The disks and NICs of a spec: as hotplug's Disk and Vif, and what this node has of them."""
 
 from __future__ import annotations
 
@@ -7,61 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from brine.hotplug.disk import Backing, Disk, refuse_other_format
-from brine.hotplug.errors import HotplugError
 from brine.instance.store import InstanceError
-from brine.vm.spec import DiskSpec, FormatSource, NicSpec, Spec, SpecError, backing_chain
+from brine.vm.disk import FormatSource
+from brine.vm.disk_files import DiskError, refuse_other_format
+from brine.vm.spec import Spec, SpecError
 from brine.vm.values import Mode
 
 if TYPE_CHECKING:
-    from brine.hotplug.nic import Nic
+    pass
 
 _INTERFACES = Path("/sys/class/net")
-
-
-def disk_of(disk: DiskSpec) -> Disk:
-    """The disk that QEMU is given."""
-    return Disk(
-        uuid=disk.uuid,
-        path=Path(disk.path),
-        format=disk.format,
-        cache=disk.cache,
-        aio=disk.aio,
-        read_only=disk.read_only,
-        discard=disk.discard,
-        serial=disk.serial or None,
-        backing=tuple(Backing(Path(each.path), each.format) for each in backing_chain(disk)),
-    )
-
-
-def nic_of(spec: Spec, nic: NicSpec) -> Nic:
-    """The NIC that QEMU is given."""
-    from brine.hotplug.nic import Nic  # with it hashlib; not all have NICs
-
-    return Nic(
-        instance=spec.name,
-        uuid=nic.uuid,
-        mode=Mode(nic.mode),
-        link=nic.link,
-        vlan=nic.vlan,
-        ips=nic.ips,
-        mac=nic.mac,
-        mtu=nic.mtu or None,
-        index=spec.nics.index(nic),
-        tags=spec.tags,
-        model=nic.model,
-        queues=nic.queues,
-        vhost=nic.vhost,
-    )
 
 
 def refuse_other_formats(spec: Spec) -> None:
     """Refuse a disk of unsaid format that looks like an image, and an overlay without backing."""
     for index, disk in enumerate(spec.disks):
-        is_said = disk.format_source != FormatSource.DEFAULT
         try:
-            refuse_other_format(disk_of(disk), is_format_said=is_said)
-        except HotplugError as error:
+            refuse_other_format(disk)
+        except DiskError as error:
             where = f"/disks/{index}" if disk.backing else f"/disks/{index}/format"
             raise SpecError(str(error), where=where, hint=error.hint) from error
 
@@ -85,7 +48,7 @@ def missing_paths_of(spec: Spec) -> list[str]:
     """The missing files, devices and bridges of an instance, as paths."""
     paths = [spec.firmware, spec.kernel, spec.initrd, *spec.cdroms]
     for disk in spec.disks:
-        paths += [disk.path, *(each.path for each in backing_chain(disk))]
+        paths += [disk.path, *(each.path for each in disk.layers())]
     missing = [path for path in paths if path.startswith("/") and not os.path.exists(path)]
     return missing + missing_bridges_of(spec)
 

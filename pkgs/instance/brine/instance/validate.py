@@ -11,12 +11,11 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import UsageError
-from brine.hotplug.disk import MOST_BACKING
-from brine.hotplug.nic import usual_wiring
-from brine.instance.devices import nic_of
 from brine.instance.kvm.layout import layout_of, on_pci
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
 from brine.vm.address import default_serial, short_uuid, uuid_of_mac, uuid_of_path
+from brine.vm.disk import MOST_BACKING, Disk, FormatSource
+from brine.vm.nic import Nic, usual_wiring
 from brine.vm.rules import (
     disk_faults,
     security_faults,
@@ -30,16 +29,13 @@ from brine.vm.spec import (
     NOT_CONFINED,
     VERSION,
     AdminState,
-    DiskSpec,
-    FormatSource,
-    NicSpec,
     Source,
     Spec,
     SpecError,
-    backing_chain,
     parse,
 )
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
 
 Fault = tuple[str, str, str | None]
 """The JSON pointer of a mistake, its description, and a hint."""
@@ -129,7 +125,7 @@ def _kept(spec: Spec, given: dict[str, Any], before: Spec | None) -> dict[str, A
 
 def _whole_disks(
     spec: Spec, given: Sequence[dict[str, Any]], before: Spec | None
-) -> Iterator[DiskSpec]:
+) -> Iterator[Disk]:
     """The disks, with UUIDs, the sources of their formats, and their former slots."""
     old = before.disks if before else ()
     uuids = {disk.path: disk.uuid for disk in old}
@@ -152,7 +148,7 @@ def _whole_nics(
     before: Spec | None,
     cluster: str,
     taken: Container[str],
-) -> Iterator[NicSpec]:
+) -> Iterator[Nic]:
     """The NICs, with the cluster's mode and link if they have none, and UUIDs, MAC addresses and
     slots.
 
@@ -180,7 +176,7 @@ def _whole_nics(
         yield replace(nic, mac=mac, uuid=nic_uuid, mode=mode, link=link, slot=slot)
 
 
-def _is_named(nic: NicSpec, was: NicSpec) -> bool:
+def _is_named(nic: Nic, was: Nic) -> bool:
     return nic.uuid == was.uuid if nic.uuid else nic.mac == was.mac
 
 
@@ -236,7 +232,7 @@ def _disks(spec: Spec) -> Iterator[Fault]:
         if disk.backing and disk.format == "raw":
             hint = "an overlay is of the format qcow2"
             yield f"{where}/backing", "a disk of the format raw can't have any", hint
-        if len(backing_chain(disk)) > MOST_BACKING:
+        if len(disk.layers()) > MOST_BACKING:
             yield f"{where}/backing", f"has more than {MOST_BACKING} files", None
         try:
             default_serial(disk.uuid)
@@ -261,7 +257,7 @@ def _nics(spec: Spec) -> Iterator[Fault]:
         if nic.vhost and nic.model != "virtio":
             yield f"{where}/vhost", "only virtio has it", None
         try:
-            nic_of(spec, nic).check()
+            Vif.of(spec, nic).check()
         except UsageError as error:
             yield where, str(error), error.hint
     yield from _twice(
@@ -297,7 +293,7 @@ def _limits(spec: Spec) -> Iterator[Fault]:
         yield "/memory_max_mib", text, hint
 
 
-def _short(device: DiskSpec | NicSpec) -> str:
+def _short(device: Disk | Nic) -> str:
     return short_uuid(device.uuid)
 
 

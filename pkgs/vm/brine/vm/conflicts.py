@@ -16,7 +16,6 @@ import os
 import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
@@ -28,6 +27,7 @@ from brine.common.files import read_json
 from brine.common.locks import node_lock
 from brine.common.process import runs_in
 from brine.common.unix_socket import is_listening
+from brine.vm.claims import Claim, ClaimKind, claims_of, rows_in
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import runtime_of, specs_but, started_with
 from brine.vm.markers import MarkerKind, read_marker
@@ -49,30 +49,6 @@ Planned = Mapping[str, Mapping[str, Any]]
 """Specs of instances, as JSON by name, that a dry run takes for stored."""
 
 NONE_PLANNED: Planned = {}
-
-
-class ClaimKind(StrEnum):
-    UUID = "UUID"
-    MAC = "MAC address"
-    DISK = "disk"
-
-
-class Claim(NamedTuple):
-    """One thing that an instance has, or is to have.
-
-    :param value: the UUID, the MAC address, or the path of a disk.
-    :param read_only: of a disk: several instances may have it if none of them writes it.
-    :param where: its JSON pointer, if it is from a spec.
-    """
-
-    kind: ClaimKind
-    value: str
-    read_only: bool = False
-    where: str = ""
-
-    def is_shared_with(self, other: Claim) -> bool:
-        """Whether two VMs can have both, if both are of one thing."""
-        return self.read_only and other.read_only
 
 
 class _NewDiskError(BrineError):
@@ -293,45 +269,14 @@ class OtherIdentities(Container[str]):
         return {one.value.lower() for one in later if one.kind is not ClaimKind.DISK}
 
 
-# What an instance claims.
-
-
-def claims_of(spec: Mapping[str, Any]) -> Iterator[Claim]:
-    """The claims of a spec, as JSON. A CD-ROM drive only reads its medium."""
-    if isinstance(uuid := spec.get("uuid"), str) and uuid:
-        yield Claim(ClaimKind.UUID, uuid, where="/uuid")
-    for index, row in enumerate(_rows(spec, "nics")):
-        if isinstance(mac := row.get("mac"), str) and mac:
-            yield Claim(ClaimKind.MAC, mac, where=f"/nics/{index}/mac")
-    for index, row in enumerate(_rows(spec, "disks")):
-        yield from _claims_of_disk(row, f"/disks/{index}")
-    for index, path in enumerate(_list_in(spec, "cdroms")):
-        if isinstance(path, str) and path:
-            yield Claim(ClaimKind.DISK, path, read_only=True, where=f"/cdroms/{index}")
-
-
-def _claims_of_disk(row: Mapping[str, Any], where: str) -> Iterator[Claim]:
-    if not isinstance(path := row.get("path"), str):
-        return
-    yield Claim(ClaimKind.DISK, path, row.get("read_only") is True, f"{where}/path")
-    for layer in layers_of(row):
-        if isinstance(path := layer.get("path"), str):
-            yield Claim(ClaimKind.DISK, path, read_only=True, where=f"{where}/backing")
-
-
-def layers_of(disk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The backing files of a disk as a runtime file or a spec has it, the nearest first."""
-    layer = disk.get("backing")
-    while isinstance(layer, Mapping) and layer:
-        yield layer
-        layer = layer.get("backing")
+# What instances claim.
 
 
 def ide_disks(runtime: Any) -> Iterator[Mapping[str, Any]]:
     """The IDE disks of a runtime file. IDE has no hotplug, so they are only in the spec of the last
     start."""
     spec = runtime.get("spec") if isinstance(runtime, Mapping) else None
-    return (row for row in _rows(spec, "disks") if row.get("interface") == "ide")
+    return (row for row in rows_in(spec, "disks") if row.get("interface") == "ide")
 
 
 def _later(own: str | None, planned: Planned) -> Iterator[tuple[str, Iterator[Claim]]]:
@@ -364,8 +309,8 @@ def _claims_now(name: str) -> Iterator[Claim]:
 
 
 def _devices_now(runtime: Mapping[str, Any]) -> dict[str, Any]:
-    disks = [*_rows(runtime, "disks"), *ide_disks(runtime)]
-    return {"disks": disks, "nics": list(_rows(runtime, "nics"))}
+    disks = [*rows_in(runtime, "disks"), *ide_disks(runtime)]
+    return {"disks": disks, "nics": list(rows_in(runtime, "nics"))}
 
 
 def _begun_claims() -> dict[str, list[Claim]]:
@@ -385,15 +330,6 @@ def _begun_claims() -> dict[str, list[Claim]]:
             claims = claims_of({"nics": known, "disks": known})
             found.setdefault(Path(row["qmp"]).stem, []).extend(claims)
     return found
-
-
-def _rows(data: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    return (row for row in _list_in(data, key) if isinstance(row, Mapping))
-
-
-def _list_in(data: Any, key: str) -> list[Any]:
-    found = data.get(key) if isinstance(data, Mapping) else None
-    return found if isinstance(found, list) else []
 
 
 # The instances that run.

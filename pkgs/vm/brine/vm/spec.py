@@ -19,24 +19,17 @@ from typing import Any, ClassVar
 
 from brine.common import schema
 from brine.common.schema import SchemaError, shape_of
+from brine.vm.disk import Disk
+from brine.vm.keys import key, path_key, uuid_key
+from brine.vm.nic import Nic
 from brine.vm.slots import is_q35
 from brine.vm.values import (
-    AIO_MODES,
     BOOT_DEVICES,
-    CACHE_MODES,
-    FORMATS,
-    LARGEST_MTU,
-    MODELS,
-    UUID,
     WHOLE,
-    Mode,
-    address_fault,
     like,
-    line,
     listener_fault,
     machine_fault,
     tidy_path,
-    vm_mac_fault,
     vm_name_fault,
 )
 
@@ -89,23 +82,6 @@ class Source(StrEnum):
     """Its owner was gone, or has asked for its end."""
 
 
-class Interface(StrEnum):
-    """The interface of a disk."""
-
-    VIRTIO = "virtio"
-    SCSI = "scsi"
-    IDE = "ide"
-
-
-class FormatSource(StrEnum):
-    """How the format of a disk is known: the administrator gave it, a start found it (and what the
-    disk holds since is the guest's), or nobody did."""
-
-    ADMIN = "admin"
-    START = "start"
-    DEFAULT = "default"
-
-
 class SecurityModel(StrEnum):
     """As which user QEMU runs the guest."""
 
@@ -134,110 +110,6 @@ def _slice_fault(text: str) -> str | None:
     if not re.fullmatch(_SLICE, text) or len(text) > _LONGEST_UNIT:
         return "is no name of a slice, such as ci-job1.slice"
     return None
-
-
-def key(
-    default: Any = dataclasses.MISSING,
-    *,
-    check: Callable[[str], str | None] | None = None,
-    **limits: Any,
-) -> Any:
-    """A key, as :func:`brine.common.schema.key` has it, whose strings can be printed."""
-
-    return schema.key(default, check=line(check), **limits)
-
-
-def _path(
-    default: Any = dataclasses.MISSING,
-    pattern: str = "/.*",
-    fault: str = "must be an absolute path",
-) -> Any:
-    return key(default, check=like(pattern, fault), tidy=tidy_path)
-
-
-def _uuid() -> Any:
-    return key("", check=like(UUID, "is no UUID"), tidy=str.lower)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackingSpec:
-    """The image that another one has its unwritten parts from; it is only read."""
-
-    path: str = _path()
-    format: str = key(choices=FORMATS)
-    backing: BackingSpec | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskSpec:
-    """A disk.
-
-    :param uuid: made from the path where it is not given.
-    :param path: a block device, or an image file.
-    :param serial: that the guest sees; empty is the beginning of the UUID.
-    :param slot: where the guest has it since it was started first: of ``pci.0``, the root port's
-        or the LUN; -1 is none yet.
-    """
-
-    OTHER_WORDS: ClassVar = {
-        "file": "path",
-        "device": "path",
-        "driver": "format",
-        "bus": "interface",
-    }
-
-    uuid: str = _uuid()
-    path: str = _path()
-    format: str = key("raw", choices=FORMATS)
-    format_source: str = key("admin", choices=tuple(FormatSource))
-    backing: BackingSpec | None = None
-    interface: str = key("virtio", choices=tuple(Interface))
-    cache: str = key("none", choices=tuple(CACHE_MODES))
-    aio: str = key("threads", choices=AIO_MODES)
-    discard: bool = key(True)
-    read_only: bool = key(False)
-    serial: str = key("", check=like("[ -~]{1,20}", "a serial has at most 20 characters of ASCII"))
-    slot: int = key(-1, minimum=-1, maximum=255)
-
-
-def backing_chain(disk: DiskSpec) -> list[BackingSpec]:
-    """The backing files of a disk, the nearest first."""
-    chain, next_one = [], disk.backing
-    while next_one:
-        chain.append(next_one)
-        next_one = next_one.backing
-    return chain
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NicSpec:
-    """A network interface.
-
-    :param uuid: made from the MAC address where it is not given, and that made at random.
-    :param link: the bridge; of a routed NIC the routing table, empty for the main one.
-    :param vlan: see brine-nic(1).
-    :param ips: the guest's addresses; a routed NIC has one or more.
-    :param mtu: in bytes; 0 is the link's.
-    :param slot: as a disk's.
-    """
-
-    OTHER_WORDS: ClassVar = {
-        **dict.fromkeys(("bridge", "network"), "link"),
-        **dict.fromkeys(("ip", "address", "addresses"), "ips"),
-        "mac_address": "mac",
-    }
-
-    uuid: str = _uuid()
-    mac: str = key("", check=vm_mac_fault, tidy=str.lower)
-    model: str = key("virtio", choices=tuple(MODELS))
-    mode: str = key("bridged", choices=tuple(Mode))
-    link: str = key("")
-    vlan: str = key("")
-    ips: tuple[str, ...] = key((), check=address_fault)
-    queues: int = key(1, **WHOLE["queues"])
-    vhost: bool = key(False)
-    mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
-    slot: int = key(-1, minimum=-1, maximum=255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,13 +145,13 @@ class Spec:
 
     version: int = key(VERSION, minimum=1)
     name: str = key(check=vm_name_fault)
-    uuid: str = _uuid()
+    uuid: str = uuid_key()
     hypervisor: str = key("kvm", choices=("kvm", "xen-pvm", "xen-pvh"))
     node: str = key("", check=like(_NODE, "is no name of a node, such as node1.example.com"))
     admin_state: str = key("down", choices=tuple(AdminState))
     admin_state_source: str = key("admin", choices=tuple(Source))
     tags: tuple[str, ...] = key(())
-    qemu: str = _path("/usr/bin/qemu-system-x86_64")
+    qemu: str = path_key("/usr/bin/qemu-system-x86_64")
     machine: str = key("pc", check=machine_fault)
     accel: str = key("kvm", choices=("kvm", "tcg"))
     cpu: str = key("")
@@ -288,18 +160,18 @@ class Spec:
     cores: int = key(0, **WHOLE["topology"])
     threads: int = key(0, **WHOLE["topology"])
     memory_mib: int = key(1024, **WHOLE["memory_mib"])
-    firmware: str = _path("", f"{UEFI}|/.*", f"is neither {UEFI} nor an absolute path")
-    kernel: str = _path("")
-    initrd: str = _path("")
+    firmware: str = path_key("", f"{UEFI}|/.*", f"is neither {UEFI} nor an absolute path")
+    kernel: str = path_key("")
+    initrd: str = path_key("")
     append: str = key("")
     boot_order: tuple[str, ...] = key(BOOT_DEVICES, choices=BOOT_DEVICES)
-    disks: tuple[DiskSpec, ...] = key(())
-    nics: tuple[NicSpec, ...] = key(())
-    cdroms: tuple[str, ...] = _path((), "(/.*)?")
+    disks: tuple[Disk, ...] = key(())
+    nics: tuple[Nic, ...] = key(())
+    cdroms: tuple[str, ...] = path_key((), "(/.*)?")
     hotplug_ports: int = key(_HOTPLUG_PORTS, minimum=0, maximum=24)
     vnc_bind: str = key("", check=listener_fault, tidy=tidy_path)
     vnc_port: int = key(0, **WHOLE["port"])
-    vnc_password_file: str = _path("")
+    vnc_password_file: str = path_key("")
     serial_console: bool = key(True)
     usb_tablet: bool = key(False)
     guest_agent: bool = key(True)
@@ -309,7 +181,7 @@ class Spec:
     security_model: str = key("pool", choices=tuple(SecurityModel))
     security_user: str = key("")
     chroot: bool = key(True)
-    huge_pages: str = _path("")
+    huge_pages: str = path_key("")
     extra_arguments: tuple[str, ...] = key(())
     user_shutdown: str = key("stop", choices=("stop", "restart"))
     shutdown_timeout: int = key(120, minimum=1, maximum=_LONGEST_S)

@@ -28,7 +28,7 @@ from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, Netlink
 from brine.hotplug.net.records import TapRecord
 from brine.hotplug.net.wiring import remove, restore_filters, undo_record
-from brine.hotplug.nic import owner_of
+from brine.vm.vif import owner_of
 
 SETTLED_S = 60.0
 """The age at which an idle tap counts as a leftover."""

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from brine.common.errors import BrineError
-from brine.hotplug.nic import owner_of
 from brine.vm.connection import Vlans
+from brine.vm.vif import owner_of
 
 # Messages and their attributes.
 

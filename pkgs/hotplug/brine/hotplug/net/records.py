@@ -22,8 +22,10 @@ from brine.common.files import unfinished, write_whole
 from brine.common.locks import LockedError, node_lock
 from brine.hotplug.net.netlink import Link, Netlink, Proxy, Rule
 from brine.hotplug.net.tap import Holder, held_taps
-from brine.hotplug.nic import Nic
 from brine.vm.values import Mode
+from brine.vm.vif import Vif
+
+_WIRING = ("instance", "mode", "link", "vlan", "ips", "mac", "mtu", "index", "tags", "network")
 
 LOCK_TIMEOUT_S = 60.0
 """Each script may take half a minute."""
@@ -45,7 +47,7 @@ class TapRecord:
 
     name: str
     index: int
-    nic: Nic
+    nic: Vif
     since: float
     mtu: int = 0
     complete: bool = False
@@ -147,18 +149,19 @@ def _file(name: str) -> Path:
 
 
 def _to_json(record: TapRecord) -> dict[str, Any]:
-    data = asdict(record)
-    wiring = data.pop("nic")
-    del wiring["model"]
-    data["queues"], data["vhost"] = wiring.pop("queues"), wiring.pop("vhost")
-    return {**data, "wiring": {"nic": wiring.pop("uuid"), **wiring}}
+    data, nic = asdict(record), record.nic
+    del data["nic"]
+    wiring = {"nic": nic.uuid, **{name: getattr(nic, name) for name in _WIRING}}
+    wiring["mtu"] = nic.mtu or None
+    return {**data, "queues": nic.queues, "vhost": nic.vhost, "wiring": wiring}
 
 
 def _parse(data: dict[str, Any]) -> TapRecord:
     wiring = data.pop("wiring")
-    wiring |= {"mode": Mode(wiring["mode"]), "uuid": wiring.pop("nic")}
+    wiring |= {"mode": Mode(wiring["mode"]).value, "uuid": wiring.pop("nic")}
+    wiring["mtu"] = wiring["mtu"] or 0
     wiring |= {key: tuple(wiring[key]) for key in ("ips", "tags")}
-    data["nic"] = Nic(queues=data.pop("queues"), vhost=data.pop("vhost"), **wiring)
+    data["nic"] = Vif(queues=data.pop("queues"), vhost=data.pop("vhost"), **wiring)
     data["uplinks"] = tuple(data["uplinks"])
     data["proxies"] = tuple(Proxy(**one) for one in data["proxies"])
     data["rules"] = tuple(Rule(**one) for one in data["rules"])
@@ -224,7 +227,7 @@ def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list
         instance=owner[0],
         nic=owner[1],
         state=state,
-        mode=nic.mode.value if nic else None,
+        mode=nic.mode if nic else None,
         link=nic.link if nic else None,
         vlan=nic.vlan if nic else None,
         ips=list(nic.ips) if nic else [],

@@ -8,13 +8,10 @@ Source: ``Documentation/networking/tuntap.rst`` and ``include/uapi/linux/if_tun.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
-import re
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -23,11 +20,6 @@ from pathlib import Path
 
 from brine.common.errors import BrineError, printable
 from brine.vm.values import MOST_QUEUES, NAME_BYTES, is_interface_name
-
-PREFIX = "vm-"
-"""The prefix of the names of Brine's taps, for patterns of a firewall and a network manager."""
-
-_READABLE_CHARACTERS, _HASH_CHARACTERS = 5, 6
 
 _TUN_DEVICE = Path("/dev/net/tun")
 _VHOST_DEVICE = Path("/dev/vhost-net")
@@ -96,20 +88,6 @@ class Tap:
     def set_persistent(self, persistent: bool) -> None:
         """Have the tap stay when its descriptors are closed, or end with them."""
         fcntl.ioctl(self.queues[0], _TUNSETPERSIST, int(persistent))
-
-
-def tap_name(instance: str, nic: str) -> str:
-    """The name of an instance's tap, always the same for the same NIC, such as ``vm-web1-6zt2qk``.
-
-    It is made of ``vm-``, the beginning of the instance's name, and a hash of instance and NIC. The
-    interface's alias names both. It has no dots, because a ``sysctl`` key could not contain it.
-
-    :param nic: the NIC's UUID, or its index if it has none.
-    """
-    readable = re.sub(r"[^A-Za-z0-9]", "", instance.partition(".")[0])[:_READABLE_CHARACTERS]
-    digest = hashlib.sha256(f"{instance}\0{nic}".encode(errors="surrogateescape")).digest()
-    hashed = base64.b32encode(digest).decode().lower()[:_HASH_CHARACTERS]
-    return f"{PREFIX}{readable}-{hashed}" if readable else f"{PREFIX}{hashed}"
 
 
 def check_name(name: str) -> None:

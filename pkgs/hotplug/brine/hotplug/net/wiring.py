@@ -41,9 +41,9 @@ from brine.hotplug.net.tap import (
     open_tap,
     owner_for,
 )
-from brine.hotplug.nic import Nic, owner_of
 from brine.vm.connection import Vlans, parse_vlans
 from brine.vm.values import USUAL_MTU, Mode
+from brine.vm.vif import Vif, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Wired:
     changed: bool
 
 
-def open_own_tap(nic: Nic) -> Tap:
+def open_own_tap(nic: Vif) -> Tap:
     """Make the tap of a NIC and open it, see :func:`brine.hotplug.net.tap.open_tap`. A tap that the
     NIC has already, and that no process has open, is replaced.
 
@@ -76,7 +76,7 @@ def open_own_tap(nic: Nic) -> Tap:
     return make()
 
 
-def remove_unheld(nic: Nic, name: str | None = None) -> bool:
+def remove_unheld(nic: Vif, name: str | None = None) -> bool:
     """Remove the tap of a NIC, with its wiring, if no process has it open.
 
     A QEMU can make its tap persistent (``TUNSETPERSIST``). Then the tap outlives it.
@@ -94,7 +94,7 @@ def remove_unheld(nic: Nic, name: str | None = None) -> bool:
         return remove(netlink, link)
 
 
-def wire(tap: Tap | str, nic: Nic) -> Wired:
+def wire(tap: Tap | str, nic: Vif) -> Wired:
     """Connect a tap with the settings of *nic*, and bring it up.
 
     Operators' scripts are called before and after. If anything fails, the changes are undone, and
@@ -109,7 +109,7 @@ def wire(tap: Tap | str, nic: Nic) -> Wired:
         return _wire(netlink, tap, nic)
 
 
-def check_wiring(nic: Nic) -> None:
+def check_wiring(nic: Vif) -> None:
     """Refuse a NIC whose bridge, routing table or devices on the node do not exist.
 
     :raises BrineError: what is wrong.
@@ -216,7 +216,7 @@ def _scripts(record: TapRecord) -> Callable[[Phase], None]:
     environment = {
         "INSTANCE": nic.instance,
         "MAC": nic.mac,
-        "MODE": nic.mode.value,
+        "MODE": nic.mode,
         "INTERFACE": record.name,
         "INTERFACE_INDEX": "" if nic.index is None else str(nic.index),
         "INTERFACE_UUID": "" if nic.uuid.isdigit() else nic.uuid,
@@ -227,7 +227,7 @@ def _scripts(record: TapRecord) -> Callable[[Phase], None]:
     return partial(run_scripts, environment=environment)
 
 
-def _wire(netlink: Netlink, tap: Tap | str, nic: Nic) -> Wired:
+def _wire(netlink: Netlink, tap: Tap | str, nic: Vif) -> Wired:
     """Connect a tap whose lock the caller holds."""
     name = str(tap)
     link = netlink.get(name)
@@ -268,7 +268,7 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Nic) -> Wired:
     return Wired(name, record.mtu, changed=True)
 
 
-def _refuse_strange(link: Link, nic: Nic) -> None:
+def _refuse_strange(link: Link, nic: Vif) -> None:
     if link.kind != "tun":
         raise TapError(link.name, "is no tap", hint=f"see ip -d link show {link.name}")
     owner = owner_of(link.alias)
@@ -357,7 +357,7 @@ def _link_of(netlink: Netlink, record: TapRecord) -> Link | None:
 
 
 def bring_up(
-    nic: Nic,
+    nic: Vif,
     *,
     name: str | None = None,
     queues: int = 1,

@@ -14,8 +14,10 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
+from brine.vm.disk import Disk
+from brine.vm.nic import Nic
 from brine.vm.slots import LAST_SLOT, MOST_PORTS, ide_units, is_q35
-from brine.vm.spec import NOT_CONFINED, DiskSpec, NicSpec, Spec
+from brine.vm.spec import NOT_CONFINED, Spec
 from brine.vm.values import CACHE_MODES, LONGEST_SERIAL, RESERVED_SLOTS
 
 NO_BRIDGE_HINT = "name the bridge that it is to be on: --link BRIDGE"
@@ -162,10 +164,10 @@ def _of_xen(data: dict[str, Any], lost: list[str]) -> dict[str, Any]:
     """
     found = dict(_known(Spec, data, KEYS, "", lost))
     disks, nics = data.get("disks", []), data.get("nics", [])
-    found["disks"] = [dict(_known(DiskSpec, one, DISK_KEYS, one["path"], lost)) for one in disks]
+    found["disks"] = [dict(_known(Disk, one, DISK_KEYS, one["path"], lost)) for one in disks]
     known = NIC_KEYS | {"vlan"}
     found["nics"] = [
-        dict(_known(NicSpec, one, known, f"the NIC {one.get('mac', '')}", lost)) for one in nics
+        dict(_known(Nic, one, known, f"the NIC {one.get('mac', '')}", lost)) for one in nics
     ]
     return {key: value for key, value in found.items() if value != []}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.files import open_safely
-from brine.hotplug.disk import format_of
+from brine.vm.disk_files import format_of
 from brine.vm.values import FORMATS
 
 _SECTOR_BYTES = 512

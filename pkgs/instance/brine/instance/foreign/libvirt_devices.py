@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from brine.common.errors import BrineError
-from brine.hotplug.disk import MOST_BACKING
 from brine.instance.foreign.fitting import NO_BRIDGE_HINT, number_of
 from brine.instance.foreign.parts import Part
+from brine.vm.disk import MOST_BACKING
 from brine.vm.values import AIO_MODES, CACHE_MODES, FORMATS, MODELS
 
 _INTERFACES = {"virtio": "virtio", "scsi": "scsi", "ide": "ide", "sata": "ide", "xen": "virtio"}

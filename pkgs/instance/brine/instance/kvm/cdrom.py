@@ -19,7 +19,6 @@ from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
-from brine.hotplug.disk import opened
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.plug_disk import hand_over
 from brine.hotplug.qemu import Machine
@@ -33,7 +32,9 @@ from brine.instance.observe import Oper, look
 from brine.instance.running_spec import running_spec
 from brine.instance.start import being_stopped
 from brine.instance.store import InstanceError
-from brine.vm.conflicts import Claim, ClaimKind, Identities, claiming, refuse_taken
+from brine.vm.claims import Claim, ClaimKind
+from brine.vm.conflicts import Identities, claiming, refuse_taken
+from brine.vm.disk_files import opened
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime, change
 from brine.vm.spec import Spec, SpecError

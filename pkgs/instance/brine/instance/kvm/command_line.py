@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
-from brine.instance.devices import disk_of, nic_of
+from brine.hotplug.nic import nic_device, nic_netdev
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout, cdrom_id
 from brine.vm.address import DeviceKind
+from brine.vm.disk import Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.slots import Slot
-from brine.vm.spec import Interface, Spec
+from brine.vm.spec import Spec
 from brine.vm.values import USUAL_MTU
 
 _FIRST_DISPLAY = 5900
@@ -177,19 +178,19 @@ def _controllers(spec: Spec, layout: Layout) -> Iterator[str]:
 
 def _disks(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
     for number, each in enumerate(spec.disks):
-        disk, files = disk_of(each), given.disks[each.uuid]
+        files = given.disks[each.uuid]
         if slot := layout.disks.get(each.uuid):
             device_id = slot.device_id(DeviceKind.DISK, each.uuid)
-            device = disk_device(device_id, disk, slot)
+            device = disk_device(device_id, each, slot)
         else:
             device_id = f"ide{number}"
             slot = Slot("ide", number, layout.ide[device_id])
-            device = {**disk_device(device_id, disk, slot), "driver": "ide-hd"}
-        yield from _fdset(files, fdset_opaque(device_id, disk))
+            device = {**disk_device(device_id, each, slot), "driver": "ide-hd"}
+        yield from _fdset(files, fdset_opaque(device_id, each))
         for each_backing in files.backing:
             yield from _fdset(each_backing, device_id)
         images = [(one.fdset, one.is_device) for one in (files, *files.backing)]
-        yield from _blockdevs(block_nodes(device_id, disk, images))
+        yield from _blockdevs(block_nodes(device_id, each, images))
         yield from _device(device, boot.get(each.uuid))
 
 
@@ -206,16 +207,12 @@ def _cdroms(layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterat
 
 
 def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
-    if not spec.nics:
-        return
-    from brine.hotplug.nic import nic_device, nic_netdev  # with it hashlib; not all have NICs
-
     for each in spec.nics:
         slot, files = layout.nics[each.uuid], given.nics[each.uuid]
         device_id = slot.device_id(DeviceKind.NIC, each.uuid)
         queues, vhost = (list(map(str, numbers)) for numbers in (files.queues, files.vhost))
         yield from ("-netdev", json.dumps(nic_netdev(device_id, queues, vhost)))
-        device = nic_device(device_id, nic_of(spec, each), len(queues), slot, files.mtu)
+        device = nic_device(device_id, each, len(queues), slot, files.mtu)
         if each.uuid in boot:
             del device["romfile"]  # which it boots with
         yield from _device(device, boot.get(each.uuid))

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from brine.vm.disk import Disk, Interface
+from brine.vm.nic import Nic
 from brine.vm.slots import (
     FIRST_PORT,
     LAST_PORT,
@@ -23,10 +25,10 @@ from brine.vm.slots import (
     port_slot,
     slots_fault,
 )
-from brine.vm.spec import DiskSpec, Interface, NicSpec, Spec
+from brine.vm.spec import Spec
 from brine.vm.values import RESERVED_SLOTS
 
-Device = TypeVar("Device", bound=DiskSpec | NicSpec)
+Device = TypeVar("Device", bound=Disk | Nic)
 
 SCSI_CONTROLLER = "scsi0"
 
@@ -87,7 +89,7 @@ def with_slots(spec: Spec, layout: Layout) -> Spec:
     )
 
 
-def on_pci(spec: Spec) -> list[DiskSpec | NicSpec]:
+def on_pci(spec: Spec) -> list[Disk | Nic]:
     """Its devices that take a slot, or a PCI Express port."""
     return [*(one for one in spec.disks if one.interface == Interface.VIRTIO), *spec.nics]
 
@@ -122,16 +124,14 @@ class _Numbers:
     """The slots of one bus. A device keeps its former slot, or gets the next one that no device
     had."""
 
-    def __init__(
-        self, bus: str, numbers: Iterable[int], devices: Iterable[DiskSpec | NicSpec]
-    ) -> None:
+    def __init__(self, bus: str, numbers: Iterable[int], devices: Iterable[Disk | Nic]) -> None:
         self.bus = bus
         self._all = tuple(numbers)
         kept = {device.slot for device in devices}
         self._unused = iter([number for number in self._all if number not in kept])
         self._taken: set[int] = set()
 
-    def take(self, device: DiskSpec | NicSpec) -> int:
+    def take(self, device: Disk | Nic) -> int:
         number = device.slot
         if number not in self._all or number in self._taken:
             number = next(self._unused)  # there are enough, as slots_fault() has found

@@ -20,15 +20,17 @@ from brine.hotplug.session import remove_device, working_on
 from brine.hotplug.timeouts import UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import Pending, being_released
 from brine.instance import store
-from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.layout import SCSI_CONTROLLER
 from brine.instance.kvm.runtime_devices import KEYS, DevicesNow, as_asked, devices_now
 from brine.instance.observe import Observed, Oper
 from brine.instance.running_spec import running_spec
-from brine.vm.address import Bus, DeviceKind
+from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
+from brine.vm.nic import Nic
 from brine.vm.runtime_file import Runtime, change
-from brine.vm.spec import DiskSpec, FormatSource, Interface, NicSpec, Spec, to_json
+from brine.vm.spec import Spec, to_json
+from brine.vm.vif import Vif
 
 _WORDS = {"attach": "plugged in", "detach": "taken out", "modify": "changed"}
 
@@ -44,8 +46,8 @@ class LiveResult:
     """
 
     spec: Spec
-    attached: tuple[DiskSpec | NicSpec, ...] = ()
-    detached: tuple[DiskSpec | NicSpec, ...] = ()
+    attached: tuple[Disk | Nic, ...] = ()
+    detached: tuple[Disk | Nic, ...] = ()
     pending: tuple[str, ...] = ()
     errors: tuple[BrineError, ...] = ()
 
@@ -59,14 +61,14 @@ class LiveResult:
         }
 
 
-def _named(device: DiskSpec | NicSpec) -> dict[str, str]:
-    if isinstance(device, NicSpec):
+def _named(device: Disk | Nic) -> dict[str, str]:
+    if isinstance(device, Nic):
         return {"kind": "nic", "uuid": device.uuid, "mac": device.mac, "link": device.link}
     return {"kind": "disk", "uuid": device.uuid, "path": device.path}
 
 
-def in_words(device: DiskSpec | NicSpec) -> str:
-    return f"NIC {device.mac}" if isinstance(device, NicSpec) else f"disk {device.path}"
+def in_words(device: Disk | Nic) -> str:
+    return f"NIC {device.mac}" if isinstance(device, Nic) else f"disk {device.path}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class DeviceStep:
     """
 
     key: str
-    old: DiskSpec | NicSpec | None
-    new: DiskSpec | NicSpec | None
+    old: Disk | Nic | None
+    new: Disk | Nic | None
     is_live: bool
 
     @property
@@ -105,7 +107,7 @@ def steps_of(
     )
 
     def step(key: str, old: Any, new: Any) -> DeviceStep:
-        ends = [one for one in (old, new) if isinstance(one, DiskSpec)]
+        ends = [one for one in (old, new) if isinstance(one, Disk)]
         is_fixed = any(one.interface == Interface.IDE for one in ends) or len(ends) > 1
         lacks_bus = new in ends and new.interface == Interface.SCSI and not has_scsi
         return DeviceStep(key, old, new, is_live=not (is_fixed or lacks_bus))
@@ -129,9 +131,9 @@ def steps_of(
     return sorted(steps, key=lambda one: ("detach", "modify", "attach").index(one.verb))
 
 
-def is_for_next_start(device: DiskSpec | NicSpec) -> bool:
+def is_for_next_start(device: Disk | Nic) -> bool:
     """Whether a device of the runtime file is only recorded there, by ``--no-hotplug``."""
-    is_fixed = isinstance(device, DiskSpec) and device.interface == Interface.IDE
+    is_fixed = isinstance(device, Disk) and device.interface == Interface.IDE
     return device.slot < 0 and not is_fixed
 
 
@@ -240,9 +242,9 @@ class _LiveWork:
         if step.new is None:
             assert step.old
             return _take_out(vm, _kind(step), step.old)
-        if isinstance(step.new, DiskSpec):
+        if isinstance(step.new, Disk):
             return self._plug_disk(vm, step.new)
-        nic = nic_of(self.spec, step.new)
+        nic = Vif.of(self.spec, step.new)
         if step.old and (found := vm.find(DeviceKind.NIC, nic.uuid)):
             nic = replace(nic, network=plug_nic.nic_of(found).network)
             return plug_nic.modify_nic(vm, found, nic).changed
@@ -254,15 +256,9 @@ class _LiveWork:
         gone = [in_words(one.old) for one in self.done if one.old and not one.new]
         return step.old is None and step.new is not None and in_words(step.new) in gone
 
-    def _plug_disk(self, vm: Vm, spec: DiskSpec) -> bool:
-        disk, is_scsi = disk_of(spec), spec.interface == Interface.SCSI
-        return plug_disk.add_disk(
-            vm,
-            disk,
-            is_format_said=spec.format_source != FormatSource.DEFAULT,
-            bus=Bus.SCSI if is_scsi else Bus.PCI,
-            controller=SCSI_CONTROLLER if is_scsi else None,
-        ).changed
+    def _plug_disk(self, vm: Vm, disk: Disk) -> bool:
+        controller = SCSI_CONTROLLER if disk.interface == Interface.SCSI else None
+        return plug_disk.add_disk(vm, disk, controller=controller).changed
 
     def record(self) -> None:
         """Record which declared devices the instance has, and the slots that they have got."""
@@ -287,7 +283,7 @@ class _LiveWork:
         except OSError as error:
             self.errors.append(store.system_error(name, error))
 
-    def _undone_of(self, key: str) -> tuple[set[str], list[DiskSpec | NicSpec]]:
+    def _undone_of(self, key: str) -> tuple[set[str], list[Disk | Nic]]:
         """The UUIDs of devices that are not as the spec has them, and what the instance has of
         them."""
         undone = [step for step in self._undone if step.key == key]
@@ -319,7 +315,7 @@ def _kind(step: DeviceStep) -> DeviceKind:
     return DeviceKind.DISK if step.key == "disks" else DeviceKind.NIC
 
 
-def _take_out(vm: Vm, kind: DeviceKind, device: DiskSpec | NicSpec) -> bool:
+def _take_out(vm: Vm, kind: DeviceKind, device: Disk | Nic) -> bool:
     found = vm.find(kind, device.uuid)
     if found:
         return remove_device(vm, found).changed

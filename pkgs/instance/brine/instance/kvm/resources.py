@@ -29,26 +29,18 @@ from brine.common.errors import install_hint, warn
 from brine.common.files import open_regular, read_regular, write_whole
 from brine.common.privileges import Capability, keep_for_programs, keep_only, may
 from brine.common.uids import parse_uid_pool, request_unused_uid
-from brine.hotplug.disk import Disk, Opened, opened, recorded_disk
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
-from brine.instance.devices import disk_of, nic_of
 from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of
 from brine.instance.kvm.programs import faults_of_writers, version_of
 from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.instance.unit import UnitError, set_properties
 from brine.vm.conflicts import claiming
+from brine.vm.disk import Disk
+from brine.vm.disk_files import Opened, opened
 from brine.vm.files import InstanceFiles
-from brine.vm.spec import (
-    MACHINE_VERSIONS,
-    QEMU_ITSELF_MIB,
-    UEFI,
-    FormatSource,
-    SecurityModel,
-    Spec,
-    to_json,
-)
+from brine.vm.spec import MACHINE_VERSIONS, QEMU_ITSELF_MIB, UEFI, SecurityModel, Spec, to_json
 from brine.vm.unit_name import unit_of
 
 EMPTY_ROOT = Path("/run/brine/empty")
@@ -85,12 +77,12 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
     disks = []
     for each in spec.disks:
         if slot := layout.disks.get(each.uuid):
-            disks.append(recorded_disk(disk_of(each), given.disks[each.uuid].size_mib, slot))
+            disks.append(each.entry(given.disks[each.uuid].size_mib, slot))
     nics = []
     if spec.nics:
-        from brine.hotplug.nic import recorded_nic  # with it hashlib; not all have NICs
+        from brine.vm.vif import Vif  # with it hashlib; not all have NICs
 
-        nics = [recorded_nic(nic_of(spec, nic), layout.nics[nic.uuid]) for nic in spec.nics]
+        nics = [Vif.of(spec, nic).recorded(layout.nics[nic.uuid]) for nic in spec.nics]
     data: dict[str, Any] = {
         "spec": to_json(spec),
         "command": args,
@@ -192,9 +184,9 @@ class _FileSets:
         self._stack = stack
         self._numbers = itertools.count()
 
-    def open(self, disk: Disk, *, is_format_said: bool = True) -> DiskFiles:
+    def open(self, disk: Disk) -> DiskFiles:
         """Open a disk, with its backing files."""
-        return self._set(self._stack.enter_context(opened(disk, is_format_said=is_format_said)))
+        return self._set(self._stack.enter_context(opened(disk)))
 
     def of(self, descriptor: int) -> DiskFiles:
         """A set of one file."""
@@ -213,12 +205,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
     # QEMU answers meanwhile: to load it takes longer than most of what follows.
     version = begun(partial(version_of, spec)) if is_confined else lambda: (0, 0)
     files = _FileSets(stack)
-    disks = {
-        each.uuid: files.open(
-            disk_of(each), is_format_said=each.format_source != FormatSource.DEFAULT
-        )
-        for each in spec.disks
-    }
+    disks = {each.uuid: files.open(each) for each in spec.disks}
     cdroms = [files.open(medium(path)) if path else None for path in spec.cdroms]
     uefi = None
     if spec.firmware == UEFI:
@@ -245,7 +232,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
 
 def medium(path: str | Path) -> Disk:
     """A file that QEMU only reads."""
-    return Disk(uuid="", path=Path(path), cache="writeback", read_only=True)
+    return Disk(path=str(path), cache="writeback", read_only=True)
 
 
 def _open_boot_files(spec: Spec, stack: ExitStack) -> dict[str, int]:
@@ -298,10 +285,11 @@ def open_pipe(name: str) -> int:
 def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
     # It takes long to load, and is for NICs only.
     from brine.hotplug.net.wiring import open_own_tap, unwire, wire
+    from brine.vm.vif import Vif
 
     nics = {}
     for each in spec.nics:
-        nic = nic_of(spec, each)
+        nic = Vif.of(spec, each)
         tap = stack.enter_context(open_own_tap(nic))
         mtu = wire(tap, nic).mtu
         stack.callback(unwire, tap.name)

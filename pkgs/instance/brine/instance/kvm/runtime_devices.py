@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common.errors import BrineError, printable, warn
-from brine.hotplug.disk import DRIVERS
 from brine.instance import messages
 from brine.instance.devices import with_formats_found
 from brine.instance.kvm.layout import layout_of, with_slots
 from brine.instance.store import InstanceError, keep_runtime_aside
-from brine.vm.address import Bus, DeviceKind
+from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
+from brine.vm.nic import Nic
 from brine.vm.runtime_file import Runtime, RuntimeFileError, path_of_disk
-from brine.vm.spec import DiskSpec, Interface, NicSpec, Spec, SpecError, parse, to_json
+from brine.vm.spec import Spec, SpecError, parse, to_json
 
-Device = TypeVar("Device", bound=DiskSpec | NicSpec)
+Device = TypeVar("Device", bound=Disk | Nic)
 
 KEYS = ("disks", "nics")
 _COMPLETED_BY_START = ("slot", "format_source")
@@ -195,7 +196,7 @@ def devices_now(name: str) -> DevicesNow:
         return DevicesNow(declared, _changed(declared, runtime), runtime)
 
 
-def as_asked(device: DiskSpec | NicSpec) -> dict[str, Any]:
+def as_asked(device: Disk | Nic) -> dict[str, Any]:
     """A device as JSON, without what a start completes."""
     return {**to_json(device), **dict.fromkeys(_COMPLETED_BY_START)}
 
@@ -251,35 +252,13 @@ def _merged(before: tuple[Device, ...], now: Mapping[str, Device]) -> tuple[Devi
     return tuple({**kept, **now}.values())
 
 
-def _disk_of(entry: Mapping[str, Any]) -> DiskSpec:
-    is_scsi = (entry.get("hvinfo") or {}).get("driver") == DRIVERS[Bus.SCSI]
-    same = ("uuid", "path", "format", "cache", "aio", "discard", "read_only")
-    data = {
-        **{key: entry[key] for key in same},
-        "backing": entry.get("backing"),  # older versions knew of none
-        "interface": (Interface.SCSI if is_scsi else Interface.VIRTIO).value,
-        "serial": entry["serial"] or "",
-        "slot": _slot_of(entry),
-    }
-    return parse(DiskSpec, data, f"/disks/{entry['uuid']}")
+def _disk_of(entry: Mapping[str, Any]) -> Disk:
+    return parse(Disk, to_json(Disk.from_recorded(entry)), f"/disks/{entry['uuid']}")
 
 
-def _nic_of(entry: Mapping[str, Any]) -> NicSpec:
-    from brine.hotplug.nic import Nic
+def _nic_of(entry: Mapping[str, Any]) -> Nic:
+    from brine.vm.vif import Vif  # with it hashlib; not all have NICs
 
-    nic = Nic.from_json(entry)
-    same = ("uuid", "mac", "model", "link", "vlan", "queues", "vhost")
-    data = {
-        **{key: getattr(nic, key) for key in same},
-        "mode": nic.mode.value,
-        "ips": list(nic.ips),
-        "mtu": nic.mtu or 0,
-        "slot": _slot_of(entry),
-    }
-    return parse(NicSpec, data, f"/nics/{entry['uuid']}")
-
-
-def _slot_of(entry: Mapping[str, Any]) -> int:
-    """The slot of a device; -1 for a device that was recorded for the next start."""
-    slot = entry.get("pci")
-    return slot if isinstance(slot, int) else -1
+    slot = entry.get("pci")  # there is none of a device that was recorded for the next start
+    nic = Vif.from_recorded(entry).as_nic(slot if isinstance(slot, int) else -1)
+    return parse(Nic, to_json(nic), f"/nics/{entry['uuid']}")

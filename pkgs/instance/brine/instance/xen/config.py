@@ -15,10 +15,12 @@ from string import ascii_lowercase
 from brine.common.files import read_regular, write_whole
 from brine.instance.xen.xl import Domain
 from brine.vm import markers
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import DOMAIN_SPEC
 from brine.vm.markers import MarkerKind
-from brine.vm.spec import DiskSpec, NicSpec, Spec, to_json
+from brine.vm.nic import Nic
+from brine.vm.spec import Spec, to_json
 from brine.vm.values import Mode
 
 TYPES = {"xen-pvm": "pv", "xen-pvh": "pvh"}
@@ -77,7 +79,7 @@ def kernel_of(spec: Spec) -> str:
     return spec.kernel or GRUBS[spec.hypervisor]
 
 
-def _disk(disk: DiskSpec, number: int) -> str:
+def _disk(disk: Disk, number: int) -> str:
     access = "ro" if disk.read_only else "rw"
     options = [f"format={disk.format}", f"vdev=xvd{ascii_lowercase[number]}", f"access={access}"]
     if not disk.discard:
@@ -86,7 +88,7 @@ def _disk(disk: DiskSpec, number: int) -> str:
     return ",".join([*options, f"target={disk.path}"])
 
 
-def _vif(nic: NicSpec) -> str:
+def _vif(nic: Nic) -> str:
     options = [f"mac={nic.mac}"]
     if nic.mode == Mode.BRIDGED:
         options += [f"bridge={nic.link}", "script=vif-bridge"]

@@ -1,0 +1,154 @@
+"""A disk: as specs have it, as QEMU gets it, and as runtime files record it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from brine.vm.address import Bus, DeviceKind, default_serial
+from brine.vm.claims import Claim, claims_of
+from brine.vm.keys import key, path_key, slot_key, uuid_key
+from brine.vm.slots import Slot
+from brine.vm.values import AIO_MODES, CACHE_MODES, FORMATS, LONGEST_SERIAL, like
+
+DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
+"""The device that a guest sees, by bus."""
+
+MOST_BACKING = 9
+"""Backing files of one disk: the number of each has one digit in a block node's name."""
+
+_RECORDED = ("uuid", "path", "format", "cache", "aio", "read_only", "discard")
+_SERIAL = f"[ -~]{{1,{LONGEST_SERIAL}}}"
+
+
+class Interface(StrEnum):
+    """The interface of a disk."""
+
+    VIRTIO = "virtio"
+    SCSI = "scsi"
+    IDE = "ide"
+
+
+class FormatSource(StrEnum):
+    """How the format of a disk is known: the administrator gave it, a start found it (and what the
+    disk holds since is the guest's), or neither did."""
+
+    ADMIN = "admin"
+    START = "start"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backing:
+    """A backing file: the image with the parts that an overlay has not written. It is only read."""
+
+    path: str = path_key()
+    format: str = key(choices=FORMATS)
+    backing: Backing | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """A disk.
+
+    :param uuid: made from the path where it is not given.
+    :param path: a block device, or an image file.
+    :param backing: the nearest backing file. Brine follows no image's header.
+    :param serial: that the guest sees; empty is the beginning of the UUID.
+    :param slot: where the guest has it since it was started first: of ``pci.0``, the root port's
+        or the LUN; -1 is none yet.
+    """
+
+    OTHER_WORDS: ClassVar = {
+        "file": "path",
+        "device": "path",
+        "driver": "format",
+        "bus": "interface",
+    }
+
+    uuid: str = uuid_key()
+    path: str = path_key()
+    format: str = key("raw", choices=FORMATS)
+    format_source: str = key("admin", choices=tuple(FormatSource))
+    backing: Backing | None = None
+    interface: str = key("virtio", choices=tuple(Interface))
+    cache: str = key("none", choices=tuple(CACHE_MODES))
+    aio: str = key("threads", choices=AIO_MODES)
+    discard: bool = key(True)
+    read_only: bool = key(False)
+    serial: str = key("", check=like(_SERIAL, "a serial has at most 20 characters of ASCII"))
+    slot: int = slot_key()
+
+    def guest_serial(self) -> str:
+        """The serial that the guest sees: at most 20 characters."""
+        return self.serial or default_serial(self.uuid)
+
+    def is_format_said(self) -> bool:
+        """Whether a person named its format, or a start found it."""
+        return self.format_source != FormatSource.DEFAULT
+
+    def bus(self) -> Bus:
+        """The bus that it is plugged into; IDE has no hotplug."""
+        return Bus.SCSI if self.interface == Interface.SCSI else Bus.PCI
+
+    def layers(self) -> list[Backing]:
+        """Its backing files, the nearest first."""
+        found, layer = [], self.backing
+        while layer:
+            found.append(layer)
+            layer = layer.backing
+        return found
+
+    def claims(self) -> Iterator[Claim]:
+        """What no other VM may have."""
+        return claims_of({"disks": [self.recorded()]})
+
+    def recorded(self) -> dict[str, Any]:
+        """The disk as JSON, as QEMU keeps it beside the disk's descriptors."""
+        backing: dict[str, Any] | None = None
+        for layer in reversed(self.layers()):
+            backing = {"path": layer.path, "format": layer.format, "backing": backing}
+        found = {name: getattr(self, name) for name in _RECORDED}
+        return {**found, "serial": self.serial or None, "backing": backing}
+
+    def entry(self, size_mib: int, slot: Slot | None = None) -> dict[str, Any]:
+        """The disk as a runtime file has it, with its slot if it has one."""
+        found = {**self.recorded(), "size_mib": size_mib}
+        if slot:
+            device_id = slot.device_id(DeviceKind.DISK, self.uuid)
+            found |= slot.recorded(DRIVERS[slot.kind()], device_id)
+        return found
+
+    @classmethod
+    def from_recorded(cls, data: Mapping[str, Any]) -> Disk:
+        """The disk that :meth:`recorded` or :meth:`entry` wrote. Its values are not checked.
+
+        :raises KeyError: or TypeError, if it is not one.
+        """
+        texts = {name: _text(data[name]) for name in ("uuid", "path", "format", "cache", "aio")}
+        place, slot = data.get("hvinfo") or {}, data.get("pci")
+        is_scsi = {**place}.get("driver") == DRIVERS[Bus.SCSI]
+        return cls(
+            **texts,
+            read_only=data["read_only"],
+            discard=data["discard"],
+            serial=_text(data["serial"] or ""),
+            backing=_backing_of(data.get("backing")),  # older versions knew of none
+            interface=(Interface.SCSI if is_scsi else Interface.VIRTIO).value,
+            slot=slot if isinstance(slot, int) else -1,
+        )
+
+
+def _backing_of(data: Any, most: int = MOST_BACKING) -> Backing | None:
+    if not (isinstance(data, Mapping) and data and most):
+        return None
+    behind = _backing_of(data.get("backing"), most - 1)
+    return Backing(path=_text(data["path"]), format=_text(data["format"]), backing=behind)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"no text: {value!r:.60}")
+    return value

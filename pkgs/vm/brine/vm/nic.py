@@ -1,0 +1,69 @@
+"""A NIC as specs have it. That of a certain instance is a :class:`brine.vm.vif.Vif`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from brine.common import paths
+from brine.common.errors import UsageError
+from brine.vm.keys import key, slot_key, uuid_key
+from brine.vm.values import LARGEST_MTU, MODELS, WHOLE, Mode, address_fault, vm_mac_fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network interface, in Ganeti's words.
+
+    :param uuid: made from the MAC address where it is not given, and that made at random.
+    :param link: the bridge; of a routed NIC the routing table, by number or name, empty for the
+        main one.
+    :param vlan: see :func:`brine.vm.connection.parse_vlans`, and brine-nic(1).
+    :param ips: the guest's addresses; a routed NIC has one or more.
+    :param vhost: whether the kernel moves the frames, not QEMU.
+    :param mtu: in bytes; 0 is the link's.
+    :param slot: as a disk's.
+    """
+
+    OTHER_WORDS: ClassVar = {
+        **dict.fromkeys(("bridge", "network"), "link"),
+        **dict.fromkeys(("ip", "address", "addresses"), "ips"),
+        "mac_address": "mac",
+    }
+
+    uuid: str = uuid_key()
+    mac: str = key("", check=vm_mac_fault, tidy=str.lower)
+    model: str = key("virtio", choices=tuple(MODELS))
+    mode: str = key("bridged", choices=tuple(Mode))
+    link: str = key("")
+    vlan: str = key("")
+    ips: tuple[str, ...] = key((), check=address_fault)
+    queues: int = key(1, **WHOLE["queues"])
+    vhost: bool = key(False)
+    mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
+    slot: int = slot_key()
+
+
+def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
+    """The mode and the link of a NIC, completed from the cluster's ``nicparams``.
+
+    A link belongs to a mode: a NIC with another mode does not get the cluster's link.
+
+    :param mode: the NIC's own; None or empty if it has none. The same holds for *link*.
+    :raises UsageError: if Brine does not know the cluster's mode.
+    """
+    try:
+        lines = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []  # no cluster
+    of_cluster = dict(line.split("=", 1) for line in lines if "=" in line)
+    usual = of_cluster.get("mode") or Mode.BRIDGED.value
+    if not mode and usual not in list(Mode):
+        text = f"the cluster's NICs are {usual}, which is no mode"
+        raise UsageError(text, hint="choose one with --mode")
+    mode = mode or usual
+    if not link and mode == usual:
+        link = of_cluster.get("link", "")
+        # The main routing table has no name.
+        link = "" if (mode, link) == (Mode.ROUTED.value, "main") else link
+    return mode, link or ""
