@@ -34,7 +34,6 @@ PROC = Path("/proc")
 _RANGE = re.compile(r"([0-9]{1,10})(?:\s*-\s*([0-9]{1,10}))?")
 _LARGEST_UID = 2**32 - 2  # the next one means "leave it as it is" to the kernel
 _MOST_LISTED = 5
-_FOR_EVERYBODY = ("hidepid=ptraceable", "hidepid=4")
 _OPENINGS = 10  # of a lock file that others remove meanwhile
 _RANDOM = random.SystemRandom()  # processes that were forked must not all try the same ones
 
@@ -223,7 +222,11 @@ def _uids_of(status: Path) -> Iterator[int]:
 
 
 def _hiding() -> str | None:
-    """The mount option that hides other users' processes from us, if one does."""
+    """The mount option that may hide other users' processes from us, if there is one.
+
+    Members of the group of its ``gid=`` see more, but not with each value of ``hidepid=``: the
+    capability alone counts.
+    """
     device = os.stat(PROC).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = (PROC / "self/mountinfo").read_text(errors="replace").splitlines()
@@ -233,10 +236,7 @@ def _hiding() -> str | None:
     said = dict(option.partition("=")[::2] for option in options.split(","))
     if "hidepid" not in said or may(Capability.SYS_PTRACE):
         return None
-    hiding = f"hidepid={said['hidepid']}"
-    # The kernel asks this group's members nothing more, but for hidepid=ptraceable.
-    groups = {str(group) for group in (os.getegid(), *os.getgroups())}
-    return None if said.get("gid", "") in groups and hiding not in _FOR_EVERYBODY else hiding
+    return f"hidepid={said['hidepid']}"
 
 
 def _unknown(why: str) -> UidPoolError:
