@@ -17,7 +17,7 @@ from brine.common.entry_points import EntryPoint
 TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
 
-PYTHON_FOLDERS = ["pkgs", "tests", "bench", "demo", "salt"]
+PYTHON_FOLDERS = ["pkgs", "tests", "bench", "demo", "docs", "salt"]
 MADE = {".venv", ".cache", "dist", ".git", "__pycache__"}
 """Folders of what tools make. Others may be at work there, and files come and go."""
 

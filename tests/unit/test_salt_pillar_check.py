@@ -13,7 +13,7 @@ import yaml  # type: ignore[import-untyped]
 
 from brine.config.apply import apply
 from brine.config.merge import CLASSES, fill
-from lab.pillar_schema import EXAMPLE, SCHEMA, files
+from docs.pillar_schema import EXAMPLE, SCHEMA, files
 from unit.salt_loader import load
 
 SECRET = "c0ffee" * 4

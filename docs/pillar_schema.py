@@ -22,8 +22,8 @@ from brine.kvmd.settings import KvmdSettings
 from brine.lifecycle.settings import LifecycleSettings
 from brine.vm.spec import Spec
 from brine.watcher.settings import WatcherSettings
-from lab.tree import TREE
 
+TREE = Path(__file__).parents[1]
 SCHEMA = TREE / "salt/states/brine/schema.json"
 REFERENCE = TREE / "docs/pillar.md"
 EXAMPLE = TREE / "salt/pillar.example"
