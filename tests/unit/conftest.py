@@ -6,17 +6,27 @@ import io
 import json
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from brine.common import cli, paths
+from brine.common import cli, operation, paths
 from brine.common.entry_points import EntryPoint
 from brine.instance import restart_counter, store, unit
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
+
+
+def _of_tree(group: str) -> list[EntryPoint]:
+    """The entry points that the parts would have if they were installed."""
+    found: list[EntryPoint] = []
+    for file in sorted(Path(__file__).parents[2].glob("pkgs/*/pyproject.toml")):
+        groups = tomllib.loads(file.read_text())["project"].get("entry-points", {})
+        found += [EntryPoint(*entry) for entry in groups.get(group, {}).items()]
+    return found
 
 
 @pytest.fixture
@@ -32,6 +42,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
     monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
+    monkeypatch.setattr(operation, "entry_points", _of_tree)
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(restart_counter, "PAUSE_FILE", tmp_path / "pause")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")

@@ -123,7 +123,7 @@ def test_killed_at_any_step_it_ends_whole_or_undone(
         assert files(folder) in ([], ["a", "b", "note"]), number
         assert [file for file in left() if file.suffix != ".lock"] == [], number
     assert len(seen) == 2
-    assert number > 15
+    assert number > 10
     assert "settled: " in capsys.readouterr().out or how != "at boot"
 
 
@@ -154,12 +154,15 @@ def test_what_can_not_be_undone_stays_recorded_with_all_before_it(
     assert (files(folder), left()) == (["storage"], [])
 
 
-def test_what_is_committed_is_completed_later(folder: Path) -> None:
+def test_what_is_committed_is_completed_later(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     storage = folder / "storage"
-    with pytest.raises(OperationError, match="not completed yet"), begin(TOY, KEY) as work:
+    with begin(TOY, KEY) as work:
         work.step("make a", undo=("remove", {"path": str(folder / "a")}))
         (folder / "a").touch()
         work.commit(("refuse", {"path": str(storage)}))
+    assert "not completed yet" in capsys.readouterr().err
     assert pending()[0].state is OperationState.COMMITTED
     storage.touch()
     settle(KEY)

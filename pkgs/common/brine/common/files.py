@@ -112,28 +112,29 @@ def open_safely(path: str | Path, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def new_file(path: Path) -> Iterator[int]:
+def new_file(path: Path, *, temporary: str = "") -> Iterator[int]:
     """Make a file in a folder that other users may write. It has no name while the block writes its
     content, and gets *path* at the end of the block; so a fault or a kill leaves nothing.
 
     Yields a descriptor for writing; the file's mode is 0600. (Where a file system has no unnamed
-    files, the file has a random name meanwhile, which a kill leaves behind.)
+    files, the file has another name meanwhile, which a kill leaves behind.)
 
+    :param temporary: that name, which no other file may have; empty is a random one.
     :raises FileExistsError: if there is something at *path* by then.
     """
     with place_of(path.parent) as place:
         folder = place.opened(os.O_RDONLY | os.O_DIRECTORY)
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, folder)
-        descriptor = _unnamed(folder, stack)
+        descriptor = _unnamed(folder, stack, temporary)
         yield descriptor
         os.fsync(descriptor)
-        # The file itself, even if another file has its random name by now.
+        # The file itself, even if another file has its temporary name by now.
         os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=folder)
         os.fsync(folder)
 
 
-def _unnamed(folder: int, stack: contextlib.ExitStack) -> int:
+def _unnamed(folder: int, stack: contextlib.ExitStack, temporary: str = "") -> int:
     """A new file without a name, or with one that *stack* removes. It closes the file, too."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
@@ -141,7 +142,7 @@ def _unnamed(folder: int, stack: contextlib.ExitStack) -> int:
     except OSError as error:
         if error.errno not in _NO_UNNAMED:
             raise
-        name = f".{os.urandom(8).hex()}.new"
+        name = temporary or f".{os.urandom(8).hex()}.new"
         descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
         stack.callback(_remove, name, folder)
     stack.callback(os.close, descriptor)
@@ -153,15 +154,29 @@ def _remove(name: str | Path, folder: int | None) -> None:
         os.unlink(name, dir_fd=folder)
 
 
-def remove_same(path: Path, status: os.stat_result) -> None:
-    """Remove a file that this process has made, if it is still there.
+class FileMark(NamedTuple):
+    """What tells a file from others that get its name or its inode later, also after a reboot."""
 
-    :param status: that of the file. Another file that has the name by now stays.
+    inode: int
+    changed_ns: int
+    size: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileMark:
+        return cls(status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+def remove_same(path: Path, mark: FileMark | None) -> None:
+    """Remove a file that Brine has made, if it is still there.
+
+    :param mark: of the file, as it was made. Another file that has the name by now stays. None
+        removes whichever has the name.
     """
     with contextlib.suppress(FileNotFoundError), place_of(path.parent) as place:
         folder = place.opened(os.O_RDONLY | os.O_DIRECTORY)
         try:
-            if os.path.samestat(os.stat(path.name, dir_fd=folder, follow_symlinks=False), status):
+            there = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+            if mark in (None, FileMark.of(there)):
                 os.unlink(path.name, dir_fd=folder)
         finally:
             os.close(folder)

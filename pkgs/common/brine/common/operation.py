@@ -249,13 +249,13 @@ def begin(
     kind: OperationKind, key: str, *also: str, deadline_s: float = 0.0, facts: Facts | None = None
 ) -> Iterator[Work]:
     """Record an operation, for the time of the block. An error in the block undoes its steps,
-    unless it is committed. The end of the block commits it and completes it.
+    unless it is committed. The end of the block commits it and completes it; what can't be
+    completed or undone then is a warning, and stays recorded.
 
     :param key: what it works on; *also* names more of it. The caller holds their locks.
     :param deadline_s: after that time no step begins, in seconds; 0 is no limit.
     :param facts: of the whole operation, for people and :func:`pending`.
-    :raises OperationError: if it can't be recorded; then nothing has begun. Also if it is committed
-        and can't be completed now.
+    :raises OperationError: if it can't be recorded; then nothing has begun.
     """
     now = time.time()
     identity = f"{time.time_ns():020}-{os.urandom(4).hex()}"
@@ -276,7 +276,10 @@ def begin(
             except OperationError as fault:
                 warn(str(fault), hint=fault.hint)
             raise
-        work.end()
+        try:
+            work.end()
+        except OperationError as fault:
+            warn(str(fault), hint=fault.hint)
 
 
 def pending(key: str | None = None) -> list[Operation]:

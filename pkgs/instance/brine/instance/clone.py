@@ -14,20 +14,22 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from brine.common import operation
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable, warn
-from brine.common.files import new_file, open_safely, remove_same
+from brine.common.files import FileMark, new_file, open_safely, remove_same
+from brine.common.operation import Facts, OperationKind, Work
 from brine.instance import messages, store
 from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
 from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.observe import Oper, look
 from brine.instance.operations import define_instance, refuse_name, undefine_instance
+from brine.instance.owner import remove_folder
 from brine.instance.store import InstanceError
 from brine.vm.spec import Spec, to_json
 
@@ -91,7 +93,9 @@ def clone_instance(
     """
     if source == name:
         raise UsageError(f"that is its name: {name}", hint="give the clone another one")
-    with store.alone(source), ExitStack() as stack:
+    if not dry_run:
+        store.settle(name)
+    with store.alone(source):
         spec = _source(source)
         refuse_name(name)
         data, notes = _data_of(spec, name, addresses)
@@ -103,15 +107,44 @@ def clone_instance(
         defined = define_instance(data, dry_run=True)
         if dry_run:
             return defined.spec, copies, notes
-        for one in copies:
-            tell(one)
-            _copy(name, one, stack)
-        defined = define_instance(data, is_new=True)
-        stack.callback(undefine_instance, name)
-        resources.copy_variables(source, name)
-        stack.pop_all()
-    messages.tell(messages.CLONED, name, name=source)
+        data["uuid"] = defined.spec.uuid
+        known = {"name": name, "source": source, "uuid": defined.spec.uuid}
+        with operation.begin(CLONE, store.key_of(name), facts=known) as work:
+            for number, one in enumerate(copies):
+                work.progress(number / len(copies), f"{one.source} to {one.target}")
+                tell(one)
+                _copy(name, one, work)
+            work.step("define", undo=("undefine", known))
+            defined = define_instance(data, is_new=True)
+            resources.copy_variables(source, name)
+            work.commit(("tell", known))
     return defined.spec, copies, notes
+
+
+def _remove_copy(facts: Facts) -> None:
+    mark = facts["mark"]
+    path = Path(facts["path"])
+    with contextlib.suppress(FileNotFoundError):  # its folder is gone, too
+        remove_same(path, FileMark(*mark) if mark else None)
+
+
+def _undefine(facts: Facts) -> None:
+    """Undefine a clone that was not completed, or remove what is left of its definition."""
+    name = facts["name"]
+    spec = store.load_sound(name)
+    if spec and spec.uuid == facts["uuid"]:
+        undefine_instance(name)
+    elif not store.spec_file_of(name).exists():
+        with store.alone(name):
+            store.remove(name)
+            remove_folder(name)
+
+
+def _tell(facts: Facts) -> None:
+    messages.tell(messages.CLONED, facts["name"], name=facts["source"])
+
+
+CLONE = OperationKind("clone", {"remove": _remove_copy, "undefine": _undefine, "tell": _tell})
 
 
 def _source(name: str) -> Spec:
@@ -203,8 +236,9 @@ def _check_target(name: str, target: str, size: int) -> None:
         raise InstanceError(name, text)
 
 
-def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
-    """Copy a disk. A file gets its name when it is complete; *stack* removes it."""
+def _copy(name: str, one: DiskCopy, work: Work) -> None:
+    """Copy a disk. A file gets its name when it is complete; *work* removes it."""
+    path = Path(one.target)
     telling = store.telling(name, f"{one.source}: can't be copied to {one.target}")
     with telling, _opened(one.source, os.O_RDONLY) as source:
         if os.path.lexists(one.target):
@@ -214,14 +248,18 @@ def _copy(name: str, one: DiskCopy, stack: ExitStack) -> None:
                 _run_cp(source, target, sparse="never")  # it is not empty
                 os.fsync(target)
             return
-        with new_file(Path(one.target)) as target:
+        temporary = f".{work.record.id}.{len(work.record.steps)}.new"
+        undo = {"path": str(path.with_name(temporary)), "mark": None}
+        work.step(f"copy {one.source}", undo=("remove", undo))
+        with new_file(path, temporary=temporary) as target:
             _run_cp(source, target, sparse="always")
             status = os.fstat(source)
             if stat.S_ISREG(status.st_mode):
                 os.fchown(target, status.st_uid, status.st_gid)
                 os.fchmod(target, status.st_mode & 0o777)
-            copied = os.fstat(target)
-        stack.callback(remove_same, Path(one.target), copied)
+            os.fsync(target)
+            mark = FileMark.of(os.fstat(target))
+            work.step(f"name {path}", undo=("remove", {"path": str(path), "mark": mark}))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from brine.common import operation
 from brine.common.errors import BrineError, UsageError, warn
+from brine.common.operation import OperationKind
 from brine.common.process import TERM_TIMEOUT_S, Process
 from brine.common.progress import spoken_wait
 from brine.common.qmp.wire import QmpClosedError
@@ -92,15 +94,11 @@ def define_instance(
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
         return Defined(define(data), changed=True)  # which tells the fault
-    if not dry_run:
-        _settle_namesake(name)
     with ExitStack() as locks:
         if not dry_run:
             locks.enter_context(store.alone(name))
         if is_new:
             refuse_name(name)
-        if not dry_run:
-            store.settle(name)
         before = store.load_sound(name)
         if before is None and not store.spec_file_of(name).exists():
             _refuse_odd_name(name)
@@ -153,14 +151,16 @@ def without_state(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _known(name: str, data: dict[str, Any]) -> Spec | None:
-    """The spec of the last start of an instance without a sound spec, unless the UUID differs.
+    """The spec of the last start of an instance without a sound spec, unless the UUID differs, or
+    is another instance's by now: 0.2.0 left files of the old name when its rename was killed.
 
     With it, the guest sees the same machine at the next start.
     """
     spec = _started_as(name)
     if spec is None or str(data.get("uuid") or spec.uuid).lower() != spec.uuid:
         return None
-    return spec
+    others = (one for one in store.load_all() if isinstance(one, Spec) and one.name != name)
+    return None if any(one.uuid == spec.uuid for one in others) else spec
 
 
 def _put(spec: Spec, before: Spec | None, *, is_new: bool) -> Path | None:
@@ -278,41 +278,77 @@ def _is_going(name: str, oper: Oper, what: str) -> InstanceError:
 def rename_instance(name: str, new_name: str) -> Spec:
     """Give an instance that does not run another name; its UUID stays.
 
-    At any time the instance has exactly one name, with all its files. A rename that is killed
-    leaves links to them under the other name; the next change of the instance removes these links.
+    At any time the instance has exactly one name, with all its files, even if this is killed.
 
     :raises BrineError: if it runs, it does not exist, or the new name is taken.
     """
     first, second = sorted((name, new_name))
     if first == second:
         raise UsageError(f"that is its name: {name}", hint="give it another one")
-    _settle_namesake(new_name)
     with store.alone(first), store.alone(second):
-        store.settle(name)
         seen = look(name)
         _refuse_running(seen, "rename")
         refuse_name(new_name)
         has_crashed = _has_crashed(seen)
         store.try_to_save(seen.spec, new_name)
-        if seen.spec.owner:
-            make_folder(new_name, seen.spec.owner)
-        with claiming():  # at no moment do other commands miss its claims
+        there = {"name": name, "new_name": new_name}
+        back = {"name": new_name, "new_name": name}
+        with operation.begin(RENAME, store.key_of(name), store.key_of(new_name)) as work:
+            work.step("link the files", undo=("forget", {"name": new_name}))
+            if seen.spec.owner:
+                make_folder(new_name, seen.spec.owner)
             store.share(name, new_name)
-            store.switch(name, new_name)
-            try:
-                store.settle(new_name)
-            except InstanceError as error:  # it has the name: its next change does the rest
-                warn(f"{new_name} is its name, and its file does not say so yet: {error}")
-        if has_crashed:
-            # The records of the crash have its old name. So it counts as never started, and starts
-            # again.
-            with suppress(OSError):
-                markers.remove_marker(MarkerKind.STARTED, new_name)
-        forget_tries(name)
-        messages.tell(messages.RENAMED, new_name, name=name)
-        remove_folder(name)
-        _forget_unit(name)  # before another instance of that name starts
+            work.step("rename the spec", undo=("rename", back))
+            _rename_spec(there)
+            finish = {**there, "has_crashed": has_crashed}
+            work.commit(("finish", finish), ("forget", {"name": name}), ("save", there))
     return replace(seen.spec, name=new_name)
+
+
+def _rename_spec(facts: operation.Facts) -> None:
+    """Rename the spec, unless it has its new name already."""
+    name, new_name = facts["name"], facts["new_name"]
+    with claiming():  # at no moment do other commands miss its claims
+        if store.spec_file_of(name).exists() and not store.spec_file_of(new_name).exists():
+            store.switch(name, new_name)
+
+
+def _finish_rename(facts: operation.Facts) -> None:
+    if facts["has_crashed"]:
+        # The records of the crash have its old name. So it counts as never started, and starts
+        # again.
+        with suppress(OSError):
+            markers.remove_marker(MarkerKind.STARTED, facts["new_name"])
+    messages.tell(messages.RENAMED, facts["new_name"], name=facts["name"])
+
+
+def _forget_name(facts: operation.Facts) -> None:
+    """Remove all that belongs to a name, unless an instance has it."""
+    name = facts["name"]
+    if store.spec_file_of(name).exists():
+        return
+    store.forget(name)
+    forget_tries(name)
+    remove_folder(name)
+    _forget_unit(name)  # before another instance of that name starts
+
+
+def _save_renamed(facts: operation.Facts) -> None:
+    """Save the spec under its new name, which its content lacks."""
+    if spec := store.load_sound(facts["new_name"]):
+        store.save(spec)
+
+
+RENAME = OperationKind(
+    "rename",
+    {
+        "forget": _forget_name,
+        "rename": _rename_spec,
+        "finish": _finish_rename,
+        "save": _save_renamed,
+    },
+    alone=store.all_held,
+)
 
 
 def _has_crashed(seen: Observed) -> bool:
@@ -327,13 +363,6 @@ def _has_crashed(seen: Observed) -> bool:
         verdict = verdicts_on([seen]).get(seen.name)
         return verdict is not None and verdict.who == "crash"
     return False
-
-
-def _settle_namesake(name: str) -> None:
-    """Finish the interrupted rename of an instance whose old name is to be used again."""
-    if not store.spec_file_of(name).exists() and (renamed := store.renamed_from(name)):
-        with store.alone(renamed):
-            store.settle(renamed)
 
 
 class Stopped(StrEnum):
@@ -365,7 +394,6 @@ def stop_instance(
     with ExitStack() as stack:
         # What is told while the lock is held, a start that comes next sees.
         with store.alone(name):
-            store.settle(name)
             found = unit.find(name)
             oper = oper_of(found)
             is_going = oper in GOING

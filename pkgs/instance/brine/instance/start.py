@@ -50,8 +50,6 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
     is_asked = is_wanted = is_noted = False
     while True:
         with store.alone(name):
-            if store.name_inside(name) != name:
-                store.settle(name)
             spec = load_or_why(name)
             refuse_elsewhere(spec)
             # The user's shutdown may have been noted while it ended. This start came after that.

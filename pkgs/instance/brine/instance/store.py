@@ -11,14 +11,14 @@ import grp
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from brine.common import paths
+from brine.common import operation, paths
 from brine.common.errors import BrineError, nearest
 from brine.common.files import (
     put_aside,
@@ -47,6 +47,7 @@ from brine.vm.values import vm_name_fault
 
 LOCK_TIMEOUT_S = 10.0
 
+_KEY = "instance/"
 _MODE = 0o640
 _LEAST_BYTES = 16 * 1024
 _GROUP = "brine"
@@ -191,29 +192,6 @@ def switch(name: str, new_name: str) -> None:
         sync_folder(file.parent)
 
 
-def name_inside(name: str) -> str | None:
-    """The name in the content of a spec, which an interrupted rename leaves; None if it is
-    damaged."""
-    try:
-        return _read(name, spec_file_of(name)).name
-    except (FileNotFoundError, InstanceError):
-        return None
-
-
-def renamed_from(old_name: str) -> str | None:
-    """The instance whose file has another name and whose content has this one; None if none has."""
-    said = json.dumps(old_name).encode()
-    for name in names():
-        try:
-            # A search for the text comes first, as there may be hundreds to parse.
-            mentions = name != old_name and said in read_regular(InstanceFiles(name).spec)
-        except OSError:
-            continue
-        if mentions and name_inside(name) == old_name:
-            return name
-    return None
-
-
 def remove(name: str) -> None:
     file = spec_file_of(name)
     with telling(name, "can't be removed"):
@@ -229,12 +207,47 @@ def keep_aside(name: str) -> Path:
         return second_name(file, file.with_name(f"{name}.damaged"))
 
 
+def key_of(name: str) -> str:
+    """The key of operations on an instance; see :mod:`brine.common.operation`."""
+    return f"{_KEY}{name}"
+
+
+def settle(name: str) -> None:
+    """Complete or undo interrupted operations on an instance, whose lock the caller does not hold.
+
+    :raises brine.common.operation.OperationError: if that can't be done now.
+    """
+    operation.settle(key_of(name))
+
+
 @contextmanager
 def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
-    """Hold the lock of an instance, which all changes of its spec need.
+    """Hold the lock of an instance, which all changes of its spec need. Interrupted operations on
+    it are completed or undone before.
 
     :raises brine.common.locks.LockedError: if another process holds it all that time.
+    :raises brine.common.operation.OperationError: if an operation can't be settled now.
     """
+    while True:
+        with held(name, timeout_s=timeout_s):
+            if not operation.interrupted(key_of(name)):
+                yield
+                return
+        settle(name)
+
+
+@contextmanager
+def all_held(keys: Iterable[str]) -> Iterator[None]:
+    """Hold the locks of the instances with these keys."""
+    with ExitStack() as stack:
+        for key in sorted(keys):
+            stack.enter_context(held(key.removeprefix(_KEY)))
+        yield
+
+
+@contextmanager
+def held(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
+    """Hold the lock of an instance, with whatever was interrupted; see :func:`alone`."""
     spec_file_of(name)
     with ExitStack() as stack:
         with telling(name, "can't be locked"):
@@ -303,6 +316,8 @@ def forget(name: str) -> None:
         # Other programs may have put something in the place of the first two, which are for them.
         for file in (control.shutdown, control.stopping, control.console_pipe, *_files(name)):
             clear_way(file)
+        for file in (control.runtime, control.uefi_variables):
+            unfinished(file).unlink(missing_ok=True)
     except OSError as error:
         text = f"{error.filename}: can't be removed: {error.strerror}"
         raise InstanceError(name, text) from error
@@ -314,15 +329,6 @@ def share(name: str, new_name: str) -> None:
     for file, renamed in zip(_files(name), _files(new_name), strict=True):
         with telling(name, f"{file}: can't be renamed"), suppress(FileNotFoundError):
             os.link(file, renamed, follow_symlinks=False)
-
-
-def settle(name: str) -> None:
-    """Finish an interrupted rename, if there was one. The caller holds the instance's lock."""
-    old_name = name_inside(name)
-    if old_name is None or old_name == name or spec_file_of(old_name).exists():
-        return
-    forget(old_name)
-    save(load(name))
 
 
 def clear_last_run(name: str) -> None:

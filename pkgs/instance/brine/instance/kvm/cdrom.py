@@ -62,7 +62,6 @@ def change_medium(
     :raises BrineError: what failed; then the medium has not changed.
     """
     with store.alone(name):
-        store.settle(name)
         seen = look(name)
         spec = _with_medium(seen.spec, number, path)
         if seen.state.oper is Oper.STOPPING:

@@ -17,7 +17,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError, die, warn
-from brine.common.files import read_regular, remove_same
+from brine.common.files import FileMark, read_regular, remove_same
 from brine.common.uids import release_forgotten, release_uid
 from brine.common.unix_socket import is_listening
 from brine.hotplug.net import records
@@ -107,7 +107,7 @@ def _remove_vnc_socket(runtime: Any) -> None:
     with contextlib.suppress(FileNotFoundError):
         status = os.lstat(bind)
         if stat.S_ISSOCK(status.st_mode) and not is_listening(Path(bind)):
-            remove_same(Path(bind), status)
+            remove_same(Path(bind), FileMark.of(status))
 
 
 def _disconnect_taps(name: str) -> None:

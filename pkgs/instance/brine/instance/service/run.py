@@ -56,7 +56,6 @@ def main() -> NoReturn:
 def _prepared(name: str) -> Spec:
     """The spec with the devices that were plugged during the last run, which it keeps."""
     with store.alone(name):
-        store.settle(name)
         spec = store.load(name)
         monitor = InstanceFiles(name).qmp
         if is_listening(monitor):
