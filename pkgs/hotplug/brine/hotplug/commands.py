@@ -24,7 +24,7 @@ from brine.vm.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
 from brine.vm.claims import Claim, claims_of
 from brine.vm.conflicts import claiming, refuse_taken
 from brine.vm.disk_files import refuse_other_format, size_of
-from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change
+from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change, in_brines_form
 from brine.vm.vif import Vif
 
 _NO_DIFFERENCE = {
@@ -338,11 +338,8 @@ def _nic_of(runtime: Runtime, nic: Json, instance: str) -> Vif:
     :param instance: the instance of the NIC, if the file does not name it.
     """
     usual = Vif(instance=instance, uuid=nic["uuid"]).recorded()
-    given = {key: value for key, value in (nic.get("nicparams") or {}).items() if value}
-    ips = nic.get("ips") or ([nic["ip"]] if nic.get("ip") else [])
-    params = {**usual["nicparams"], **given}
     try:
-        return Vif.from_recorded({**usual, **nic, "ips": ips, "nicparams": params})
+        return Vif.from_recorded(in_brines_form(nic, usual))
     except (KeyError, TypeError, ValueError) as error:
         hint = "record its removal, and then another NIC with the same --uuid"
         text = f"NIC {nic['uuid']} is not as Brine records one: {error}"

@@ -20,7 +20,7 @@ from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
 from brine.hotplug.transaction import Pending, PendingAction, PendingFile, Transaction
 from brine.vm.address import DeviceKind
 from brine.vm.claims import Claim
-from brine.vm.conflicts import Identities, claiming, ide_disks, is_same_disk, refuse_taken
+from brine.vm.conflicts import Identities, claiming, is_same_disk, refuse_taken
 from brine.vm.instances import instance_behind
 from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, qemu_id
 from brine.vm.slots import Slot
@@ -76,7 +76,7 @@ class Vm:
             )
             if kind is DeviceKind.DISK and "/" in reference:
                 is_one |= any(
-                    is_same_disk(str(one.get("path")), reference) for one in ide_disks(runtime.rest)
+                    is_same_disk(str(one.get("path")), reference) for one in runtime.ide_disks()
                 )
         if is_one:
             text = f"{reference}: was there when the VM started, and can't be unplugged before its"

@@ -25,7 +25,7 @@ from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplu
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.vm.address import Bus, DeviceKind, uuid_of_path
 from brine.vm.claims import claims_of
-from brine.vm.conflicts import ide_disks, is_same_disk
+from brine.vm.conflicts import is_same_disk
 from brine.vm.disk import MOST_BACKING, Disk
 from brine.vm.disk_files import Opened, opened, size_of
 from brine.vm.runtime_file import Runtime
@@ -88,7 +88,7 @@ def _existing(vm: Vm, disk: Disk) -> tuple[Device, Disk] | None:
                 raise HotplugError(text, hint="leave out --uuid, or give it that one's")
             # The request names no UUID.
             return device, _same(vm, device, one, replace(disk, uuid=one.uuid))
-    if vm.runtime and _conflicts(disk, ide_disks(Runtime.load(vm.runtime).rest)):
+    if vm.runtime and _conflicts(disk, Runtime.load(vm.runtime).ide_disks()):
         # The VM was started with it, and IDE has no hotplug.
         raise HotplugError(f"{disk.path}: the VM has it already, on the interface ide")
     return None

@@ -13,7 +13,6 @@ from typing import Any
 from brine.common import paths
 from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, printable
-from brine.common.files import read_json
 from brine.common.privileges import Capability, keep_only
 from brine.common.progress import spoken_wait
 from brine.common.qmp.client import LIMIT_S
@@ -21,7 +20,7 @@ from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Device, Machine, devices_of, monitor
 from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
-from brine.vm.instances import instance_behind
+from brine.vm.instances import hypervisor_of, instance_behind
 
 
 def find_socket(arguments: argparse.Namespace) -> None:
@@ -62,8 +61,8 @@ def _refuse_down(name: str, qmp: Path) -> None:
         hint = f"be root, or in the group {paths.CONTROL_GROUP}"
         raise BrineError(f"{qmp}: {error.strerror}", hint=hint) from error
     except OSError:
-        spec = read_json(InstanceFiles(name).spec)
-        if isinstance(spec, dict) and str(spec.get("hypervisor")).startswith("xen-"):
+        hypervisor = hypervisor_of(name)
+        if hypervisor and hypervisor.startswith("xen-"):
             text = f"{name}: is a domain of Xen's, and nothing is plugged into those"
             raise BrineError(text, hint="its next start has what its spec has") from None
         if os.path.lexists(InstanceFiles(name).spec):

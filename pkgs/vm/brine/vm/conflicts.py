@@ -27,10 +27,11 @@ from brine.common.files import read_json
 from brine.common.locks import node_lock
 from brine.common.process import runs_in
 from brine.common.unix_socket import is_listening
-from brine.vm.claims import Claim, ClaimKind, claims_of, rows_in
+from brine.vm.claims import Claim, ClaimKind, claims_of
 from brine.vm.files import InstanceFiles
-from brine.vm.instances import runtime_of, specs_but, started_with
+from brine.vm.instances import specs_but, started_with
 from brine.vm.markers import MarkerKind, read_marker
+from brine.vm.runtime_file import LastStart
 from brine.vm.unit_name import unit_of
 
 STORAGE_TIMEOUT_S = 10.0
@@ -272,45 +273,29 @@ class OtherIdentities(Container[str]):
 # What instances claim.
 
 
-def ide_disks(runtime: Any) -> Iterator[Mapping[str, Any]]:
-    """The IDE disks of a runtime file. IDE has no hotplug, so they are only in the spec of the last
-    start."""
-    spec = runtime.get("spec") if isinstance(runtime, Mapping) else None
-    return (row for row in rows_in(spec, "disks") if row.get("interface") == "ide")
-
-
 def _later(own: str | None, planned: Planned) -> Iterator[tuple[str, Iterator[Claim]]]:
     """The claims of each other instance that is not offline, at its next start."""
     stored = ((name, data) for name, data in specs_but(own) if name not in planned)
     for name, spec in (*stored, *planned.items()):
         if name != own and spec.get("admin_state") != _OFFLINE:
-            yield name, claims_of({**spec, **_kept_devices(spec, runtime_of(name))})
+            yield name, claims_of({**spec, **_kept_devices(spec, LastStart.known(name))})
 
 
-def _kept_devices(spec: Mapping[str, Any], runtime: Mapping[str, Any] | None) -> dict[str, Any]:
+def _kept_devices(spec: Mapping[str, Any], last: LastStart | None) -> dict[str, Any]:
     """The devices that the next start takes from the runtime file: those of now, unless an admin
     has changed them in the spec since the last start."""
-    started = runtime.get("spec") if runtime else None
-    if not runtime or not isinstance(started, Mapping):
+    if not last or last.spec is None:
         return {}
-    return {
-        key: rows
-        for key, rows in _devices_now(runtime).items()
-        if started.get(key) == spec.get(key)
-    }
+    started = last.spec
+    return {key: rows for key, rows in last.devices().items() if started.get(key) == spec.get(key)}
 
 
 def _claims_now(name: str) -> Iterator[Claim]:
     """The claims of an instance that runs."""
-    runtime = runtime_of(name)
-    spec = runtime.get("spec") if runtime else started_with(name)
+    last = LastStart.known(name)
+    spec = last.spec if last else started_with(name)
     spec = spec if isinstance(spec, Mapping) else {}
-    return claims_of({**spec, **(_devices_now(runtime) if runtime else {})})
-
-
-def _devices_now(runtime: Mapping[str, Any]) -> dict[str, Any]:
-    disks = [*rows_in(runtime, "disks"), *ide_disks(runtime)]
-    return {"disks": disks, "nics": list(rows_in(runtime, "nics"))}
+    return claims_of({**spec, **(last.devices() if last else {})})
 
 
 def _begun_claims() -> dict[str, list[Claim]]:

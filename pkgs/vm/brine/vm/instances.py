@@ -13,6 +13,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_json, read_regular
 from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import LastStart
 
 READERS = "be root, or in the group brine"
 """A hint for users who may not read specs."""
@@ -49,7 +50,7 @@ def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         data = _content(files.spec, status.st_ino, status.st_mtime_ns)
         if data is None:
-            data = (runtime_of(other) or {}).get("spec")
+            data = _last_spec(other)
         if isinstance(data, Mapping):
             yield other, data
 
@@ -75,20 +76,20 @@ def _content(file: Path, _inode: int, _written_ns: int) -> Any:
     return read_json(file)
 
 
+def hypervisor_of(name: str) -> str | None:
+    """The hypervisor that an instance's spec names; None if there is no such spec."""
+    data = read_json(InstanceFiles(name).spec)
+    return str(data.get("hypervisor", "kvm")) if isinstance(data, Mapping) else None
+
+
 # What an instance was started with.
-
-
-def runtime_of(name: str) -> Mapping[str, Any] | None:
-    """The content of an instance's runtime file; None if there is none that can be used."""
-    data = read_json(InstanceFiles(name).runtime)
-    return data if isinstance(data, Mapping) else None
 
 
 def started_with(name: str) -> Any:
     """The spec of an instance's last start, as JSON; None if that is not known."""
     domain = InstanceFiles(name).domain
     if not os.path.exists(domain):  # nor for who may not look
-        return (runtime_of(name) or {}).get("spec")
+        return _last_spec(name)
     try:
         for line in read_regular(domain).decode(errors="replace").splitlines():
             if line.startswith(DOMAIN_SPEC):
@@ -96,6 +97,11 @@ def started_with(name: str) -> Any:
     except (OSError, ValueError, RecursionError):
         return None
     return None
+
+
+def _last_spec(name: str) -> Mapping[str, Any] | None:
+    last = LastStart.known(name)
+    return last.spec if last else None
 
 
 def instance_behind(qmp: Path, runtime: Path | None) -> str | None:

@@ -11,18 +11,20 @@ Source: "How to deal with existing instances?" in the hotplug design.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.files import place_of, read_regular, write_whole
+from brine.common.files import place_of, read_json, read_regular, write_whole
 from brine.common.locks import LockError, node_lock
 from brine.vm.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
+from brine.vm.claims import rows_in
+from brine.vm.files import InstanceFiles
 
 Json = dict[str, Any]
 
@@ -87,8 +89,29 @@ class Runtime(NamedTuple):
         return [
             one
             for one in self.devices[kind]
-            if reference.lower() in _names(kind, one) or (path and path in self._paths(one))
+            if reference.lower() in _names(kind, one) or (path and path in self.paths_of(one))
         ]
+
+    def started_with(self) -> Json | None:
+        """The spec of the start, as JSON; None if the file does not have it, such as Ganeti's."""
+        spec = self.rest.get("spec") if isinstance(self.rest, dict) else None
+        return spec if isinstance(spec, dict) else None
+
+    def command(self) -> list[str]:
+        """The command of QEMU's start; empty if the file does not have it."""
+        words = self.rest.get("command") if isinstance(self.rest, dict) else None
+        return list(map(str, words)) if isinstance(words, list) else []
+
+    def with_started(self, **changes: Any) -> Runtime:
+        """The file with changes to the spec of the start; the same if it has none."""
+        spec = self.started_with()
+        if spec is None:
+            return self
+        return self._replace(rest={**self.rest, "spec": {**spec, **changes}})
+
+    def ide_disks(self) -> list[Mapping[str, Any]]:
+        """The IDE disks. IDE has no hotplug, so they are only in the spec of the start."""
+        return _ide_disks(self.started_with())
 
     def with_device(self, kind: DeviceKind, device: Json, *, link: str | None = None) -> Runtime:
         """The file with a further device, which replaces the one with its UUID.
@@ -101,9 +124,9 @@ class Runtime(NamedTuple):
         uuids = [one["uuid"] for one in others]
         index = uuids.index(uuid) if uuid in uuids else len(uuids)
         if old := self.find(kind, uuid):
-            paths = self._paths(old) if kind is DeviceKind.DISK else []
-            if paths and device["path"] not in paths:
-                text = f"disk {uuid} is {paths[0]} there, not {device['path']}"
+            known = self.paths_of(old) if kind is DeviceKind.DISK else []
+            if known and device["path"] not in known:
+                text = f"disk {uuid} is {known[0]} there, not {device['path']}"
                 hint = "give it another --uuid, or remove the other one first"
                 raise RuntimeFileError(self.file, text, hint=hint)
             if "pci" not in device:
@@ -115,10 +138,10 @@ class Runtime(NamedTuple):
         changed = (*others[:index], device, *others[index + 1 :])
         return self._replace(devices={**self.devices, kind: changed}, links=links)
 
-    def _paths(self, disk: Json) -> list[str]:
+    def paths_of(self, disk: Json) -> list[str]:
         """The known paths of a disk."""
         link, _ = self.links.get(disk["uuid"], (None, None))
-        known = [disk.get("path"), link, path_of_disk(disk)]
+        known = [disk.get("path"), link, _path_of_disk(disk)]
         return [one for one in known if isinstance(one, str)]
 
     def without_device(self, kind: DeviceKind, uuid: str) -> Runtime:
@@ -152,6 +175,81 @@ class Runtime(NamedTuple):
             raise RuntimeFileError(file, f"can't be written: {error.strerror}") from error
 
 
+class LastStart(NamedTuple):
+    """What an instance was started with, and what it has now, as far as its runtime file tells:
+    what is damaged is left out.
+
+    :param spec: of the start, as JSON.
+    :param user: the id of QEMU's user.
+    :param nics: those of now; so are *disks*, without those of the interface IDE.
+    """
+
+    spec: Mapping[str, Any] | None
+    user: Any
+    nics: tuple[Mapping[str, Any], ...]
+    disks: tuple[Mapping[str, Any], ...]
+
+    @classmethod
+    def read(cls, name: str) -> LastStart | None:
+        """What the runtime file of an instance tells; None if it is Ganeti's.
+
+        :raises OSError: if it can't be read; or ValueError or RecursionError, if it is damaged.
+        """
+        data = json.loads(read_regular(InstanceFiles(name).runtime))
+        if not isinstance(data, dict | list):
+            raise ValueError("is no runtime file")
+        return cls._of(data)
+
+    @classmethod
+    def known(cls, name: str) -> LastStart | None:
+        """The same; None also if the file can't be read."""
+        return cls._of(read_json(InstanceFiles(name).runtime))
+
+    @classmethod
+    def _of(cls, data: Any) -> LastStart | None:
+        if not isinstance(data, Mapping):
+            return None
+        spec, nics, disks = data.get("spec"), rows_in(data, "nics"), rows_in(data, "disks")
+        spec = spec if isinstance(spec, Mapping) else None
+        return cls(spec, data.get("user"), tuple(nics), tuple(disks))
+
+    def said(self, key: str) -> Any:
+        """Its *spec* or its *user*.
+
+        :raises ValueError: if the file does not tell it.
+        """
+        if (value := getattr(self, key)) is None:
+            raise ValueError(f"does not tell the {key} of the start")
+        return value
+
+    def devices(self) -> dict[str, list[Mapping[str, Any]]]:
+        """All that it has now, by the keys of specs."""
+        return {"disks": [*self.disks, *_ide_disks(self.spec)], "nics": list(self.nics)}
+
+
+def _ide_disks(spec: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    return [row for row in rows_in(spec, "disks") if row.get("interface") == "ide"]
+
+
+def write_first(
+    name: str,
+    spec: Json,
+    command: list[str],
+    user: int | None,
+    nics: list[Json],
+    disks: list[Json],
+) -> None:
+    """Write the runtime file of an instance that is being started, in Brine's form.
+
+    :param user: the id of QEMU's user; None is root.
+    :param nics: with their slots; so are *disks*.
+    """
+    data = {"spec": spec, "command": command, "user": user, "nics": nics, "disks": disks}
+    paths.RUNTIME_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+    content = json.dumps(data, indent=1).encode() + b"\n"
+    write_whole(InstanceFiles(name).runtime, content, mode=_MODE, alone=True)
+
+
 def qemu_id(device: Json) -> str | None:
     """QEMU's id of a device that Brine plugged in; None for any other."""
     hvinfo = device.get("hvinfo")
@@ -159,7 +257,7 @@ def qemu_id(device: Json) -> str | None:
     return device_id if isinstance(device_id, str) and DeviceName.parse(device_id) else None
 
 
-def path_of_disk(device: Json) -> str | None:
+def _path_of_disk(device: Json) -> str | None:
     """The path of a disk in Ganeti's form that Brine recorded; None for any other disk."""
     match device.get("logical_id"):
         case ["manual" | "loop", str(path)]:
@@ -183,6 +281,16 @@ def _names(kind: DeviceKind, device: Json) -> list[str]:
 
 
 # Devices in the form of Ganeti's runtime files. Ganeti refuses a file with unknown keys.
+
+
+def in_brines_form(nic: Json, usual: Json) -> Json:
+    """A NIC of a file of any form in Brine's form.
+
+    :param usual: what Ganeti's form lacks.
+    """
+    given = {key: value for key, value in (nic.get("nicparams") or {}).items() if value}
+    ips = nic.get("ips") or ([nic["ip"]] if nic.get("ip") else [])
+    return {**usual, **nic, "ips": ips, "nicparams": {**usual["nicparams"], **given}}
 
 
 def _of_ganeti(data: Any) -> tuple[list[Json], list[Json], dict[str, tuple[Any, Any]]]:
@@ -247,6 +355,8 @@ LOCK_TIMEOUT_S = 10.0
 
 def lock_name(purpose: str, file: Path) -> str:
     """The name of a file's or a socket's lock, the same for every path that leads to it."""
+    import hashlib  # few commands change a runtime file
+
     real = os.path.realpath(file)
     digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
     readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]

@@ -142,12 +142,10 @@ def _record(name: str, cdroms: list[Any]) -> None:
     file."""
 
     def how(runtime: Runtime) -> Runtime:
-        spec = runtime.rest["spec"]
-        spec = {**spec, "cdroms": cdroms} if "cdroms" in spec else spec
-        return runtime._replace(rest={**runtime.rest, "spec": spec})
+        has_drives = "cdroms" in (runtime.started_with() or {})
+        return runtime.with_started(cdroms=cdroms) if has_drives else runtime
 
-    with contextlib.suppress(KeyError, TypeError):  # it is not of Brine's form
-        change(InstanceFiles(name).runtime, how)
+    change(InstanceFiles(name).runtime, how)
 
 
 class _Drive:

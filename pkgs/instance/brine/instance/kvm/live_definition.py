@@ -28,7 +28,7 @@ from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
-from brine.vm.runtime_file import Runtime, change
+from brine.vm.runtime_file import change
 from brine.vm.spec import Spec, to_json
 from brine.vm.vif import Vif
 
@@ -101,10 +101,8 @@ def steps_of(
     :param leaving: the work on devices that the guest may still release. A device of these that
         the spec has gets a step, which plugs it in again if it is gone by then.
     """
-    command = devices.runtime.rest.get("command") or ()
-    has_scsi = any(
-        str(word).startswith(f"virtio-scsi-pci,id={SCSI_CONTROLLER}") for word in command
-    )
+    controller = f"virtio-scsi-pci,id={SCSI_CONTROLLER}"
+    has_scsi = any(word.startswith(controller) for word in devices.runtime.command())
 
     def step(key: str, old: Any, new: Any) -> DeviceStep:
         ends = [one for one in (old, new) if isinstance(one, Disk)]
@@ -272,12 +270,7 @@ class _LiveWork:
                         store.save(replace(stored, disks=placed.disks, nics=placed.nics))
                 self.spec = placed
             rows = {key: list(self._had(key)) for key in KEYS}
-
-            def how(runtime: Runtime) -> Runtime:
-                spec = {**runtime.rest["spec"], **rows}
-                return runtime._replace(rest={**runtime.rest, "spec": spec})
-
-            change(InstanceFiles(name).runtime, how)
+            change(InstanceFiles(name).runtime, lambda runtime: runtime.with_started(**rows))
         except BrineError as error:
             self.errors.append(BrineError(f"{name}: {error}", hint=error.hint))
         except OSError as error:

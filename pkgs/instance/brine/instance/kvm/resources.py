@@ -40,6 +40,7 @@ from brine.vm.conflicts import claiming
 from brine.vm.disk import Disk
 from brine.vm.disk_files import Opened, opened
 from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import write_first
 from brine.vm.spec import MACHINE_VERSIONS, QEMU_ITSELF_MIB, UEFI, SecurityModel, Spec, to_json
 from brine.vm.unit_name import unit_of
 
@@ -83,16 +84,8 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
         from brine.vm.vif import Vif  # with it hashlib; not all have NICs
 
         nics = [Vif.of(spec, nic).recorded(layout.nics[nic.uuid]) for nic in spec.nics]
-    data: dict[str, Any] = {
-        "spec": to_json(spec),
-        "command": args,
-        "user": given.user[0] if given.user else None,
-        "nics": nics,
-        "disks": disks,
-    }
-    paths.RUNTIME_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
-    content = json.dumps(data, indent=1).encode() + b"\n"
-    write_whole(InstanceFiles(spec.name).runtime, content, mode=_MODE, alone=True)
+    user = given.user[0] if given.user else None
+    write_first(spec.name, to_json(spec), args, user, nics, disks)
 
 
 def check_node(spec: Spec) -> None:

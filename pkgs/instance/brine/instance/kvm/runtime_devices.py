@@ -24,7 +24,7 @@ from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
-from brine.vm.runtime_file import Runtime, RuntimeFileError, path_of_disk
+from brine.vm.runtime_file import Runtime, RuntimeFileError
 from brine.vm.spec import Spec, SpecError, parse, to_json
 
 Device = TypeVar("Device", bound=Disk | Nic)
@@ -109,8 +109,7 @@ def _unknown_devices(spec: Spec, file: Path) -> Iterator[str]:
         return
     known = {text.lower() for one in spec.disks for text in (one.uuid, one.path)}
     for disk in runtime.devices[DeviceKind.DISK]:
-        link, _ = runtime.links.get(disk["uuid"], (None, None))
-        names = [one for one in (disk.get("path"), link, path_of_disk(disk)) if one]
+        names = [one for one in runtime.paths_of(disk) if one]
         if not {str(name).lower() for name in (disk["uuid"], *names)} & known:
             yield printable(f"disk {names[0] if names else disk['uuid']}")
     known = {text.lower() for one in spec.nics for text in (one.uuid, one.mac)}
@@ -141,9 +140,10 @@ def dropped(spec: Spec) -> list[str]:
         return []
     try:
         runtime, after = Runtime.load(file), with_hot_changes(spec)
-        started = runtime.rest["spec"]
-    except (BrineError, TypeError, KeyError):
+    except BrineError:
         return []  # a start tells its fault
+    if not (started := runtime.started_with()):
+        return []
     kinds = (
         (DeviceKind.DISK, "disk", "path", started["disks"], after.disks),
         (DeviceKind.NIC, "NIC", "mac", started["nics"], after.nics),
@@ -220,7 +220,7 @@ def _faults_of(name: str, file: Path) -> Iterator[None]:
 
 def _load(name: str, file: Path) -> Runtime:
     runtime = Runtime.load(file)
-    if not isinstance(runtime.rest, dict) or "spec" not in runtime.rest:
+    if runtime.started_with() is None:
         raise UnusableError(name, f"{file}: does not say what it was started as")
     return runtime
 
@@ -243,7 +243,8 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
 
 
 def _started_with(name: str, runtime: Runtime) -> Spec:
-    return parse(Spec, {"name": name, **{key: runtime.rest["spec"][key] for key in KEYS}})
+    started = runtime.started_with() or {}
+    return parse(Spec, {"name": name, **{key: started[key] for key in KEYS}})
 
 
 def _merged(before: tuple[Device, ...], now: Mapping[str, Device]) -> tuple[Device, ...]:

@@ -6,18 +6,16 @@ No error keeps a later step from being done: errors are reported.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError, die, warn
-from brine.common.files import FileMark, read_regular, remove_same
+from brine.common.files import FileMark, remove_same
 from brine.common.uids import release_forgotten, release_uid
 from brine.common.unix_socket import is_listening
 from brine.hotplug.net import records
@@ -29,6 +27,7 @@ from brine.instance.owner import forget_process
 from brine.vm import markers
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import BELIEVED_S, MarkerKind
+from brine.vm.runtime_file import LastStart
 from brine.vm.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
@@ -76,19 +75,19 @@ def _warned(text: str) -> Iterator[None]:
 def clear(name: str) -> None:
     """Remove an ended instance's sockets, and the leftovers of its taps. The next start tries again
     to remove what is left."""
-    runtime = None
+    last = None
     with _warned(f"{name}: its runtime file"), contextlib.suppress(FileNotFoundError):
-        runtime = json.loads(read_regular(InstanceFiles(name).runtime))
+        last = LastStart.read(name)
     for socket in InstanceFiles(name).sockets():
         with _warned(f"{name}: its sockets"):
             markers.clear_way(socket)
     with _warned(f"{name}: its socket for VNC"):
-        _remove_vnc_socket(runtime)
+        _remove_vnc_socket(last)
     _disconnect_taps(name)
-    if runtime is not None and not isinstance(runtime, list):  # which is Ganeti's form
+    if last:
         with _warned(f"{name}: its user id"):
-            if runtime["spec"]["security_model"] == SecurityModel.POOL:
-                uid = runtime["user"]
+            if last.said("spec")["security_model"] == SecurityModel.POOL:
+                uid = last.said("user")
                 # A start that failed early has no user id; then the file is of an earlier run.
                 is_taken = (paths.LOCK_DIR / f"uid-{uid}.lock").exists()
                 if release_uid(uid) and is_taken:
@@ -97,11 +96,10 @@ def clear(name: str) -> None:
         release_forgotten()  # of starts and ends that were killed
 
 
-def _remove_vnc_socket(runtime: Any) -> None:
+def _remove_vnc_socket(last: LastStart | None) -> None:
     """Remove the socket for VNC, which a QEMU in another root directory can't remove. It stays if
     another process listens there. Its folder may be a user's."""
-    spec = runtime.get("spec") if isinstance(runtime, dict) else None
-    bind = spec.get("vnc_bind") if isinstance(spec, dict) else None
+    bind = last.spec.get("vnc_bind") if last and last.spec else None
     if not isinstance(bind, str) or not bind.startswith("/"):
         return
     with contextlib.suppress(FileNotFoundError):
