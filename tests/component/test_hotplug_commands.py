@@ -206,7 +206,7 @@ def test_what_nobody_says_of_a_nic_is_as_it_is_there(still: Vm) -> None:
     said = still.refusal(
         "nic", "add", "--mac", MAC, "--link", "br1", "--queues", "2", "--tag", "web"
     )
-    assert f"{device}: is plugged in already, and otherwise: link br0, tags db, queues 1" in said
+    assert f"{device}: is plugged in already, and otherwise: link br0, queues 1, tags db" in said
     assert f"brine nic modify still {device} changes it" in said
     assert [one["mac"] for one in still.listed("nic")] == [MAC]
 

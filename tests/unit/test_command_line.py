@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
+from brine.instance.kvm.command_line import DiskFiles, Resources, TapFiles, qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.validate import define
 from brine.vm.disk import Disk
@@ -100,7 +100,7 @@ def given_to(spec: Spec, **others: Any) -> Resources:
     for number, nic in enumerate(spec.nics):
         queues = tuple(range(70 + 10 * number, 70 + 10 * number + nic.queues))
         vhost = tuple(90 + one for one in queues) if nic.vhost else ()
-        nics[nic.uuid] = NicFiles(queues, vhost, nic.mtu or 1500)
+        nics[nic.uuid] = TapFiles(queues, vhost, nic.mtu or 1500)
     boot = {"firmware": 7, "kernel": 8, "initrd": 9}
     return Resources(disks, nics, cdroms, boot, **others)
 

@@ -43,8 +43,8 @@ class DiskFiles(NamedTuple):
     size_mib: int = 0
 
 
-class NicFiles(NamedTuple):
-    """The open descriptors of a NIC's tap, and of vhost; and the tap's MTU in bytes."""
+class TapFiles(NamedTuple):
+    """The open descriptors of a tap, and of vhost; and its MTU in bytes."""
 
     queues: Sequence[int]
     vhost: Sequence[int] = ()
@@ -67,7 +67,7 @@ class Resources:
     """
 
     disks: Mapping[str, DiskFiles] = field(default_factory=dict)
-    nics: Mapping[str, NicFiles] = field(default_factory=dict)
+    nics: Mapping[str, TapFiles] = field(default_factory=dict)
     cdroms: Sequence[DiskFiles | None] = ()
     boot: Mapping[str, int] = field(default_factory=dict)
     console_log: DiskFiles | None = None

@@ -31,7 +31,7 @@ from brine.common.privileges import Capability, keep_for_programs, keep_only, ma
 from brine.common.uids import parse_uid_pool, request_unused_uid
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
-from brine.instance.kvm.command_line import DiskFiles, NicFiles, Resources, qemu_args
+from brine.instance.kvm.command_line import DiskFiles, Resources, TapFiles, qemu_args
 from brine.instance.kvm.layout import Layout, layout_of
 from brine.instance.kvm.programs import faults_of_writers, version_of
 from brine.instance.store import InstanceError, clear_last_run, telling
@@ -275,7 +275,7 @@ def open_pipe(name: str) -> int:
     return writer
 
 
-def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
+def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, TapFiles]:
     # It takes long to load, and is for NICs only.
     from brine.hotplug.net.wiring import open_own_tap, unwire, wire
     from brine.vm.vif import Vif
@@ -286,7 +286,7 @@ def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, NicFiles]:
         tap = stack.enter_context(open_own_tap(nic))
         mtu = wire(tap, nic).mtu
         stack.callback(unwire, tap.name)
-        nics[each.uuid] = NicFiles(_inherited(tap.queues), _inherited(tap.vhost), mtu)
+        nics[each.uuid] = TapFiles(_inherited(tap.queues), _inherited(tap.vhost), mtu)
     return nics
 
 
