@@ -526,7 +526,7 @@ def test_what_an_earlier_run_said_is_not_why_this_one_failed(
     failed = {"ActiveState": "failed", "InvocationID": "a"}
     systemctl.unit(UNIT, InactiveExitTimestampMonotonic=str(begun_us), **failed)
     reason = failed_starts.StartFailure("no such disk")
-    monkeypatch.setattr(failed_starts, "why_not_started", lambda *_: reason)
+    monkeypatch.setattr("brine.instance.start.why_not_started", lambda *_: reason)
     error = start_failure("web1", UnitError("Job failed"), since_us=2)
     assert said in str(error)
 
@@ -1143,7 +1143,7 @@ def test_one_that_fails_or_is_damaged_keeps_nobody_else(
     if fault == "systemd":
         systemctl.refuse("show", "Connection timed out\n")
     elif fault == "journal":
-        monkeypatch.setattr(failed_starts, "why_not_started", damaged)
+        monkeypatch.setattr("brine.instance.start.why_not_started", damaged)
     results = dict([first, *found])
     assert set(results) == {"bad", "web0", "web1", "web2"}
     said = "did not start: systemctl start: Job failed."
