@@ -56,7 +56,7 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of the test's own, with no instance, whose systemd is scripted."""
     names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR")
-    for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR"):
+    for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR", "OPERATIONS_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")

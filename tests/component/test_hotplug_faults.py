@@ -23,10 +23,12 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths, privileges
+from brine.common import operation, paths, privileges
+from brine.common.entry_points import EntryPoint
 from brine.common.errors import BrineError
 from brine.common.files import unfinished, write_whole
 from brine.common.locks import LockedError, locked
+from brine.common.operation import OperationError
 from brine.common.privileges import Capability
 from brine.hotplug import plug_nic, session, transaction
 from brine.hotplug.errors import RefusedByGuestError
@@ -440,6 +442,33 @@ def test_a_removal_that_the_guest_came_round_to_is_ended_by_the_garbage_collecto
     node.qemu.let_go()
     settle_all()
     assert node.state() == clean
+
+
+def test_what_the_guest_keeps_is_a_pending_operation_until_it_is_settled(
+    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
+    entry = EntryPoint("hotplug", "brine.hotplug.begun:PLUGGING")
+    monkeypatch.setattr(operation, "entry_points", lambda _group: [entry])
+    clean = node.state()
+    add_a_disk(node)
+    assert operation.recorded() == []
+    node.qemu.guest = Guest.IGNORES
+    with pytest.raises(BrineError, match="refused by the guest"):
+        remove_the_disk(node, 0.3)
+    (record,) = operation.recorded()
+    assert record.kind == "hotplug"
+    assert INSTANCE in record.key
+    assert "the guest releases" in record.waits_for
+    assert record.is_interrupted()
+    with pytest.raises(OperationError, match="the guest releases"):
+        operation.settle_one(record)
+    with working(node, 1):
+        assert not record.is_interrupted()
+        assert not operation.settle_one(record)
+    node.qemu.let_go()
+    assert operation.settle_one(record)
+    assert (node.state(), operation.recorded()) == (clean, [])
 
 
 def test_whoever_may_not_change_networks_leaves_nics_to_others(

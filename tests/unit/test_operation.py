@@ -47,10 +47,12 @@ TOY = OperationKind("toy", {"remove": _remove, "note": _note, "refuse": _refuse}
 
 @pytest.fixture(autouse=True)
 def kinds(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"toy": TOY, "operations": cli.OPERATIONS}
-    entries = [SimpleNamespace(name=name, load=lambda one=one: one) for name, one in known.items()]
-    for module in (operation, cli):
-        monkeypatch.setattr(module, "entry_points", lambda _group: entries)
+    for module, name, loaded in (
+        (operation, "toy", TOY),
+        (cli, "operations", cli.OPERATIONS),
+    ):
+        entry = SimpleNamespace(name=name, load=lambda loaded=loaded: loaded)
+        monkeypatch.setattr(module, "entry_points", lambda _group, entry=entry: [entry])
 
 
 def make_two(folder: Path, then: Callable[[], object] = lambda: None) -> None:

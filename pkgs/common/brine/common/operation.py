@@ -80,11 +80,15 @@ class OperationKind:
         BrineError or an OSError if it can't be done now.
     :param alone: holds the locks that work on such keys needs, while an interrupted operation is
         settled. None if the functions take them.
+    :param others: lists operations that the part records by itself, such as those that end with a
+        VM, and *settle_other* settles one as :func:`settle_one` does.
     """
 
     name: str
     functions: Mapping[str, Callable[[Facts], object]]
     alone: Callable[[Sequence[str]], AbstractContextManager[object]] | None = None
+    others: Callable[[], list[Operation]] | None = None
+    settle_other: Callable[[Operation], None] | None = None
 
 
 @dataclass(slots=True)
@@ -113,6 +117,7 @@ class Operation:
         since 1970; a deadline of 0 is none.
     :param waits_for: why it is neither completed nor undone, in words; *error* is why it is undone.
     :param progress: of the step that takes longest: ``done`` from 0 to 1, and ``text``.
+    :param lock: the name of the lock that the process holds which works on it.
     """
 
     id: str
@@ -128,6 +133,10 @@ class Operation:
     progress: Facts = field(default_factory=dict)
     facts: Facts = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    lock: str = ""
+
+    def __post_init__(self) -> None:
+        self.lock = self.lock or _lock_name(self.id)
 
     @property
     def keys(self) -> list[str]:
@@ -137,7 +146,7 @@ class Operation:
         """Whether no process works on it."""
         # A shared lock: processes that only look do not take each other for its process.
         try:
-            lock = os.open(_lock_file(self.id), os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(_lock_file(self.lock), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return True
         try:
@@ -213,7 +222,7 @@ class Work:
             except (BrineError, OSError, LookupError, TypeError, ValueError) as error:
                 record.waits_for = f"{call[0]}: {error}"
                 self._try_to_write()
-                raise _waiting(record) from error
+                raise waiting(record) from error
             step.state = StepState.DONE if is_committed else StepState.UNDONE
             self._try_to_write()
         _remove(record.id)
@@ -295,6 +304,12 @@ def pending(key: str | None = None) -> list[Operation]:
     return [record for record in found if key is None or key in record.keys]
 
 
+def recorded() -> list[Operation]:
+    """All operations: those of :func:`pending`, and those that parts record by themselves."""
+    kinds: list[OperationKind] = [entry.load() for entry in entry_points(_GROUP)]
+    return pending() + [one for kind in kinds if kind.others for one in kind.others()]
+
+
 def find(identity: str) -> Operation | None:
     """An operation by its id; None if it has ended. What this version can't read is unknown."""
     if "/" in identity:
@@ -343,6 +358,9 @@ def settle_one(record: Operation) -> bool:
     if not record.is_interrupted():
         return False
     kind = _kind_of(record)
+    if kind.settle_other:
+        kind.settle_other(record)
+        return True
     try:
         alone = kind.alone(record.keys) if kind.alone else contextlib.nullcontext()
         with alone, _held(record.id, timeout_s=_SETTLE_TIMEOUT_S):
@@ -363,14 +381,15 @@ def _kind_of(record: Operation) -> OperationKind:
                 kind: OperationKind = entry.load()
                 return kind
         record.waits_for = f"no installed part of Brine knows the kind {record.kind}"
-    raise _waiting(record)
+    raise waiting(record)
 
 
 def _named(record: Operation) -> str:
     return f"{record.kind} of {record.key} (operation {record.id})"
 
 
-def _waiting(record: Operation) -> OperationError:
+def waiting(record: Operation) -> OperationError:
+    """The error of an operation that can't be settled now."""
     word = "completed" if record.state is OperationState.COMMITTED else "undone"
     hint = f"mend that; then: brine operations settle {record.id}"
     return OperationError(f"{_named(record)}: not {word} yet: {record.waits_for}", hint=hint)
@@ -387,8 +406,8 @@ def _lock_name(identity: str) -> str:
     return f"operation-{identity}"
 
 
-def _lock_file(identity: str) -> Path:
-    return paths.LOCK_DIR / f"{_lock_name(identity)}.lock"
+def _lock_file(lock: str) -> Path:
+    return paths.LOCK_DIR / f"{lock}.lock"
 
 
 @contextlib.contextmanager
@@ -399,7 +418,7 @@ def _held(identity: str, *, timeout_s: float) -> Iterator[None]:
             yield
         finally:
             if not _file(identity).exists():
-                for file in (unfinished(_file(identity)), _lock_file(identity)):
+                for file in (unfinished(_file(identity)), _lock_file(_lock_name(identity))):
                     with contextlib.suppress(OSError):
                         file.unlink()
 
@@ -422,4 +441,4 @@ def remove_unfinished() -> None:
         if not _file(identity).exists() and record.is_interrupted():
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
-                _lock_file(identity).unlink(missing_ok=True)
+                _lock_file(record.lock).unlink(missing_ok=True)

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 
 from brine.common.cli import print_table, undo_when_told_to_end
 from brine.common.errors import BrineError, printable, tell_error
-from brine.common.operation import Operation, find, pending, remove_unfinished, settle_one
+from brine.common.operation import Operation, recorded, remove_unfinished, settle_one
 
 _HEADING = ("ID", "SINCE", "KIND", "KEY", "STATE", "PROGRESS", "WAITS FOR")
 
 
 def print_operations(arguments: argparse.Namespace) -> int:
     """``brine operations list``."""
-    found = pending()
+    found = recorded()
     if arguments.json:
         rows = [{**asdict(one), "in_progress": not one.is_interrupted()} for one in found]
         print(json.dumps(rows, indent=2))
@@ -45,11 +45,11 @@ def settle_operations(arguments: argparse.Namespace) -> int:
     """``brine operations settle``: 1 if one of them still waits."""
     undo_when_told_to_end()
     remove_unfinished()
-    ids = dict.fromkeys(arguments.id or [one.id for one in pending()])
+    known = {one.id: one for one in recorded()}
     rows = []
-    for identity in ids:
+    for identity in dict.fromkeys(arguments.id or known):
         text, error = "unchanged: {} is not pending", None
-        if record := find(identity):
+        if record := known.get(identity):
             try:
                 is_settled = settle_one(record)
                 text = "settled: {}" if is_settled else "unchanged: {} is in progress"

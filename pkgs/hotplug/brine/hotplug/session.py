@@ -188,17 +188,25 @@ def settle_all() -> None:
     forget_ended()
     for qmp_path in list(begun()):
         try:
-            with (
-                Relay() as relay,
-                working_on(
-                    qmp_path,
-                    timeout_s=0,
-                    lock_timeout_s=0,
-                    qmp_timeout_s=_SETTLE_TIMEOUT_S,
-                    limit_s=_SETTLE_LIMIT_S,
-                    through=relay,
-                ),
-            ):
-                pass  # that is all
+            settle_vm(qmp_path)
         except (BrineError, OSError) as error:
             log.info("%s: not looked at: %s", qmp_path, error)
+
+
+def settle_vm(qmp_path: Path) -> None:
+    """Complete or undo interrupted work on a VM, as far as possible.
+
+    :raises BrineError: why that is not possible now; also OSError.
+    """
+    with (
+        Relay() as relay,
+        working_on(
+            qmp_path,
+            timeout_s=0,
+            lock_timeout_s=0,
+            qmp_timeout_s=_SETTLE_TIMEOUT_S,
+            limit_s=_SETTLE_LIMIT_S,
+            through=relay,
+        ),
+    ):
+        pass  # that is all
