@@ -125,6 +125,6 @@ def test_a_missing_command_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert not ours.installed()
         with pytest.raises(OpenVswitchError, match="ovs-vsctl is not there") as caught:
             wire(tap, wiring())
-        assert caught.value.hint == "install openvswitch-switch, or use another mode"
+        assert "install openvswitch" in str(caught.value.hint)
         # For the end of the namespace.
         monkeypatch.undo()

@@ -20,6 +20,7 @@ from brine.instance.kvm import resources
 from brine.instance.service import run as run_step
 from brine.instance.validate import define
 from brine.instance.xen import config
+from brine.instance.xen import xl as tool
 from brine.vm import markers
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
@@ -300,6 +301,20 @@ def test_a_domain_that_is_not_the_units_is_left_alone_with_its_marks(
     assert read_marker(Marker.STARTED, "web1")
     assert read_marker(Marker.STOP, "web1")
     assert xl.asked() == []
+
+
+def test_where_there_is_no_xl_a_start_says_what_to_install(
+    xl: ScriptedXl, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tool, "PROGRAM", "xl-that-is-not-there")
+    with pytest.raises(SystemExit):
+        run_step.main()
+    said = capsys.readouterr().err
+    assert "there is no program xl-that-is-not-there\n" in said
+    assert "install xen-" in said
+    failure = read_marker(Marker.FAILURE, "web1", run=RUN)
+    assert failure is not None
+    assert "install xen-" in failure.facts["hint"]
 
 
 def test_what_is_left_of_a_domain_makes_way(xl: ScriptedXl) -> None:

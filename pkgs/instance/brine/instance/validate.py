@@ -53,8 +53,8 @@ def define(
     Missing UUIDs and MAC addresses are derived from the names of the cluster and the instance: the
     same object makes the same spec again.
 
-    :param before: the present spec of that instance. UUIDs, MAC addresses and the admin_state that
-        *data* leaves out stay.
+    :param before: the present spec of that instance. What *data* leaves out of this stays: UUIDs,
+        MAC addresses, slots, the machine's version, the admin_state, and how QEMU is confined.
     :param cluster: the name of the cluster; empty if there is none.
     :param taken: UUIDs and MAC addresses of other instances, which are not made again.
     :raises SpecError: what is wrong, where.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, install_hint
 from brine.common.process import run_bounded
 from brine.vm.connection import Vlans
 
@@ -94,8 +94,9 @@ def _run(*arguments: str, default: str | None = None) -> str:
     try:
         done = run_bounded(command, timeout_s=limit_s, environment=os.environ)
     except FileNotFoundError:
-        text, hint = f"Open vSwitch's command {_COMMAND} is not there", "or use another mode"
-        raise OpenVswitchError(text, hint=f"install openvswitch-switch, {hint}") from None
+        hint = install_hint(apt="openvswitch-switch", dnf="openvswitch")
+        text = f"Open vSwitch's command {_COMMAND} is not there"
+        raise OpenVswitchError(text, hint=f"{hint}; or use another mode") from None
     except TimeoutError:
         text = f"Open vSwitch does not answer within {limit_s} s"
         hint = "see systemctl status openvswitch-switch"

@@ -42,7 +42,7 @@ from brine.hotplug.net.tap import (
     owner_for,
 )
 from brine.vm.connection import Vlans, parse_vlans
-from brine.vm.values import USUAL_MTU, Mode
+from brine.vm.values import LARGEST_MTU, SMALLEST_MTU, USUAL_MTU, Mode
 from brine.vm.vif import Vif, owner_of
 
 log = logging.getLogger(__name__)
@@ -249,7 +249,9 @@ def _wire(netlink: Netlink, tap: Tap | str, nic: Vif) -> Wired:
     record = _planned(netlink, record)
     names = record.uplinks if nic.mode == Mode.ROUTED else (nic.link,)
     mtus = [one.mtu for one in map(netlink.find, names) if one]
-    record = replace(record, mtu=nic.mtu or min(mtus, default=USUAL_MTU))
+    # No tap can have the MTU of what is no bridge, such as lo; _connect() says that it is none.
+    mtu = max(SMALLEST_MTU, min([*mtus, LARGEST_MTU])) if mtus else USUAL_MTU
+    record = replace(record, mtu=nic.mtu or mtu)
     kept = replace(record, proxies=_our_proxies(netlink, record))
     scripts = _scripts(record)
     with ExitStack() as undo:

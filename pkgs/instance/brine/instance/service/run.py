@@ -47,7 +47,7 @@ def main() -> NoReturn:
         hypervisor_of(spec).exec(spec)
     except (BrineError, OSError) as error:
         if isinstance(error, OSError):
-            text = f"{name}: {error.filename or 'the system'}: {error.strerror}"
+            text = f"{name}: {os.fsdecode(error.filename or 'the system')}: {error.strerror}"
             error = BrineError(text)
         _note_failure(name, error)
         die(_PROGRAM, error, 1)

@@ -57,6 +57,7 @@ class Xen(Hypervisor):
 
     def exec(self, spec: Spec) -> NoReturn:
         """Become the xl that makes its domain, and waits for the domain's end."""
+        xl.require()
         self._make_room(spec)
         for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
             if path and not os.path.exists(path):  # xl would report it in many lines
@@ -69,8 +70,7 @@ class Xen(Hypervisor):
             # The runtime file of a QEMU, if the instance was one.
             InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
             file = config.write(spec)
-        environment = {**os.environ, "LC_ALL": "C"}
-        os.execvpe(xl.PROGRAM, [xl.PROGRAM, "create", "-F", str(file)], environment)
+        xl.become("create", "-F", str(file))
 
     def _make_room(self, spec: Spec) -> None:
         """Free the memory of ended domains, and refuse a start beside a domain that has not ended.
@@ -222,10 +222,7 @@ def become_console(name: str) -> NoReturn:
         raise InstanceError(name, "has no domain that runs", hint=f"brine instance info {name}")
     if sys.stdin.isatty():
         print(f"Connected to {name}. Ctrl-] leaves.", file=sys.stderr, flush=True)
-    try:
-        os.execvp(xl.PROGRAM, [xl.PROGRAM, "console", str(domain.number)])
-    except OSError as error:
-        raise XlError(f"{xl.PROGRAM}: {error.strerror}") from error
+    xl.become("console", str(domain.number))
 
 
 # Ended domains of any instance.

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from brine.common.errors import BrineError, install_hint, printable
 from brine.common.process import run_bounded
@@ -264,13 +264,36 @@ def _xl(*args: str, timeout_s: float = _TIMEOUT_S) -> str:
         text = f"{command}: no answer within {round(timeout_s, 1):g} s"
         raise XlError(text, hint="systemctl status xen, or xenstored") from None
     except OSError as error:
-        hint = install_hint(apt="xen-utils", dnf="xen-runtime")
-        hint += "; this node must have been booted by Xen"
-        raise XlError(f"{PROGRAM}: {error.strerror}", hint=hint) from error
+        raise _unusable(error) from error
     if done.returncode != 0:
         fault = printable(fault_in(done.stderr.splitlines()) or str(done.returncode))
         raise XlError(f"{command}: {fault}")
     return done.stdout
+
+
+def require() -> None:
+    """Refuse what needs xl, where there is none.
+
+    :raises XlError: that there is none, and what to install.
+    """
+    if not shutil.which(PROGRAM, path=_path()):
+        raise _unusable(FileNotFoundError())
+
+
+def become(*args: str) -> NoReturn:
+    """Become xl. Its output is not translated, as it may be parsed."""
+    try:
+        os.execvpe(PROGRAM, [PROGRAM, *args], {**os.environ, "LC_ALL": "C", "PATH": _path()})
+    except OSError as error:
+        raise _unusable(error) from error
+
+
+def _unusable(error: OSError) -> XlError:
+    hint = install_hint(apt="xen-utils", dnf="xen-runtime")
+    hint += "; this node must have been booted by Xen"
+    if isinstance(error, FileNotFoundError):
+        return XlError(f"there is no program {PROGRAM}", hint=hint)
+    return XlError(f"{PROGRAM}: {error.strerror}", hint=hint)
 
 
 def _path() -> str:
