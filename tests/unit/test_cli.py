@@ -113,13 +113,16 @@ def test_what_installed_brine_is_what_a_hint_names(
     assert install_hint(apt="ovmf", dnf="edk2-ovmf", root=str(tmp_path)) == said
 
 
+@pytest.mark.parametrize(
+    "arguments", [["greet", "you"], ["greet", "--help"], ["--help"], ["--version"]]
+)
 def test_output_that_can_not_be_written_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stdout", full)
         with pytest.raises(SystemExit) as left:
-            cli.main(["greet", "you"])
+            cli.main(arguments)
     assert left.value.code == 1
     assert capsys.readouterr().err == (
         "brine: error: output can't be written: No space left on device\n"

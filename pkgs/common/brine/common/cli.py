@@ -134,6 +134,15 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"unrecognized arguments: {' '.join(unknown)}; a command comes after --")
         return parsed, unknown
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Leave; argparse has printed help, or a version, and does not see whether that worked."""
+        try:
+            if sys.stdout:
+                sys.stdout.flush()
+        except OSError as error:
+            raise SystemExit(_output_lost(self.prog.split()[0], error)) from None
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         """Leave with status 2, one line and a hint."""
         hint = f"see {self.prog} --help"
@@ -173,13 +182,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is not None:
             die("brine", BrineError(f"{error.filename}: {error.strerror}"), 1)
-        # The rest of the buffer would fail once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # a pager that was closed
-            return 128 + signal.SIGPIPE
-        die("brine", BrineError(f"output can't be written: {error.strerror}"), 1)
+        return _output_lost("brine", error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+
+
+def _output_lost(program: str, error: OSError) -> int:
+    """The exit status where output can't be written; it is told, unless a pager was closed."""
+    # The rest of the buffer would fail once more at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+        die(program, BrineError(f"output can't be written: {error.strerror}"), 1)
+    return 128 + signal.SIGPIPE
 
 
 def _run(arguments: Sequence[str]) -> int:
