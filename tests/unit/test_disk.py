@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,30 @@ def test_what_can_be_no_disk_is_refused_at_once(tmp_path: Path) -> None:
             size_of(made_of(path))
         with pytest.raises(DiskError, match="neither a block device nor a file"):
             opened(made_of(path)).__enter__()
+
+
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder in memory, whose files QEMU writes in blocks of 4096 bytes past the page cache."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("size", [1000, 512, 1_000_001])
+def test_an_image_that_qemu_would_refuse_for_its_size_is_refused(
+    in_memory: Path, size: int
+) -> None:
+    image = in_memory / "image"
+    image.write_bytes(bytes(size))
+    with pytest.raises(DiskError, match=f"has {size} bytes") as told:
+        opened(Disk(uuid=UUID, path=str(image))).__enter__()
+    assert f"truncate -s %4096 {image}" in str(told.value.hint)
+    for disk in (made_of(image), Disk(uuid=UUID, path=str(image), read_only=True)):
+        with opened(disk):
+            pass
+    os.truncate(image, 8192)
+    with opened(Disk(uuid=UUID, path=str(image))):
+        pass
 
 
 def test_a_qcow2_image_that_is_to_be_raw_is_told(

@@ -17,6 +17,8 @@ from brine.common.files import open_safely
 from brine.vm.disk import Disk, FormatSource
 from brine.vm.values import CACHE_MODES, FORMATS
 
+_SECTOR_BYTES = 512
+_LARGEST_BLOCK = 4096
 _QCOW2_MAGIC = b"QFI\xfb"
 # The magic number of each image format: its offset, and its bytes.
 _MAGICS: dict[str, tuple[tuple[int, bytes], ...]] = {
@@ -80,6 +82,8 @@ def opened(disk: Disk) -> Iterator[Opened]:
         # The checked file itself, even if another file has its name now.
         again = f"/proc/self/fd/{plain}"
         descriptors = tuple(stack.enter_context(_open(disk, again, way | extra)) for way in ways)
+        if direct and disk.format == "raw" and not (disk.read_only or is_device):
+            _refuse_unaligned(disk, descriptors[0])
         yield Opened(descriptors, is_device, _size_mib(plain), backing)
 
 
@@ -172,6 +176,31 @@ def _is_device(disk: Disk, descriptor: int) -> bool:
     if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
         raise DiskError(f"{disk.path}: is neither a block device nor a file")
     return stat.S_ISBLK(mode)
+
+
+def _refuse_unaligned(disk: Disk, descriptor: int) -> None:
+    """Refuse an image whose size QEMU refuses: it writes no image past the page cache that ends
+    within a block."""
+    size = os.lseek(descriptor, 0, os.SEEK_END)
+    sectors = -(-size // _SECTOR_BYTES) * _SECTOR_BYTES
+    if not sectors % _LARGEST_BLOCK or not sectors % (block := _direct_block(descriptor)):
+        return
+    text = f"has {size} bytes, and QEMU needs a multiple of {block}"
+    hint = f"truncate -s %{block} {disk.path}; or the cache mode writeback"
+    raise DiskError(f"{disk.path}: {text} with the cache mode {disk.cache}", hint=hint)
+
+
+def _direct_block(descriptor: int) -> int:
+    """The bytes that QEMU reads and writes at a time past the page cache, as it finds them out. A
+    file system that takes any number, such as tmpfs, gets the largest."""
+    import mmap  # most images end with a block
+
+    with mmap.mmap(-1, _LARGEST_BLOCK) as buffer, memoryview(buffer) as whole:
+        for size in (1, 512, 1024, 2048):
+            with contextlib.suppress(OSError), whole[:size] as part:
+                os.preadv(descriptor, [part], 0)
+                return size if size > 1 else _LARGEST_BLOCK
+    return _LARGEST_BLOCK
 
 
 def _size_mib(descriptor: int) -> int:
