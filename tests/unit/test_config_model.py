@@ -128,7 +128,7 @@ def test_levels_of_parameters() -> None:
     ("pointer", "value", "message"),
     [
         ("/cluster/cluster_name", 5, "/cluster/cluster_name: must be a string, but is 5"),
-        ("/cluster/serial_no", True, "/cluster/serial_no: must be a whole number, but is True"),
+        ("/cluster/serial_no", True, "/cluster/serial_no: must be a whole number, but is true"),
         ("/cluster/beparams", {"default": []}, "/cluster/beparams/default: must be an object"),
         ("/cluster/uid_pool", [[1, "2"]], "/cluster/uid_pool/0/1: must be a whole number"),
         ("/nodes", [], "/nodes: must be an object, but is"),

@@ -747,6 +747,17 @@ def test_another_user_has_no_part_in_an_edit(
     assert web1("edit", "web1")[0] == 0
 
 
+@pytest.mark.parametrize("change", [":", """sed -i 's/"vcpus": 1/"vcpus": 2/' "$2" """])
+def test_what_is_undefined_during_its_edit_is_no_more(
+    web1: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    an_editor(tmp_path, monkeypatch, f"rm {paths.SPECS_DIR}/web1.json\n{change}")
+    status, out, errors = web1("edit", "web1")
+    assert (status, out) == (1, "")
+    assert "no such instance" in errors or "undefined" in errors
+    assert store.names() == []
+
+
 @pytest.mark.parametrize(
     ("editor", "said"),
     [("false", "failed with exit status 1"), ("/nowhere", "No such file or directory")],
@@ -870,9 +881,42 @@ def test_who_gives_up_waiting_is_told_what_holds(
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "nics: [{mac: 52:54:00:11:22:33, link: br0}]",
+            "52:54:00:11:22:33 is a number to the base",
+        ),
+        ("memory_mib: 010", "010 is octal, that is 8: write 8, or put it in quotes"),
+        ("append: -0_17", "-0_17 is octal"),
+    ],
+)
+def test_a_number_that_yaml_reads_as_another_one_is_refused(
+    brine: Run, tmp_path: Path, line: str, said: str
+) -> None:
+    file = tmp_path / "spec.yaml"
+    file.write_text(f"name: web1\n{line}\n")
+    status, out, err = brine("define", str(file))
+    assert (status, out) == (1, "")
+    assert f"not valid YAML at line 2: {said}" in err
+    file.write_text("{name: web1, memory_mib: 0x400, vcpus: 10, start_order: -0}")
+    assert brine("define", str(file))[0] == 0
+    assert (spec()["memory_mib"], spec()["vcpus"]) == (1024, 10)
+
+
+@pytest.mark.parametrize("value", [41135080953, 5.5])
+def test_a_hint_to_quote_a_number_gives_no_value(brine: Run, value: float) -> None:
+    status, _, err = brine("define", "-", stdin={"name": "web1", "append": value})
+    assert status == 1
+    hint = err.splitlines()[-1]
+    assert "put it in quotes" in hint
+    assert str(value) not in hint
+
+
+@pytest.mark.parametrize(
     ("line", "where", "noun"),
     [
-        ("append: on", "/append", "True"),
+        ("append: on", "/append", "true"),
         ("append: 2026-05-04", "/append", "a date"),
         ("append: 2026-05-04 10:00:00", "/append", "a datetime"),
         ("tags: [2026-05-04]", "/tags/0", "a date"),

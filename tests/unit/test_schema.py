@@ -87,11 +87,11 @@ KNOWN = "known are: colours, flag, folder, horses, kind, name, open, pause_s, pi
         ("x", "", "must be an object, but is 'x'", ""),
         ({}, "", "has no name", ""),
         ({"name": None}, "/name", "must be a string, but is null", ""),
-        ({"name": 5}, "/name", "must be a string, but is 5", 'put it in quotes: "5"'),
+        ({"name": 5}, "/name", "must be a string, but is 5", "put it in quotes"),
         ({"name": ""}, "/name", "is no colour", ""),  # it must be there, and so must be something
         ({"flag": ""}, "/flag", "is no colour", ""),  # as its default is something
         ({"horses": "1"}, "/horses", "must be a whole number, but is '1'", "leave out the quotes"),
-        ({"horses": True}, "/horses", "must be a whole number, but is True", ""),
+        ({"horses": True}, "/horses", "must be a whole number, but is true", ""),
         ({"horses": 1.0}, "/horses", "must be a whole number, but is 1.0", ""),
         ({"horses": -1}, "/horses", "must be at least 0, but is -1", ""),
         ({"horses": "x" * 99}, "/horses", f"must be a whole number, but is '{'x' * 56}...", ""),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import types
 import typing
@@ -62,7 +63,8 @@ def shown(value: Any, *, secret: bool = False) -> str:
     is_plain = isinstance(value, str | int | float | types.NoneType)
     if secret or not (is_plain or numbers):  # which may have one inside
         return NOUNS.get(type(value), f"a {type(value).__name__}")
-    text = "null" if value is None else repr(value)
+    is_json = value is None or isinstance(value, bool)
+    text = json.dumps(value) if is_json else repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
@@ -260,7 +262,8 @@ def _wrong_type(
 def _meant(value: Any, kinds: Collection[type]) -> str | None:
     """A hint for a value of the wrong type, if the author's meaning is plain."""
     if str in kinds and type(value) in (int, float):
-        return f'put it in quotes: "{value}"'
+        # What stood there is not known: YAML reads 52:54:00:11:22:33 and 010 as other numbers.
+        return "put it in quotes: without them it is a number"
     if str in kinds and not isinstance(value, str | dict | list | types.NoneType):
         return "put it in quotes"  # YAML makes true of on, and dates of what looks like one
     if int in kinds and isinstance(value, str) and value.strip().isdecimal():

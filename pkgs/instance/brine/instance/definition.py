@@ -40,6 +40,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.spec import AS_ROOT, Spec, SpecError, to_json
 
 _YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins
+_OCTAL = re.compile("[-+]?0[0-7_]+")
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
@@ -391,6 +392,7 @@ def edit(arguments: argparse.Namespace) -> int:
     try:
         _run_editor(kept)
         if kept.read_bytes() == text:
+            store.load(name)  # it may have been undefined meanwhile
             defined = Defined(before, changed=False, before=before)
         else:
             data = _input(str(kept))
@@ -512,6 +514,19 @@ def _yaml(data: bytes) -> Any:
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping
 
+        def construct_plain_int(self, node: Any) -> int:
+            """A whole number, unless YAML reads it as another one than people do."""
+            number, text = int(self.construct_yaml_int(node)), str(node.value)
+            fault = ""
+            if ":" in text:
+                fault = f"{text} is a number to the base 60: put it in quotes"
+            elif _OCTAL.fullmatch(text):
+                fault = f"{text} is octal, that is {number}: write {number}, or put it in quotes"
+            if fault:
+                raise yaml.MarkedYAMLError(problem=fault, problem_mark=node.start_mark)
+            return number
+
+    UniqueKeys.add_constructor("tag:yaml.org,2002:int", UniqueKeys.construct_plain_int)
     try:
         return yaml.load(data, Loader=UniqueKeys)
     except yaml.MarkedYAMLError as error:

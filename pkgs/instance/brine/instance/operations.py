@@ -103,7 +103,9 @@ def define_instance(
         if before is None and not store.spec_file_of(name).exists():
             _refuse_odd_name(name)
         if over and before != over:
-            raise InstanceError(name, "somebody else has defined it meanwhile")
+            done = "its spec changed" if before else "it was undefined, or its spec was damaged,"
+            hint = f"brine instance edit {name}, again" if before else None
+            raise InstanceError(name, f"{done} during this edit", hint=hint)
         known = before or _known(name, data)
         taken = OtherIdentities(name, planned)
         if keeps_user_state and before and before.is_down_by_user():
