@@ -159,6 +159,7 @@ LATE = {
     "hashlib": "few commands change a runtime file",
     "ipaddress": "most specs have no address",
     "logging": "most starts have nothing to say",
+    "mmap": "few images end within a block",
     "pyroute2": "it takes longer to load than all else together",
     "subprocess": "most commands start no program",
     "systemd": "the journal is asked about few instances",
