@@ -16,8 +16,8 @@ from lab.tree import TREE
 CHANGELOG = TREE / "debian/changelog"
 NEWS = TREE / "NEWS"
 
-RELEASED = {"0.1.0": "9f77c5b6d447d514f6e00cbf2737b486b09ff076"}
-"""The commit of each version that nodes may be upgraded from."""
+RELEASED = {"0.2.0": "dab2f71e14b11de2c25298a79efb2c887987f507"}
+"""The commit of the release before, which nodes may be upgraded from."""
 
 _ENTRY = re.compile(r"^brine \(([^)]+)\) ", re.MULTILINE)
 

@@ -519,20 +519,18 @@ def test_an_intent_to_stop_that_was_left_behind_is_said(kvmd: Kvmd) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "facts", "made", "verdict"),
+    ("run", "made", "verdict"),
     [
-        (RUN, {}, "stop", "admin, stopping"),
-        ("0e" * 16, {}, "stop", "user, guest-shutdown"),
-        # Whoever may write to the control directory says nothing of a VM that Brine started;
-        (RUN, {}, "stopping", "user, guest-shutdown"),
-        # but for an older version's tools, which stop what that has started.
-        (RUN, {"adopted": True}, "stopping", "admin, stopping"),
+        (RUN, "stop", "admin, stopping"),
+        ("0e" * 16, "stop", "user, guest-shutdown"),
+        # Whoever may write to the control directory says nothing of a VM that Brine started.
+        (RUN, "stopping", "user, guest-shutdown"),
     ],
 )
 def test_an_intent_to_stop_is_for_the_run_that_it_names(
-    kvmd: Kvmd, run: str, facts: dict[str, bool], made: str, verdict: str
+    kvmd: Kvmd, run: str, made: str, verdict: str
 ) -> None:
-    write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid(), **facts)
+    write_marker(MarkerKind.START, "web", run=RUN, folder=kvmd.marks, pid=os.getpid())
     if made == "stop":
         write_marker(MarkerKind.STOP, "web", run=run, folder=kvmd.marks)
     else:

@@ -1,6 +1,6 @@
 """The code that all parts of Brine share."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 ALLOCATIONS = 50_000
 """How many objects a short-lived process makes before Python looks for garbage: they are classes

@@ -611,7 +611,3 @@ class ConfdClient:
         """The newest answer to one of :mod:`brine.confd.questions`; see :meth:`Result.decoded`."""
         result = self.query(question.type, question.query, coverage=coverage, timeout_s=timeout_s)
         return result.decoded(question)
-
-
-BlockingConfdClient = ConfdClient
-"""The name of :class:`ConfdClient` up to 0.2.0."""

@@ -134,11 +134,7 @@ class VerdictRecorder:
             return str(mark.facts.get("cause") or STOPPING)
         if connection.record.replaced or not self.settings.directory.is_stopping(name):
             return ""
-        if not run:
-            return STOPPING
-        # A tool of the older version that started it may be stopping it.
-        start = markers.read_marker(MarkerKind.START, name, run=run, folder=folder)
-        return STOPPING if start and start.facts.get("adopted") else ""
+        return "" if run else STOPPING
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Take an event of a VM. A QmpProtocolError means that no VM sends such an event."""
