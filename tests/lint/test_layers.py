@@ -113,6 +113,18 @@ def test_no_private_name_leaves_its_module() -> None:
     assert wrong == []
 
 
+def test_marker_files_have_one_reader() -> None:
+    """All ask brine.vm.run.Run about markers."""
+    readers = {
+        module
+        for module in MODULES
+        for node in ast.walk(tree_of(module))
+        if (isinstance(node, ast.Attribute) and node.attr == "read_marker")
+        or (isinstance(node, ast.Name) and node.id == "read_marker")
+    }
+    assert readers == {"brine.vm.run"}
+
+
 def test_no_modules_import_each_other() -> None:
     """Nor in a circle of several, those imports counted too that stand in functions or are for
     types only."""

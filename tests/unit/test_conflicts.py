@@ -22,7 +22,7 @@ from brine.instance.conflicts import refuse_conflicts, refuse_in_use
 from brine.instance.operations import define_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from brine.vm import conflicts
+from brine.vm import conflicts, run
 from brine.vm.conflicts import claiming
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import DOMAIN_SPEC
@@ -290,7 +290,7 @@ def test_a_domain_that_runs_has_its_mac_to_itself(
     own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file tells, as nothing is plugged into a domain."""
-    monkeypatch.setattr(conflicts, "runs_in", lambda pid, unit: (pid, unit) == (7, unit_of("xen1")))
+    monkeypatch.setattr(run, "runs_in", lambda pid, unit: (pid, unit) == (7, unit_of("xen1")))
     domain = InstanceFiles("xen1").domain
     domain.parent.mkdir(exist_ok=True)
     spec = define(with_mac("xen1", hypervisor="xen-pvh", kernel="/vmlinuz"))

@@ -14,12 +14,13 @@ import pytest
 from systemd import journal as systemd_journal
 
 from brine.instance import history, restart_counter
-from brine.instance.history import RecordedVerdict, with_reasons
+from brine.instance.history import with_reasons
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import define
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
+from brine.vm.run import RecordedVerdict, Run
 
 RUN = "0d" * 16
 FAILED: dict[str, Any] = {
@@ -64,7 +65,7 @@ def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: A
     if has_run:
         write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
         os.utime(file_of(MarkerKind.STARTED, name), (1000, 1000))
-    return Observed(spec, unit, has_run=has_run)
+    return Observed(spec, unit, run=Run(name), has_run=has_run)
 
 
 def whys(*several: Observed) -> list[str]:
@@ -101,7 +102,7 @@ def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
 def test_an_end_that_nobody_can_know_of_is_told(asked: list[object]) -> None:
     write_marker(MarkerKind.START, "web1", run=RUN)
     write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
-    one = replace(seen("web1", has_run=True, **ENDED), run=RUN)
+    one = replace(seen("web1", has_run=True, **ENDED), run=Run("web1", RUN))
     assert whys(one) == [
         "it should be up but is down: who ended it is unknown (kvmd is off)",
     ]

@@ -20,13 +20,13 @@ from brine.instance.intent import (
     put_event,
     stays_off,
 )
-from brine.instance.observe import Observed
 from brine.instance.operations import stop_instance
 from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.start import start_instance
 from brine.instance.validate import define
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.vm.spec import AdminState, Source, Spec
+from unit.runs import observed
 
 pytestmark = pytest.mark.usefixtures("own_node", "systemctl")
 
@@ -164,7 +164,7 @@ def test_only_what_should_be_up_and_its_user_shut_down_for_good(
     spec = Spec(
         name="web1", admin_state=admin_state, admin_state_source=source, user_shutdown=user_shutdown
     )
-    seen = Observed(spec, has_user_marker=shut_down)
+    seen = observed(spec, marks=(MarkerKind.SHUTDOWN,) if shut_down else ())
     assert stays_off(seen) is noted
 
 

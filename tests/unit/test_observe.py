@@ -25,6 +25,9 @@ from brine.vm.markers import MarkerKind, write_marker
 from brine.vm.spec import Spec, parse, to_json
 from brine.vm.unit_name import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
+from unit.runs import observed
+
+STOP, SHUTDOWN = MarkerKind.STOP, MarkerKind.SHUTDOWN
 
 # Of a QEMU: admin_state (and who said so), what systemd says, whether its user shut it down;
 # and then oper_state and status. Of a unit that does not run systemd may say several things.
@@ -80,14 +83,14 @@ def test_a_row(
     admin: dict[str, str], active: Active | None, oper: str, status: str, *, shut_down: bool
 ) -> None:
     found = None if active is None else unit(active)
-    state = Observed(instance(**admin), found, has_user_marker=shut_down).state
+    state = observed(instance(**admin), found, marks=(SHUTDOWN,) if shut_down else ()).state
     assert (state.oper, state.status) == (oper, status)
     is_right = status in ("running", "starting", "stopping", "ADMIN_down", "ADMIN_offline")
     assert bool(state.why) is not is_right
 
 
 def why_down(found: Unit | None, **others: Any) -> str:
-    state = Observed(instance(admin_state="up"), found, **others).state
+    state = observed(instance(admin_state="up"), found, **others).state
     begin = "it should be up but is down: "
     assert state.why.startswith(begin)
     return state.why.removeprefix(begin)
@@ -116,30 +119,30 @@ def test_a_unit_that_systemd_has_forgotten_has_run_if_its_mark_says_so(found: Un
     """It forgets one that has ended well as soon as nobody asks for it."""
     assert why_down(found) == "it has not run since the node's start"
     assert why_down(found, has_run=True) == "QEMU ended by itself"
-    assert why_down(found, has_run=True, was_stopped=True) == "it was stopped"
+    assert why_down(found, has_run=True, marks=(STOP,)) == "it was stopped"
 
 
 def test_what_was_stopped_did_not_end_by_itself() -> None:
-    assert why_down(unit(), was_stopped=True) == "it was stopped"
-    assert why_down(None, was_stopped=True) == "it was stopped"
+    assert why_down(unit(), marks=(STOP,)) == "it was stopped"
+    assert why_down(None, marks=(STOP,)) == "it was stopped"
     killed = unit(Active.FAILED, result="signal", exit_status=9)
-    assert why_down(killed, was_stopped=True) == "it was stopped"
+    assert why_down(killed, marks=(STOP,)) == "it was stopped"
     # Who stopped it before has nothing to do with a start that failed since.
     failed = unit(Active.FAILED, result="exit-code", exit_status=1)
-    assert why_down(failed, was_stopped=True) == "its process ended with status 1"
+    assert why_down(failed, marks=(STOP,)) == "its process ended with status 1"
 
 
 def test_a_user_who_shut_it_down_is_the_reason() -> None:
     found = unit(Active.FAILED, result="exit-code", exit_status=1)
-    up = Observed(instance(admin_state="up"), found, has_user_marker=True)
+    up = observed(instance(admin_state="up"), found, marks=(SHUTDOWN,))
     assert up.state.why == "it should be up but was shut down by its user"
     down = instance(admin_state="down", admin_state_source="user")
-    assert Observed(down, found).state.why == "it was shut down by its user"
+    assert observed(down, found).state.why == "it was shut down by its user"
 
 
 @pytest.mark.parametrize("admin_state", ["down", "offline"])
 def test_what_should_not_run_says_what_it_should(admin_state: str) -> None:
-    state = Observed(instance(admin_state=admin_state), unit(Active.ACTIVE)).state
+    state = observed(instance(admin_state=admin_state), unit(Active.ACTIVE)).state
     assert state.why == f"it runs, but should be {admin_state}"
 
 
@@ -154,9 +157,9 @@ OFFLINE = replace(UP, admin_state="offline")
 Marks = dict[str, bool]
 NONE: Marks = {}
 HAS_RUN = {"has_run": True}
-STOPPED = {"has_run": True, "was_stopped": True}
-STOPPING = {**STOPPED, "is_being_stopped": True}
-BY_USER = {"has_run": True, "has_user_marker": True}
+STOPPED = {"has_run": True, "marks": (STOP,)}
+STOPPING = {**STOPPED, "held": (STOP,)}
+BY_USER = {"has_run": True, "marks": (SHUTDOWN,)}
 
 
 def xen_unit(active: Active, result: str = "success", **values: Any) -> Unit:
@@ -247,7 +250,7 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS)
 def test_a_domain(row: tuple[Spec, Unit | None, Domain | None, Marks, Status, str]) -> None:
     spec, of_systemd, of_xen, marks, status, why = row
-    found = Observed(spec, of_systemd, of_xen, **marks).state  # type: ignore[arg-type]
+    found = observed(spec, of_systemd, of_xen, **marks).state  # type: ignore[arg-type]
     assert found.status is status
     assert why in found.why
     assert bool(why) == bool(found.why)
@@ -331,7 +334,7 @@ def test_a_start_that_failed_counts_more_than_the_end_before_it(
     for run in ("a", "b"):
         systemctl.unit(unit_of("web1"), **failed, InvocationID=run)
         seen.append(look("web1"))
-    assert [(one.state.oper == "S", one.was_stopped) for one in seen] == [
+    assert [(one.state.oper == "S", one.run.was_stopped()) for one in seen] == [
         (ended == MarkerKind.SHUTDOWN, ended == MarkerKind.STOP),
         (False, False),
     ]

@@ -16,7 +16,6 @@ import pytest
 from brine.common import paths, process
 from brine.common.cli import table
 from brine.instance import history
-from brine.instance.history import RecordedVerdict
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, text
@@ -28,11 +27,13 @@ from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import Halt, excerpt
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
+from brine.vm.run import RecordedVerdict, Run
 from brine.vm.slots import pci_slot
 from brine.vm.spec import to_json
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemus, Refused
 from lab.runtime_file import write_runtime_file
+from unit.runs import marked_run, observed
 
 A = "0a000000-0000-4000-8000-00000000000a"
 BY_USER = "it should be up but was shut down by its user"
@@ -49,7 +50,7 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Observed:
     spec = define({"name": "web1", "uuid": A, "admin_state": "up", **keys})
     domain = Domain("web1", 7, 64, 1, "-b----") if unit and spec.is_xen() else None
-    return Observed(spec, unit, domain, has_user_marker=shut_down)
+    return observed(spec, unit, domain, marks=(MarkerKind.SHUTDOWN,) if shut_down else ())
 
 
 def running(**others: Any) -> Unit:
@@ -309,7 +310,7 @@ def test_qemu_knows_best_how_it_stands_still(
     if state != "nothing":
         answers = {"query-status": {"status": state}, "query-chardev": [], "qom-list": []}
         qemus.start(InstanceFiles("web1").qmp, answers=answers)
-    found = details(replace(seen(running()), halted=noted, run=RUN))
+    found = details(replace(seen(running()), halted=noted))
     expected = {"running": None, "nothing": noted and noted.state}.get(state, state)
     assert (found["halted"] or {}).get("state") == expected
     assert found["status"] == ("ERROR_halted" if expected == "io-error" else "running")
@@ -317,7 +318,7 @@ def test_qemu_knows_best_how_it_stands_still(
     if noted and noted.state == state:
         assert found["halted"]["reason"] == "full"
     if state == "paused":  # it is Brine's own pause, if a marker says so
-        found = details(replace(seen(running()), halted=noted, run=RUN, was_paused=True))
+        found = details(replace(seen(running()), halted=noted, run=marked_run(MarkerKind.PAUSED)))
         assert (found["halted"], found["paused"]) == (None, True)
 
 
@@ -367,7 +368,7 @@ def test_of_one_that_has_run_the_verdict_is_told(monkeypatch: pytest.MonkeyPatch
 
 def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds() -> None:
     write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
-    found = details(replace(seen(), run=RUN))
+    found = details(replace(seen(), run=Run("web1", RUN)))
     assert found["verdict"] == {"who": "unknown", "cause": "kvmd is off"}
     assert any(line.endswith(" unknown (kvmd is off)") for line in text(found))
 

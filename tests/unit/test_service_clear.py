@@ -25,10 +25,10 @@ from brine.vm.markers import (
     MarkerKind,
     file_of,
     held_marker,
-    last_run,
     read_marker,
     write_marker,
 )
+from brine.vm.run import Run
 from brine.vm.unit_name import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -201,8 +201,8 @@ def test_also_where_the_mark_of_the_stop_before_is_still_there(
     systemctl.queues(UNIT, "stop")
     systemctl.unit(UNIT, ActiveEnterTimestampMonotonic=NOT_UP, **STOPPING_UNIT)
     note_stop("web1")
-    assert read_marker(MarkerKind.STOP, "web1", run=last_run("web1"))
-    assert last_run("web1") == RUN
+    assert read_marker(MarkerKind.STOP, "web1", run=Run.last("web1").id)
+    assert Run.last("web1").id == RUN
 
 
 @pytest.mark.parametrize(("more_s", "is_admins"), [(-5, True), (5, False)])

@@ -21,13 +21,13 @@ from brine.instance.service import run as run_step
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen import xl as tool
-from brine.vm import markers
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
 from brine.vm.markers import MarkerKind as Marker
 from brine.vm.nic import Nic
+from brine.vm.run import Run
 from brine.vm.runtime_file import change
 from brine.vm.spec import NOT_CONFINED, Spec, to_json
 from lab.fake_qemu import FakeQemus
@@ -155,8 +155,8 @@ def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
 def test_the_run_that_begins_is_known_by_its_process() -> None:
     defined()
     run()
-    assert markers.run_of("web1", os.getpid()) == RUN
-    assert markers.run_of("web1", os.getppid()) is None
+    assert Run.of_process("web1", os.getpid()) == Run("web1", RUN)
+    assert Run.of_process("web1", os.getppid()) is None
 
 
 def test_descriptors_that_it_names_are_its(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,15 @@ from brine.instance.xen.xl import Domain
 from brine.vm.spec import Spec, parse
 from brine.watcher import cli, commands, settings
 from brine.watcher.passes import Instances
+from unit.runs import observed
 
 Run = Callable[..., tuple[int, str, str]]
 
 UP = parse(Spec, {"name": "web1", "admin_state": "up"})
 KILLED = Unit("web1", Active.FAILED, result="signal", exit_status=9, invocation="a", since_us=1)
-CRASHED = Observed(UP, KILLED, has_run=True)
-RUNS = Observed(replace(UP, name="web2"), Unit("web2", Active.ACTIVE))
-UNTOLD = Observed(replace(UP, name="web3"), has_run=True)
+CRASHED = observed(UP, KILLED, has_run=True)
+RUNS = observed(replace(UP, name="web2"), Unit("web2", Active.ACTIVE))
+UNTOLD = observed(replace(UP, name="web3"), has_run=True)
 
 
 class Unchanging(Instances):

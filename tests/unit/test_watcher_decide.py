@@ -13,11 +13,13 @@ from brine.instance.observe import Observed
 from brine.instance.restart_counter import NONE, Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.vm.end import EndCause
 from brine.vm.halt import Halt
-from brine.vm.markers import Marker, MarkerKind
+from brine.vm.markers import MarkerKind
 from brine.vm.spec import AdminState, Spec, parse
-from brine.watcher.decide import Action, Decision, EndCause, Life, decide, end_of, life_of, tried
+from brine.watcher.decide import Action, Decision, Life, decide, end_of, life_of, tried
 from brine.watcher.settings import WatcherSettings
+from unit.runs import marked_run, observed
 
 NOW = 1_800_000_000.0
 HOUR_S = 3600.0
@@ -25,6 +27,8 @@ SETTINGS = WatcherSettings()
 ALL = WatcherSettings(manage="all")
 
 CLEAN_UP, SET_DOWN, START = Action.CLEAN_UP, Action.SET_DOWN, Action.START
+STOP, SHUTDOWN, REBOOT = MarkerKind.STOP, MarkerKind.SHUTDOWN, MarkerKind.REBOOT
+STOPPING: dict[str, Any] = {"marks": (STOP,), "held": (STOP,)}
 TRY, GIVE_UP, FORGET = Action.TRY, Action.GIVE_UP, Action.FORGET
 
 
@@ -41,7 +45,7 @@ def seen(
     spec = parse(Spec, {"name": "web1", "uuid": "", "admin_state": "up", **(keys or {})})
     times: dict[str, Any] = {"begun_us": begun_us, "since_us": 2}
     unit = Unit("web1", Active(active), result=result, invocation="1", **times) if active else None
-    return Observed(spec, unit, has_run=has_run, **marks)
+    return observed(spec, unit, has_run=has_run, **marks)
 
 
 def domain(state: str, reason: int | None = None, name: str = "web1") -> Domain:
@@ -56,7 +60,7 @@ OFF, CRASH = domain("---s--", ShutdownReason.POWEROFF), domain("---sc-", Shutdow
 ZOMBIE, UNNAMED = domain("--ps-d", name="(null)"), domain("--p---", name="(null)")
 
 THERE: dict[str, tuple[Observed, Life]] = {
-    "runs": (seen("active", has_user_marker=True, was_stopped=True), Life.RUNNING),
+    "runs": (seen("active", marks=(SHUTDOWN, STOP)), Life.RUNNING),
     "reloads": (seen("reloading"), Life.RUNNING),
     "starts": (seen("activating"), Life.STARTING),
     "stops": (seen("deactivating"), Life.STOPPING),
@@ -113,11 +117,11 @@ def by(who: str, **marks: Any) -> Observed:
 
 
 ENDS: dict[str, tuple[Observed, EndCause]] = {
-    "its user's mark": (seen("inactive", has_user_marker=True), EndCause.USER),
-    "an admin's mark, killed": (seen("failed", "signal", was_stopped=True), EndCause.ADMIN),
-    "an admin's reboot": (seen("inactive", was_stopped=True, awaits_reboot=True), EndCause.REBOOT),
+    "its user's mark": (seen("inactive", marks=(SHUTDOWN,)), EndCause.USER),
+    "an admin's mark, killed": (seen("failed", "signal", marks=(STOP,)), EndCause.ADMIN),
+    "an admin's reboot": (seen("inactive", marks=(STOP, REBOOT)), EndCause.REBOOT),
     "its user's, whatever its admin wanted": (
-        seen("inactive", has_user_marker=True, awaits_reboot=True),
+        seen("inactive", marks=(SHUTDOWN, REBOOT)),
         EndCause.USER,
     ),
     "killed": (seen("failed", "signal"), EndCause.CRASH),
@@ -127,12 +131,12 @@ ENDS: dict[str, tuple[Observed, EndCause]] = {
     "did not start": (seen("failed", "exit-code", has_run=False, begun_us=3), EndCause.FAILED),
     "in order, its user": (by("user"), EndCause.USER),
     "in order, an admin": (by("admin"), EndCause.ADMIN),
-    "in order, an admin's reboot": (by("admin", awaits_reboot=True), EndCause.REBOOT),
+    "in order, an admin's reboot": (by("admin", marks=(REBOOT,)), EndCause.REBOOT),
     "in order, a panic": (by("crash"), EndCause.CRASH),
     "in order, kvmd is off": (by("unknown"), EndCause.UNKNOWN),
     "in order, nobody knows": (by(""), EndCause.UNTOLD),
     "in order, an odd verdict": (by("alien"), EndCause.UNTOLD),
-    "an admin's mark, whatever was said": (by("crash", was_stopped=True), EndCause.ADMIN),
+    "an admin's mark, whatever was said": (by("crash", marks=(STOP,)), EndCause.ADMIN),
     "not since the node's start": (seen(has_run=False), EndCause.NEVER),
     "not since the node's start, refused": (
         seen("inactive", "exec-condition", has_run=False),
@@ -140,7 +144,7 @@ ENDS: dict[str, tuple[Observed, EndCause]] = {
     ),
     "can't die": (on_xen(ZOMBIE), EndCause.ADMIN),
     "crashed and can't die": (on_xen(ZOMBIE, "failed", "exit-code"), EndCause.CRASH),
-    "its user, cleaned up": (on_xen(None, has_user_marker=True), EndCause.USER),
+    "its user, cleaned up": (on_xen(None, marks=(SHUTDOWN,)), EndCause.USER),
     "destroyed": (on_xen(None), EndCause.ADMIN),
     "a crash, cleaned up": (on_xen(None, "failed", "exit-code"), EndCause.CRASH),
     # A domain that is gone when its xl was killed is somebody's doing.
@@ -152,7 +156,7 @@ ENDS: dict[str, tuple[Observed, EndCause]] = {
 PRESERVED: dict[str, tuple[Observed, EndCause]] = {
     "its user, preserved": (on_xen(OFF), EndCause.USER),
     "its user, without xl, preserved": (on_xen(OFF, "failed", "signal"), EndCause.USER),
-    "an admin, preserved": (on_xen(OFF, was_stopped=True), EndCause.ADMIN),
+    "an admin, preserved": (on_xen(OFF, marks=(STOP,)), EndCause.ADMIN),
     "a crash, preserved": (on_xen(CRASH, "failed", "exit-code"), EndCause.CRASH),
     "a watchdog, preserved": (
         on_xen(domain("---s--", ShutdownReason.WATCHDOG), "failed", "exit-code"),
@@ -172,13 +176,13 @@ def test_who_ended_it(row: str) -> None:
 
 
 def test_a_failure_that_systemd_forgot_counts_unless_somebody_ended_that_run() -> None:
-    failure = Marker(MarkerKind.FAILURE, "web1", "a")
-    assert end_of(seen(failure=failure)) is EndCause.FAILED
-    assert end_of(seen(failure=failure, failed_later=True)) is EndCause.CRASH
-    assert end_of(seen("failed", "signal", failure=failure)) is EndCause.CRASH
-    users = seen(failure=failure, run="a", has_user_marker=True)
-    assert end_of(users) is EndCause.USER
-    assert end_of(replace(users, run="b")) is EndCause.FAILED
+    failed = marked_run(MarkerKind.FAILURE, run="a")
+    later = marked_run(MarkerKind.FAILURE, MarkerKind.STARTED, run="a")
+    assert end_of(seen(failed=failed)) is EndCause.FAILED
+    assert end_of(seen(failed=later)) is EndCause.CRASH
+    assert end_of(seen("failed", "signal", failed=failed)) is EndCause.CRASH
+    assert end_of(seen(failed=failed, run="a", marks=(SHUTDOWN,))) is EndCause.USER
+    assert end_of(seen(failed=failed, run="b", marks=(SHUTDOWN,))) is EndCause.FAILED
 
 
 # Each row of the table.
@@ -203,7 +207,8 @@ def decision(
 
 
 RUNS, CRASHED, KEPT = seen("active"), seen("failed", "signal"), on_xen(CRASH)
-FAILED, RESET = seen("failed", "exit-code", begun_us=3), Marker(MarkerKind.FAILURE, "web1", "a")
+FAILED = seen("failed", "exit-code", begun_us=3)
+RESET = marked_run(MarkerKind.FAILURE, run="a")
 BY_USER = with_spec(down(on_xen(OFF)), admin_state_source="user")
 OVERDUE = "it has been starting for 900 s, and 60 s are its limit"
 GIVEN_UP = Tries(5, NOW - HOUR_S, given_up=True)
@@ -233,30 +238,28 @@ ROWS: dict[str, Row] = {
         RUNS, FORGET, tries=Tries(0, 0.0, given_up=True), is_quiet=True
     ),
     "runs, a stop of it was broken off": row(
-        replace(RUNS, was_stopped=True, is_stop_over=True), CLEAN_UP
+        seen("active", marks=(STOP,), is_stop_over=True), CLEAN_UP
     ),
     "starts for too long": row(seen("activating", overdue=OVERDUE), is_odd=True),
-    "stops for too long": row(
-        down(seen("deactivating", overdue=OVERDUE, is_being_stopped=True)), is_odd=True
-    ),
-    "is worked on": row(replace(CRASHED, is_being_stopped=True)),
-    "preserved, is worked on": row(on_xen(OFF, is_being_stopped=True)),
+    "stops for too long": row(down(seen("deactivating", overdue=OVERDUE, **STOPPING)), is_odd=True),
+    "is worked on": row(seen("failed", "signal", **STOPPING)),
+    "preserved, is worked on": row(on_xen(OFF, **STOPPING)),
     "is a zombie": row(ZOMBIE, is_odd=True),
     "is unknown": row(on_xen(domain("x-----"), "active"), is_odd=True),
-    "its user's": row(seen(has_user_marker=True), SET_DOWN),
+    "its user's": row(seen(marks=(SHUTDOWN,)), SET_DOWN),
     "its user's, preserved": row(on_xen(OFF), SET_DOWN, CLEAN_UP),
-    "its user's, again": row(again(seen(has_user_marker=True)), START),
+    "its user's, again": row(again(seen(marks=(SHUTDOWN,))), START),
     "its user's, again, preserved": row(again(on_xen(OFF)), CLEAN_UP, START),
-    "its user's, after tries": row(seen(has_user_marker=True), SET_DOWN, tries=Tries(5, NOW)),
-    "its user's, again, given up": row(again(seen(has_user_marker=True)), START, tries=GIVEN_UP),
+    "its user's, after tries": row(seen(marks=(SHUTDOWN,)), SET_DOWN, tries=Tries(5, NOW)),
+    "its user's, again, given up": row(again(seen(marks=(SHUTDOWN,))), START, tries=GIVEN_UP),
     "rebooted": row(on_xen(domain("---s--", ShutdownReason.REBOOT)), CLEAN_UP, TRY),
     "its admin's": row(by("admin")),
-    "its admin's, preserved": row(on_xen(OFF, was_stopped=True), CLEAN_UP),
+    "its admin's, preserved": row(on_xen(OFF, marks=(STOP,)), CLEAN_UP),
     "down": row(down(CRASHED), is_quiet=True),
     "down, preserved": row(down(KEPT), CLEAN_UP),
     "down, its user's, preserved": row(down(on_xen(OFF)), CLEAN_UP),
     "down, its user's, half done": row(
-        with_spec(down(seen(has_user_marker=True)), admin_state_source="user"), SET_DOWN
+        with_spec(down(seen(marks=(SHUTDOWN,))), admin_state_source="user"), SET_DOWN
     ),
     "down, its user's, noted, preserved": row(BY_USER, CLEAN_UP),
     "down, its user's, crashed since": row(
@@ -276,7 +279,7 @@ ROWS: dict[str, Row] = {
     "given up": row(CRASHED, tries=GIVEN_UP, is_odd=True),
     "given up, preserved": row(KEPT, CLEAN_UP, tries=GIVEN_UP, is_odd=True),
     "given up, due": row(CRASHED, TRY, tries=Tries(9, NOW - 8 * HOUR_S, given_up=True)),
-    "given up, reset": row(seen(failure=RESET), TRY, tries=GIVEN_UP),
+    "given up, reset": row(seen(failed=RESET), TRY, tries=GIVEN_UP),
     "given up, lacks": row(replace(FAILED, lacks=("/d",)), tries=GIVEN_UP, is_odd=True),
     "given up, lacked": row(replace(FAILED, lacks=()), TRY, tries=GIVEN_UP),
     "too early, lacked": row(replace(FAILED, lacks=()), TRY, tries=Tries(2, NOW - 9)),

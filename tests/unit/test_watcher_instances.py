@@ -18,7 +18,6 @@ from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.instance import history, restart_counter, store, unit
-from brine.instance.history import RecordedVerdict
 from brine.instance.observe import Observed
 from brine.instance.operations import define_instance, stop_instance
 from brine.instance.start import Started, start_instance
@@ -26,11 +25,13 @@ from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.domain import clean_up_ended, clear_domain
 from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.vm.end import EndCause
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
+from brine.vm.run import RecordedVerdict
 from brine.vm.spec import Spec, to_json
 from brine.vm.unit_name import unit_of
 from brine.watcher import cli, commands, passes
-from brine.watcher.decide import Action, EndCause, end_of
+from brine.watcher.decide import Action, end_of
 from brine.watcher.passes import Instances, Pass, PassOutcome
 from brine.watcher.settings import WatcherSettings
 from lab.scripted_systemctl import ScriptedSystemctl

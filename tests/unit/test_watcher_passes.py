@@ -19,22 +19,25 @@ from brine.instance.observe import Observed
 from brine.instance.restart_counter import NONE, Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
+from brine.vm.end import EndCause
+from brine.vm.markers import MarkerKind
 from brine.vm.spec import Spec, parse
 from brine.watcher import passes
-from brine.watcher.decide import Action, EndCause, Life, life_of
+from brine.watcher.decide import Action, Life, life_of
 from brine.watcher.passes import Instances, Pass, PassOutcome
 from brine.watcher.settings import WatcherSettings
+from unit.runs import observed
 
 NOW = 1_800_000_000.0
 
 pytestmark = pytest.mark.usefixtures("own_node")
 
 UP = parse(Spec, {"name": "web1", "admin_state": "up", "hypervisor": "xen-pvm"})
-RUNS = Observed(UP, Unit("", Active.ACTIVE), Domain("", 7, 64, 1, "-b----"))
-STOPPED = Observed(UP, was_stopped=True, has_run=True)
-CRASHED = Observed(UP, Unit("", Active.FAILED, result="exit-code", invocation="1"), has_run=True)
-USERS = Observed(UP, has_user_marker=True)
-NEVER = Observed(UP)
+RUNS = observed(UP, Unit("", Active.ACTIVE), Domain("", 7, 64, 1, "-b----"))
+STOPPED = observed(UP, marks=(MarkerKind.STOP,), has_run=True)
+CRASHED = observed(UP, Unit("", Active.FAILED, result="exit-code", invocation="1"), has_run=True)
+USERS = observed(UP, marks=(MarkerKind.SHUTDOWN,))
+NEVER = observed(UP)
 PRESERVED = {
     EndCause.USER: Domain("", 7, 64, 1, "---s--", "", ShutdownReason.POWEROFF),
     EndCause.CRASH: Domain("", 7, 64, 1, "---sc-", "", ShutdownReason.CRASH),
@@ -43,7 +46,7 @@ PRESERVED = {
 
 
 def preserved(end: EndCause) -> Observed:
-    return Observed(UP, domain=PRESERVED[end], has_run=True)
+    return observed(UP, domain=PRESERVED[end], has_run=True)
 
 
 class Killed(BaseException):

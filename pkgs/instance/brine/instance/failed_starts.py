@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from brine.common.errors import printable
 from brine.common.message import is_from
-from brine.vm import markers
-from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 
 _MOST_LINES = 20
 _LONGEST = 500  # of what QEMU says, in characters
@@ -40,11 +39,8 @@ def why_not_started(name: str, invocation: str) -> StartFailure | None:
 
 def noted_failure(name: str, run: str) -> StartFailure | None:
     """The reason that the runner of a failed start has noted; None if it has noted none."""
-    marker = markers.read_marker(MarkerKind.FAILURE, name, run=run)
-    text, hint = (marker.facts.get(key) if marker else None for key in ("reason", "hint"))
-    if not isinstance(text, str):
-        return None
-    return StartFailure(printable(text), printable(hint) if isinstance(hint, str) else None)
+    noted = Run(name, run).failure
+    return StartFailure(noted.reason, noted.hint) if noted and noted.reason is not None else None
 
 
 def reason_in(lines: Sequence[str]) -> str | None:

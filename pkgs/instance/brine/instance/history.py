@@ -12,18 +12,11 @@ from brine.common.message import KVMD_USER, is_from
 from brine.instance import restart_counter
 from brine.instance.failed_starts import newest_first, start_failures
 from brine.instance.observe import Observed, Oper, Status
-from brine.vm import markers
-from brine.vm.markers import WHO_UNKNOWN, MarkerKind
+from brine.vm.markers import UNKNOWN_RUN, WHO_UNKNOWN, MarkerKind
+from brine.vm.run import RecordedVerdict, Run
 from brine.vm.spec import AdminState
 
 # Ends of which only brine-kvmd knows the cause: QEMU exited cleanly, and there is no marker.
-
-
-class RecordedVerdict(NamedTuple):
-    """The verdict of brine-kvmd on an instance's end; the cause is in QEMU's words."""
-
-    who: str
-    cause: str
 
 
 class EndReference(NamedTuple):
@@ -40,7 +33,7 @@ def may_have_verdict(seen: Observed) -> bool:
         and not seen.spec.is_xen()
         and seen.state.oper is Oper.DOWN
         and seen.has_run
-        and not seen.was_stopped
+        and not seen.run.was_stopped()
         and not seen.failed_to_start()
     )
 
@@ -61,8 +54,8 @@ def verdicts_on(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
         if verdict := _marked_verdict(seen):
             found[seen.name] = verdict
         # Without a start marker, it has not run, was just started again, or was undefined.
-        elif mark := markers.read_marker(MarkerKind.STARTED, seen.name):
-            ends[seen.name] = EndReference(mark.made_at, seen.run)
+        elif started := Run.marked(MarkerKind.STARTED, seen.name):
+            ends[seen.name] = EndReference(started.made_at(MarkerKind.STARTED), seen.run.id)
     try:
         return found | (last_verdicts(ends) if ends else {})
     except OSError:
@@ -72,13 +65,8 @@ def verdicts_on(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
 
 
 def _marked_verdict(seen: Observed) -> RecordedVerdict | None:
-    if seen.run == markers.UNKNOWN_RUN:
-        return None  # such a marker is of a VM that Brine does not run
-    mark = markers.read_marker(MarkerKind.VERDICT, seen.name, run=seen.run)
-    if mark is None:
-        return None
-    who, cause = mark.facts.get("who"), mark.facts.get("cause")
-    return RecordedVerdict(printable(str(who)), printable(str(cause)))
+    # One of an unknown run is on a VM that Brine does not run.
+    return seen.run.again().verdict if seen.run.id != UNKNOWN_RUN else None
 
 
 def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict]:

@@ -13,8 +13,7 @@ from brine.common.process import Process
 from brine.instance.observe import Observed
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
-from brine.vm import markers
-from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.spec import Spec
 
 
@@ -96,8 +95,7 @@ def ended_early(name: str, program: str) -> EndedEarlyError:
 
     :param program: what the process becomes once all is prepared.
     """
-    run = markers.this_run()
-    has_failed = markers.read_marker(MarkerKind.FAILURE, name, run=run) is not None
-    was_prepared = markers.last_run(name) == run and not has_failed
+    run = Run.own(name)
+    was_prepared = run.is_last() and run.failure is None
     subject = f"{program} has ended" if was_prepared else "its start has failed"
     return EndedEarlyError(name, f"{subject}; see what it said above")

@@ -117,7 +117,7 @@ def stays_off(seen: Observed) -> bool:
     """Whether an instance stays down by its user's will, and that is not completely noted yet."""
     spec = seen.spec
     should_run = spec.admin_state == AdminState.UP and spec.user_shutdown != RESTART
-    is_half_noted = spec.is_down_by_user() and seen.has_user_marker
+    is_half_noted = spec.is_down_by_user() and seen.run.was_shut_down()
     return seen.state.oper is Oper.USER_SHUTDOWN and (should_run or is_half_noted)
 
 
@@ -140,7 +140,7 @@ def keep_users_will(name: str, *, is_told: bool = False) -> bool:
             put_event(wanted)
         except BrineError:
             # Otherwise no later pass would tell it.
-            markers.write_marker(MarkerKind.SHUTDOWN, name, run=seen.run)
+            markers.write_marker(MarkerKind.SHUTDOWN, name, run=seen.run.id)
             raise
         finally:
             # Even if the cluster does not learn of it, the instance stays down on this node.

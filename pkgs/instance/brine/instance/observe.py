@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,14 +21,31 @@ from brine.instance import store, unit
 from brine.instance.owner import why_owner_absent
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
-from brine.vm import markers
+from brine.vm.end import (
+    IN_ORDER,
+    DomainEnd,
+    LastEnd,
+    is_by_admin,
+    is_by_user,
+    is_stop_over,
+)
 from brine.vm.halt import Halt
-from brine.vm.markers import BELIEVED_S, Marker, MarkerKind
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind
+from brine.vm.run import Run
 from brine.vm.spec import AdminState, Source, Spec
 from brine.vm.values import vm_name_fault
 
 if TYPE_CHECKING:
     from brine.instance.xen.xl import Domain, Listing
+
+_READ = (
+    MarkerKind.STOP,
+    MarkerKind.SHUTDOWN,
+    MarkerKind.REBOOT,
+    MarkerKind.PAUSED,
+    MarkerKind.HALTED,
+)
+"""The markers that an observation goes by."""
 
 _STEPS_S = 60.0
 """How much longer than its timeout a start or a stop may take: the work before and after it."""
@@ -77,22 +94,15 @@ class Observed:
     :param unit: of systemd; None if systemd has not loaded the unit.
     :param domain: of Xen; None if there is no domain, or the instance is a QEMU.
     :param is_half_made: its domain is what a start left that was broken off.
-    :param run: the last run of the unit, which the markers name.
-    :param has_user_marker: a marker says that its user has shut it down since its last start.
-    :param was_stopped: an admin has stopped that run.
-    :param is_being_stopped: a stop is in progress, and waits for the guest.
+    :param run: the last run of the unit, with its markers as they were then.
     :param is_stop_over: the stop that left its marker was given up long ago.
     :param has_run: it has run since the node's start.
-    :param awaits_reboot: its last end was the first half of a reboot, and the command for the
-        second half is gone.
     :param overdue: by how much a start or a stop exceeds its timeout, in words.
-    :param failure: the marker of the run that failed last, if none has begun since.
-    :param failed_later: that run had come up.
+    :param failed: the run that failed last, if none has begun since.
     :param reason: a more exact reason why it is down, if one is known.
     :param verdict: who ended its last run, by kvmd; empty if that is not known, or not needed.
     :param lacks: what its last start lacked and is still missing; None if it lacked nothing.
     :param awaits_node: the node's start of all instances will start it.
-    :param was_paused: an administrator has paused that run; QEMU knows whether it still is.
     :param halted: how its QEMU stands still, if no administrator has paused it.
     :param has_room: its storage, which was full, has room again.
     :param lacks_owner: why its owner does not let it start; empty if it does, or there is none.
@@ -102,21 +112,15 @@ class Observed:
     unit: Unit | None = None
     domain: Domain | None = None
     is_half_made: bool = False
-    run: str = markers.UNKNOWN_RUN
-    has_user_marker: bool = False
-    was_stopped: bool = False
-    is_being_stopped: bool = False
+    run: Run = field(kw_only=True)
     is_stop_over: bool = False
     has_run: bool = False
-    awaits_reboot: bool = False
     overdue: str = ""
-    failure: Marker | None = None
-    failed_later: bool = False
+    failed: Run | None = None
     reason: str = ""
     verdict: str = ""
     lacks: tuple[str, ...] | None = None
     awaits_node: bool = False
-    was_paused: bool = False
     halted: Halt | None = None
     has_room: bool = False
     lacks_owner: str = ""
@@ -143,20 +147,38 @@ class Observed:
         """Whether it runs, and has the marker of a stop that was given up."""
         return self.is_stop_over and self.state.oper is Oper.RUNNING
 
-    @property
-    def is_to_reboot(self) -> bool:
-        """Whether it should be up and is down, in the middle of a reboot."""
-        should_run = self.spec.admin_state == AdminState.UP
-        return self.awaits_reboot and should_run and self.state.oper is Oper.DOWN
+    def last_end(self) -> LastEnd:
+        """The end of its last run, if it is down."""
+        unit, spec = self.unit, self.spec
+        return LastEnd(
+            self.run,
+            self.failed,
+            result=unit.result if unit else IN_ORDER[0],
+            is_failed=unit is not None and unit.active is Active.FAILED,
+            came_up=unit is None or unit.came_up(),
+            domain=self.domain_end(),
+            has_run=self.has_run,
+            is_wanted=spec.admin_state == AdminState.UP,
+            is_noted=spec.is_down_by_user(),
+            verdict=self.verdict,
+        )
+
+    def domain_end(self) -> DomainEnd | None:
+        """How its domain has ended, if it has; None if it is a QEMU."""
+        if not self.spec.is_xen():
+            return None
+        if self.is_half_made:
+            return DomainEnd.HALF_MADE
+        return self.domain.end() if self.domain else DomainEnd.GONE
 
     @property
     def may_be_paused(self) -> bool:
         """Whether its hypervisor is to be asked if it is paused: QEMU is, if a marker says so."""
-        return self.was_paused or self.halted is not None or self.domain is not None
+        return self.run.is_paused() or self.halted is not None or self.domain is not None
 
     def ended_in_order(self) -> bool:
         """Whether its process exited cleanly; else it crashed, or did not start."""
-        return self.unit is None or self.unit.result in ("success", "exec-condition")
+        return self.unit is None or self.unit.result in IN_ORDER
 
     def failed_to_start(self) -> bool:
         """Whether its last run failed before it counted as started."""
@@ -259,33 +281,25 @@ def _observed(
     spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None
 ) -> Observed:
     name = spec.name
-    run = _run(name, found, has_begun=f"{name}.{MarkerKind.START}" in marked)
-
-    def read(kind: MarkerKind, run: str | None) -> Marker | None:
-        # Most instances have no such marker, and there may be hundreds.
-        return markers.read_marker(kind, name, run=run) if f"{name}.{kind}" in marked else None
-
-    was_stopped = read(MarkerKind.STOP, run) is not None
-    is_being_stopped = was_stopped and markers.is_held(MarkerKind.STOP, name)
-    is_rebooted = read(MarkerKind.REBOOT, run) is not None
-    failure = read(MarkerKind.FAILURE, None)
+    # Most instances have none of these markers, and there may be hundreds.
+    run = _run(name, found, marked).read(*_READ, files=marked)
+    failed = None
+    if f"{name}.{MarkerKind.FAILURE}" in marked and (
+        failed := Run.marked(MarkerKind.FAILURE, name)
+    ):
+        failed.read(MarkerKind.STARTED, files=marked)
     return Observed(
         spec,
         found,
         domain,
         is_half_made=_is_half_made(spec, found, domain),
         run=run,
-        has_user_marker=read(MarkerKind.SHUTDOWN, run) is not None,
-        was_stopped=was_stopped,
-        is_being_stopped=is_being_stopped,
-        is_stop_over=was_stopped and not is_being_stopped and is_stop_over(spec),
+        is_stop_over=not run.is_being_stopped()
+        and is_stop_over(run, spec.shutdown_timeout, time.time()),
         has_run=f"{name}.{MarkerKind.STARTED}" in marked,
-        awaits_reboot=is_rebooted and not markers.is_held(MarkerKind.REBOOT, name),
         overdue=_overdue(spec, found),
-        failure=failure,
-        failed_later=failure is not None and read(MarkerKind.STARTED, failure.run) is not None,
-        was_paused=read(MarkerKind.PAUSED, run) is not None,
-        halted=Halt.of(read(MarkerKind.HALTED, run)),
+        failed=failed,
+        halted=run.halt(),
         lacks_owner=why_owner_absent(spec),
     )
 
@@ -313,24 +327,14 @@ def _overdue(spec: Spec, found: Unit | None) -> str:
     return f"it has been {what} for {took_s:.0f} s, and {limit_s} s are its limit"
 
 
-def _run(name: str, found: Unit | None, *, has_begun: bool) -> str:
+def _run(name: str, found: Unit | None, marked: frozenset[str]) -> Run:
     """The run that an instance's markers must name: the last that began. A start that failed before
-    its run began does not count.
-
-    :param has_begun: whether there is a marker of a run that began.
-    """
+    its run began does not count."""
     invocation = found.invocation if found else ""
     if found and found.active is Active.FAILED and invocation:
-        return invocation
-    begun = markers.last_run(name) if has_begun else markers.UNKNOWN_RUN
-    return invocation if invocation and begun == markers.UNKNOWN_RUN else begun
-
-
-def is_stop_over(spec: Spec) -> bool:
-    """Whether the stop that left a marker is surely over: no command works on it, and no guest
-    follows it. The age decides too, as not all commands hold the marker."""
-    mark = markers.read_marker(MarkerKind.STOP, spec.name)
-    return mark is not None and time.time() - mark.made_at > spec.shutdown_timeout + BELIEVED_S
+        return found.run
+    begun = Run.last(name) if f"{name}.{MarkerKind.START}" in marked else Run(name)
+    return found.run if found and invocation and begun.id == UNKNOWN_RUN else begun
 
 
 def _marked() -> frozenset[str]:
@@ -378,20 +382,20 @@ def oper_of(unit: Unit | None, *, being_stopped: bool = False) -> Oper:
 
 
 def _of_qemu(seen: Observed) -> InstanceState:
-    oper = oper_of(seen.unit, being_stopped=seen.is_being_stopped)
+    oper = oper_of(seen.unit, being_stopped=seen.run.is_being_stopped())
     if oper is Oper.STARTING:
         return _starting(seen)
     if oper is Oper.STOPPING:
         return _stopping()
     if oper is Oper.RUNNING:
         return _halted(seen.spec, seen.halted) if seen.halted else _running(seen.spec)
-    return _down(seen.spec, _reason(seen), by_user=seen.has_user_marker)
+    return _down(seen.spec, _reason(seen), by_user=is_by_user(seen.run, None))
 
 
 def _of_domain(seen: Observed) -> InstanceState:
-    spec, domain = seen.spec, seen.domain
-    oper = oper_of(seen.unit, being_stopped=seen.is_being_stopped)
-    if oper is Oper.STOPPING or (seen.is_being_stopped and domain and domain.lives()):
+    spec, domain, is_being_stopped = seen.spec, seen.domain, seen.run.is_being_stopped()
+    oper = oper_of(seen.unit, being_stopped=is_being_stopped)
+    if oper is Oper.STOPPING or (is_being_stopped and domain and domain.lives()):
         return _stopping()
     if oper is Oper.STARTING:
         return _starting(seen)
@@ -399,7 +403,8 @@ def _of_domain(seen: Observed) -> InstanceState:
         return _starting(seen, _REBOOTS)
     if domain is None or domain.is_zombie():
         note = "Xen has not got rid of its domain: somebody may have its memory" if domain else ""
-        return _down(spec, _reason(seen), by_user=seen.has_user_marker, note=note)
+        by_user = is_by_user(seen.run, DomainEnd.GONE)
+        return _down(spec, _reason(seen), by_user=by_user, note=note)
     if domain.is_dying():
         return _stopping("Xen takes back what it had")
     if seen.is_half_made:
@@ -410,11 +415,9 @@ def _of_domain(seen: Observed) -> InstanceState:
         if domain.has_rebooted():
             return _starting(seen, _REBOOTS)
         return _stopping(domain.how_it_ended())
-    # The marker of a suspended domain only says that the admin did it.
-    is_stopped = seen.was_stopped and not domain.is_suspended()
-    reason = _STOPPED if is_stopped else domain.how_it_ended()
-    by_user = domain.was_powered_off() and not seen.was_stopped
-    return _down(spec, reason, by_user=by_user, note=_TAKES_MEMORY)
+    end = domain.end()
+    reason = _STOPPED if is_by_admin(seen.run, end) else domain.how_it_ended()
+    return _down(spec, reason, by_user=is_by_user(seen.run, end), note=_TAKES_MEMORY)
 
 
 def _starting(seen: Observed, why: str = "") -> InstanceState:
@@ -471,7 +474,7 @@ def _reason(seen: Observed) -> str:
     unit, is_xen = seen.unit, seen.spec.is_xen()
     ended = "its domain was destroyed" if is_xen else _ENDED
     # systemd may have forgotten a unit that it has stopped.
-    if seen.was_stopped and (unit is None or unit.result in ("success", "signal")):
+    if seen.run.was_stopped() and (unit is None or unit.result in ("success", "signal")):
         return _STOPPED
     if unit is None or not unit.invocation:
         # systemd keeps a failed unit until its failure is reset.

@@ -52,6 +52,7 @@ from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import started_with
 from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.spec import AdminState, Source, Spec, SpecError, parse, to_json
 from brine.vm.unit_name import unit_of
 from brine.vm.values import new_name_fault
@@ -217,7 +218,7 @@ def _started_as(name: str) -> Spec | None:
         spec = parse(Spec, started_with(name))
     except (SpecError, ValueError, RecursionError):
         return None
-    if markers.read_marker(MarkerKind.STOP, name, run=markers.last_run(name)) is None:
+    if not Run.last(name).was_stopped():
         return spec
     down, admin = AdminState.DOWN.value, Source.ADMIN.value
     return replace(spec, admin_state=down, admin_state_source=admin)
@@ -357,7 +358,7 @@ def _has_crashed(seen: Observed) -> bool:
     """Whether an instance should be up and is down, and neither user nor admin ended it."""
     if seen.spec.admin_state != AdminState.UP or seen.state.oper is not Oper.DOWN:
         return False
-    if seen.was_stopped:
+    if seen.run.was_stopped():
         return False
     if not seen.ended_in_order():
         return True
@@ -419,7 +420,7 @@ def stop_instance(
             raise unnoted
         if found and guest:
             _end(name, guest, "stop", force=force, timeout_s=timeout_s)
-            _wait_stopped(found)
+            _wait_stopped(found.run)
         elif by_systemd:
             _wait_for_systemd(by_systemd, force=force, limit_s=limit_s)
     was_there = False
@@ -491,8 +492,8 @@ def _stopped_by_systemd(
 
 def _wait_for_systemd(stopped: tuple[Unit, Process | None], *, force: bool, limit_s: float) -> None:
     """Wait until systemd has stopped a run; with *force*, end its process if that takes long."""
-    run, qemu = stopped
-    name = run.name
+    found, qemu = stopped
+    run, name = found.run, found.name
     with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
         if unit.wait_ended(run, timeout_s=limit_s):
             return
@@ -591,7 +592,7 @@ def _start_again(before: Observed) -> None:
     """Start an instance that has ended for a reboot, unless its admin_state has changed since."""
     name = before.name
     if before.unit:
-        _wait_stopped(before.unit)
+        _wait_stopped(before.unit.run)
     if store.load(name).admin_state != before.spec.admin_state:
         text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
         raise InstanceError(name, text, hint=f"brine instance start {name}")
@@ -621,7 +622,7 @@ def _look_to_change(name: str) -> Observed:
 
 def _run(found: Unit | None, name: str) -> str:
     """The present run of its unit."""
-    return (found.invocation if found else "") or markers.last_run(name)
+    return (found.invocation if found else "") or Run.last(name).id
 
 
 def _end(name: str, told: tuple[Guest, str], verb: str, *, force: bool, timeout_s: float) -> None:
@@ -641,7 +642,7 @@ def _end(name: str, told: tuple[Guest, str], verb: str, *, force: bool, timeout_
     raise InstanceError(name, text, hint=hint)
 
 
-def _wait_stopped(run: Unit) -> None:
+def _wait_stopped(run: Run) -> None:
     """Wait until a run has ended, and its unit has cleaned up after QEMU."""
     with spoken_wait(f"{run.name}: waiting for its unit to clear up, at most {_GONE_S:g} s"):
         if not unit.wait_ended(run, timeout_s=_GONE_S):

@@ -18,15 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from brine.common import paths, process
+from brine.common import paths
 from brine.common.errors import warn
 from brine.common.process import run_bounded, start_time_of
 from brine.instance.store import InstanceError, telling
 from brine.instance.unit import UnitError, why_not_running
 from brine.vm import markers
-from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.spec import OwnerSpec, Spec
-from brine.vm.unit_name import unit_of
 
 WATCHDOG = "watchdog"
 TERMINATE = "terminate"
@@ -278,16 +277,13 @@ def note_process(spec: Spec) -> None:
 
 def runs(name: str) -> bool:
     """Whether the process of an instance's last run is there."""
-    return _running(name) is not None
+    return Run.last(name).has_process()
 
 
 def _running(name: str) -> tuple[int, str] | None:
     """The process of an instance, and its run; None if it does not run."""
-    mark = markers.read_marker(MarkerKind.START, name)
-    pid = mark.facts.get("pid") if mark else None
-    if mark and isinstance(pid, int) and process.runs_in(pid, unit_of(name)):
-        return pid, mark.run
-    return None
+    run = Run.last(name)
+    return (run.pid, run.id) if run.pid is not None and run.has_process() else None
 
 
 def _note_running(name: str) -> None:

@@ -203,7 +203,7 @@ def _as_qemu_says(seen: Observed, state: str | None) -> Observed:
     """An instance that stands still or goes on as QEMU says, also where brine-kvmd is off."""
     if state is None or state.startswith(_NO_ANSWER):
         return seen
-    if state in GOING_STATES or (state == PAUSED and seen.was_paused):
+    if state in GOING_STATES or (state == PAUSED and seen.run.is_paused()):
         return replace(seen, halted=None)
     is_known = seen.halted and seen.halted.state == state
     return seen if is_known else replace(seen, halted=Halt(state))

@@ -25,7 +25,9 @@ from brine.instance.restart_counter import TriesError
 from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
 from brine.instance.unit import CalledOffError, Unit, UnitError
 from brine.vm import markers
+from brine.vm.end import has_obeyed
 from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.spec import AdminState, Spec
 from brine.vm.unit_name import unit_of
 
@@ -78,7 +80,7 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
                 asides = asides_of(name)
                 messages.tell(messages.START_ASKED, name)
                 is_asked = True
-                run = markers.last_run(name)
+                run = Run.last(name)
                 since_us = time.monotonic_ns() // 1000
                 try:
                     # Queued while the lock is held, so that a later stop finds the job.
@@ -95,7 +97,7 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
             raise start_failure(name, error, since_us=since_us) from error
         finally:
             _warn_of(spec, asides_of(name) - asides)
-        if not _is_still(name, run) or time.monotonic() > deadline:
+        if not _is_still(run) or time.monotonic() > deadline:
             return Started.STARTED
         time.sleep(_PAUSE_S)
 
@@ -118,13 +120,13 @@ def forget_end(spec: Spec, *, starts: bool) -> None:
     hypervisor_of(spec).remove_rest(name)
 
 
-def _is_still(name: str, run: str) -> bool:
+def _is_still(run: Run) -> bool:
     """Whether the unit is still in its former run: systemd starts nothing before it has seen the
     former process end."""
-    if run == markers.UNKNOWN_RUN or markers.last_run(name) != run:
+    if run.id == markers.UNKNOWN_RUN or not run.is_last():
         return False
-    found = unit.find(name)
-    return found is not None and found.invocation == run and oper_of(found) is not Oper.DOWN
+    found = unit.find(run.name)
+    return found is not None and found.invocation == run.id and oper_of(found) is not Oper.DOWN
 
 
 def _runs(spec: Spec) -> tuple[bool, Unit | None]:
@@ -135,12 +137,12 @@ def _runs(spec: Spec) -> tuple[bool, Unit | None]:
     :raises InstanceError: if it is being stopped: a start and a stop must not mix.
     """
     name, hypervisor = spec.name, hypervisor_of(spec)
-    has_stop = markers.read_marker(MarkerKind.STOP, name) is not None
+    has_stop = Run.marked(MarkerKind.STOP, name) is not None
     if not hypervisor.may_run(name) and not has_stop:
         return False, None
     seen = look(name)
     oper = seen.state.oper
-    if oper is Oper.STOPPING and (spec.is_xen() or seen.was_stopped):
+    if oper is Oper.STOPPING and (spec.is_xen() or seen.run.was_stopped()):
         raise being_stopped(name)
     if oper not in (Oper.RUNNING, Oper.STOPPING):
         return False, None
@@ -153,7 +155,7 @@ def _runs(spec: Spec) -> tuple[bool, Unit | None]:
 def _wait_ended(name: str, found: Unit, deadline: float) -> None:
     """Wait until a run of a unit has ended, with its cleanup."""
     with spoken_wait(f"{name}: waiting for its QEMU to end, at most {_ENDING_S:g} s"):
-        if not unit.wait_ended(found, timeout_s=deadline - time.monotonic()):
+        if not unit.wait_ended(found.run, timeout_s=deadline - time.monotonic()):
             text = f"its QEMU has begun to end, and has not within {_ENDING_S:g} s"
             hint = f"brine instance stop --force {name}, then start it"
             raise InstanceError(name, text, hint=hint)
@@ -164,11 +166,9 @@ def _keep_up(name: str) -> None:
     stop; then the instance is to start again."""
     try:
         markers.remove_unheld(MarkerKind.STOP, name)
-        run = markers.last_run(name)
-        asked = markers.read_marker(MarkerKind.ASKED, name, run=run)
-        may_obey = asked is not None and time.time() - asked.made_at < markers.BELIEVED_S
-        if asked and may_obey and not markers.is_held(MarkerKind.REBOOT, name):
-            markers.write_marker(MarkerKind.REBOOT, name, run=run, until=asked.made_at)
+        run = Run.last(name)
+        if has_obeyed(run, time.time()) and not markers.is_held(MarkerKind.REBOOT, name):
+            markers.write_marker(MarkerKind.REBOOT, name, run=run.id, until=run.asked_at)
     except OSError as error:
         warn(f"{name}: its stop before: {error}")
 

@@ -15,6 +15,7 @@ from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.common.files import write_whole
 from brine.common.process import run_bounded
+from brine.vm.run import Run
 from brine.vm.unit_name import PREFIX, SUFFIX, unit_of
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class Unit(NamedTuple):
     invocation: str = ""
     is_queued: bool = False
 
+    @property
+    def run(self) -> Run:
+        """Its last run, by systemd."""
+        return Run(self.name, self.invocation)
+
     def came_up(self) -> bool:
         """Whether its last start has succeeded."""
         return self.since_us >= self.begun_us
@@ -127,15 +133,12 @@ def find(name: str) -> Unit | None:
     return units([name]).get(name)
 
 
-def wait_ended(run: Unit, *, timeout_s: float) -> bool:
+def wait_ended(run: Run, *, timeout_s: float) -> bool:
     """Wait until a run of a unit has ended, with its cleanup; False if it has not in time. Its next
-    run may begin before the unit was seen to be down, and is not waited for.
-
-    :param run: the unit as it was seen in that run.
-    """
+    run may begin before the unit was seen to be down, and is not waited for."""
 
     def is_over(now: Unit | None) -> bool:
-        if now is None or now.invocation != run.invocation:
+        if now is None or now.run != run:
             return True
         return now.active in (Active.INACTIVE, Active.FAILED)
 

@@ -21,6 +21,7 @@ from brine.kvmd.verdict import EventHistory
 from brine.vm import markers
 from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, Halt, excerpt
 from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -111,18 +112,21 @@ class HaltRecorder:
 
     def _is_paused(self, connection: Connection) -> bool:
         """Whether an administrator has paused this run by Brine's command."""
-        return self._marker(MarkerKind.PAUSED, connection) is not None
+        run = self._run(connection)
+        return run is not None and run.is_paused()
 
     def _noted(self, connection: Connection) -> Halt | None:
         """The halt that was noted last, without its time."""
-        if not connection.record.run:
+        run = self._run(connection)
+        if run is None:
             return self._without_run.get(connection)
-        found = Halt.of(self._marker(MarkerKind.HALTED, connection))
+        found = run.halt()
         return Halt(found.state, found.reason, found.device, found.no_space) if found else None
 
-    def _marker(self, kind: MarkerKind, connection: Connection) -> markers.Marker | None:
-        name, run, folder = connection.name, connection.record.run, self.settings.marks_dir
-        return markers.read_marker(kind, name, run=run, folder=folder) if run else None
+    def _run(self, connection: Connection) -> Run | None:
+        """The run of a VM, of which nothing is read yet; None if Brine did not start the VM."""
+        name, run = connection.name, connection.record.run
+        return Run(name, run, self.settings.marks_dir) if run else None
 
     def _put(self, connection: Connection, halt: Halt | None) -> None:
         """Note a halt, or that there is none."""

@@ -31,6 +31,7 @@ from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import STOPPING, Verdict, Who, fold, judge
 from brine.vm import markers
 from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 
 log = logging.getLogger(__name__)
 # Verdicts are logged at every log level.
@@ -129,10 +130,10 @@ class VerdictRecorder:
         """Why an administrator stops a VM, as the stop marker of its run says; empty if none does.
         If Brine did not start the VM, a file in the control directory counts, which anybody who may
         write there can make."""
-        name, run, folder = connection.name, connection.record.run, self.settings.marks_dir
-        if run and (mark := markers.read_marker(MarkerKind.STOP, name, run=run, folder=folder)):
-            return str(mark.facts.get("cause") or STOPPING)
-        if connection.record.replaced or not self.settings.directory.is_stopping(name):
+        run = self._run(connection.name, connection.record)
+        if run and run.was_stopped():
+            return run.stop_cause or STOPPING
+        if connection.record.replaced or not self.settings.directory.is_stopping(connection.name):
             return ""
         return "" if run else STOPPING
 
@@ -177,7 +178,12 @@ class VerdictRecorder:
         """Find the run of the instance's unit that a VM is."""
         if connection.record.run is None:
             pid, folder = connection.peer_pid(), self.settings.marks_dir
-            connection.record.run = markers.run_of(connection.name, pid, folder=folder)
+            run = Run.of_process(connection.name, pid, folder=folder)
+            connection.record.run = run.id if run else None
+
+    def _run(self, name: str, record: VmRecord) -> Run | None:
+        """The run of a VM, of which nothing is read yet; None if Brine did not start the VM."""
+        return Run(name, record.run, self.settings.marks_dir) if record.run else None
 
     def _give(self, connection: Connection) -> None:
         """Give the verdict on a VM, and write its shutdown files."""
@@ -315,7 +321,7 @@ class VerdictRecorder:
         assert verdict
         if self._is_over(name, record):
             return
-        if not run and markers.read_marker(MarkerKind.START, name, folder=folder):
+        if not run and Run.marked(MarkerKind.START, name, folder=folder):
             return  # an instance of Brine's has the name, and this is not its QEMU
         try:
             markers.write_marker(
@@ -336,17 +342,15 @@ class VerdictRecorder:
 
     def _is_over(self, name: str, record: VmRecord) -> bool:
         """Whether a later run has begun, which the files are about."""
-        if record.run is None:
-            return False
-        last = markers.last_run(name, folder=self.settings.marks_dir)
-        return last not in (record.run, markers.UNKNOWN_RUN)
+        run = self._run(name, record)
+        return run is not None and run.is_followed()
 
     def _withdraw(self, kind: MarkerKind, name: str, run: str) -> None:
         folder = self.settings.marks_dir
         # Most VMs have none, and there may be thousands.
         if not os.path.lexists(f"{folder}/{name}.{kind}"):
             return
-        if markers.read_marker(kind, name, run=run, folder=folder):
+        if Run(name, run, folder).has(kind):
             markers.remove_marker(kind, name, folder=folder)
 
 

@@ -22,7 +22,8 @@ from brine.common.settings import SettingsError, load
 from brine.kvmd import messages
 from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import Who
-from brine.vm.markers import UNKNOWN_RUN, MarkerKind, read_marker
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind
+from brine.vm.run import Run
 
 _VERDICTS = frozenset(map(str, Who))
 _HEADING = ("TIME", "INSTANCE", "VERDICT", "CAUSE", "DELAY")
@@ -66,17 +67,16 @@ def _in_markers() -> Iterator[tuple[_Key, VerdictLine]]:
         folder = paths.MARKS_DIR
     for file in sorted(folder.glob(f"*.{MarkerKind.VERDICT}")):
         name = file.name.removesuffix(f".{MarkerKind.VERDICT}")
-        marker = read_marker(MarkerKind.VERDICT, name, folder=folder)
-        if not marker:
+        run = Run.marked(MarkerKind.VERDICT, name, folder=folder)
+        if run is None or (verdict := run.verdict) is None:
             continue
-        facts = marker.facts
-        who, given, ended = facts.get("who"), facts.get("given_usec"), facts.get("time_usec")
+        given, ended = run.verdict_usec
         # The verdict "unknown" is not the daemon's.
-        if who in _VERDICTS and isinstance(given, int):
-            delay_ms = round((given - ended) / 1e3, 3) if isinstance(ended, int) else None
+        if verdict.who in _VERDICTS and given is not None:
+            delay_ms = round((given - ended) / 1e3, 3) if ended is not None else None
             time_text = _iso(datetime.fromtimestamp(given / 1e6, UTC))
-            cause = str(facts.get("cause"))
-            yield _key(marker.run, name, given), VerdictLine(time_text, name, who, cause, delay_ms)
+            line = VerdictLine(time_text, name, verdict.who, verdict.cause, delay_ms)
+            yield _key(run.id, name, given), line
 
 
 def _in_journal(names: Iterable[str], since: datetime | None) -> Iterator[tuple[_Key, VerdictLine]]:

@@ -29,7 +29,7 @@ from brine.instance.owner import PID, TERMINATE, WATCHDOG, OwnersFile
 from brine.lifecycle import messages
 from brine.lifecycle.executor_client import ExecutorClient, Outcome
 from brine.lifecycle.owner_watch import PAUSE_S, EndReason, OwnerWatch, is_other_run
-from brine.vm import markers
+from brine.vm.run import Run
 from brine.vm.spec import AdminState
 from brine.vm.values import vm_name_fault
 
@@ -553,7 +553,7 @@ def _is_about_other_run(name: str) -> bool:
     text = process = ""
     with contextlib.suppress(OSError), owner.below(owner.folder_of(name)) as folder:
         text, process = owner.read(folder, TERMINATE), owner.read(folder, PID)
-    runs = [markers.last_run(name), *process.split()[2:3]]
+    runs = [Run.last(name).id, *process.split()[2:3]]
     return all(is_other_run(text, run) for run in runs)
 
 

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 
@@ -39,6 +38,7 @@ from brine.instance.start import start_instance
 from brine.lifecycle.owner_watch import EndReason
 from brine.vm import markers
 from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 
 _LOOK_S = 0.25
 _VERDICT_S = 10.0
@@ -299,7 +299,7 @@ class OwnerProcess:
         self._woken, self._waker = socket.socketpair()
         # A container that has just the folder sees no processes of the node's.
         self._sees_node = paths.MARKS_DIR.is_dir()
-        self._run_before = markers.last_run(folder.name)
+        self._run_before = Run.last(folder.name)
         self._poll = select.poll()
         self._pidfd = -1
         self._has_exited = False
@@ -430,22 +430,18 @@ class OwnerProcess:
             return None if now else self._end_between_looks()
         if not self._has_exited and now is not None and now.run == self._process.run:
             return None
-        return _status_of(self._folder.name, self._process.run)
+        return _status_of(Run(self._folder.name, self._process.run))
 
     def _end_between_looks(self) -> int | None:
         """The exit status if the instance has begun and ended before this process saw it run."""
-        name = self._folder.name
-        run = markers.last_run(name)
-        if run == self._run_before or not markers.read_marker(MarkerKind.VERDICT, name, run=run):
-            return None
-        return _status_of(name, run)
+        run = Run.last(self._folder.name)
+        return _status_of(run) if run != self._run_before and run.verdict else None
 
     def _is_over(self, run: str) -> bool:
         """Whether the node's markers say that a run has ended. An owner that does not see its
         process may be in another PID namespace."""
-        name = self._folder.name
-        last = markers.last_run(name)
-        return last != run or markers.read_marker(MarkerKind.VERDICT, name, run=run) is not None
+        last = Run.last(self._folder.name)
+        return last.id != run or last.verdict is not None
 
     def _watch(self, process: NotedProcess) -> None:
         """Have the kernel tell when a process exits, if this one can see it."""
@@ -465,23 +461,23 @@ class OwnerProcess:
         self._pidfd, self._has_exited = -1, True
 
 
-def _status_of(name: str, run: str) -> int:
+def _status_of(run: Run) -> int:
     """The exit status for the end of a run. An end that neither its user nor an owner has asked
     for is told."""
-    who, cause = _verdict(name, run)
+    who, cause = _verdict(run)
     status = 0 if cause == EndReason.REQUEST else STATUSES.get(who, STATUS_UNKNOWN)
     if status:
         text = f"has ended: {who}, {cause}" if who else "has ended, and it is not known here why"
-        tell_error(OwnerError(name, text, hint=f"brine instance info {name}"))
+        tell_error(OwnerError(run.name, text, hint=f"brine instance info {run.name}"))
     return status
 
 
-def _verdict(name: str, run: str) -> tuple[str, str]:
+def _verdict(run: Run) -> tuple[str, str]:
     """The party that ended a run, and the cause; both are empty if they are not known here."""
     deadline = time.monotonic() + _VERDICT_S
-    while Path(markers.file_of(MarkerKind.START, name)).exists():
-        if mark := markers.read_marker(MarkerKind.VERDICT, name, run=run):
-            return str(mark.facts.get("who")), str(mark.facts.get("cause"))
+    while markers.file_of(MarkerKind.START, run.name).exists():
+        if verdict := run.again().verdict:
+            return verdict.who, verdict.cause
         if time.monotonic() > deadline:
             break
         time.sleep(_LOOK_S)

@@ -25,14 +25,13 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_json
 from brine.common.locks import node_lock
-from brine.common.process import runs_in
 from brine.common.unix_socket import is_listening
 from brine.vm.claims import Claim, ClaimKind, claims_of
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import specs_but, started_with
-from brine.vm.markers import MarkerKind, read_marker
+from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.runtime_file import LastStart
-from brine.vm.unit_name import unit_of
 
 STORAGE_TIMEOUT_S = 10.0
 """How long disks may take to show that they are there."""
@@ -326,20 +325,13 @@ def _started() -> list[str]:
     suffix = f".{MarkerKind.START}"
     for file in paths.MARKS_DIR.glob(f"*{suffix}"):
         name = file.name.removesuffix(suffix)
-        if name not in found and not name.startswith(".") and _has_process(name):
+        if name not in found and not name.startswith(".") and Run.last(name).has_process():
             found.add(name)
     return sorted(found)
 
 
 def _runs(name: str) -> bool:
-    return is_listening(InstanceFiles(name).qmp) or _has_process(name)
-
-
-def _has_process(name: str) -> bool:
-    """Whether the process that becomes an instance's QEMU, or waits for its domain, is there."""
-    marker = read_marker(MarkerKind.START, name)
-    pid = marker.facts.get("pid") if marker else None
-    return isinstance(pid, int) and runs_in(pid, unit_of(name))
+    return is_listening(InstanceFiles(name).qmp) or Run.last(name).has_process()
 
 
 # The identity of a disk: two VMs that write one disk destroy its file system.

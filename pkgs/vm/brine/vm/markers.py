@@ -106,18 +106,6 @@ def this_run() -> str:
     return os.environ.get("INVOCATION_ID") or UNKNOWN_RUN
 
 
-def last_run(name: str, *, folder: Path | None = None) -> str:
-    """The run of an instance that began last; ``unknown`` if no marker says so."""
-    marker = read_marker(MarkerKind.START, name, folder=folder)
-    return marker.run if marker else UNKNOWN_RUN
-
-
-def run_of(name: str, pid: int, *, folder: Path | None = None) -> str | None:
-    """The run whose QEMU a process is; None if it is none that Brine has started."""
-    marker = read_marker(MarkerKind.START, name, folder=folder)
-    return marker.run if marker and marker.facts.get("pid") == pid else None
-
-
 def file_of(kind: MarkerKind, name: str, *, folder: Path | None = None) -> Path:
     """Where a marker is. For all functions here, no *folder* is the node's."""
     return Path(_place_of(kind, name, folder))
@@ -134,7 +122,10 @@ def _place_of(kind: MarkerKind, name: str, folder: Path | None) -> str:
 def read_marker(
     kind: MarkerKind, name: str, *, run: str | None = None, folder: Path | None = None
 ) -> Marker | None:
-    """A marker; None if it is missing, damaged, unreadable, or of another run than *run*."""
+    """A marker; None if it is missing, damaged, unreadable, or of another run than *run*.
+
+    :class:`brine.vm.run.Run` calls it, and answers all questions about markers.
+    """
     try:
         descriptor = os.open(_place_of(kind, name, folder), _READ)
     except OSError:

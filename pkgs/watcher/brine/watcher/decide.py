@@ -12,9 +12,9 @@ from enum import StrEnum
 
 from brine.instance.observe import Observed, Oper
 from brine.instance.restart_counter import NONE, Tries
-from brine.instance.unit import Active
 from brine.instance.xen.xl import Domain
-from brine.vm.markers import WHO_UNKNOWN, Marker
+from brine.vm.end import EndCause
+from brine.vm.run import Run
 from brine.vm.spec import AdminState
 from brine.watcher.settings import WatcherSettings
 
@@ -36,25 +36,6 @@ class Life(StrEnum):
     SUSPENDED = "suspended"
     DOWN = "down"
     ZOMBIE = "zombie"
-    UNKNOWN = "unknown"
-
-
-class EndCause(StrEnum):
-    """The cause of an instance's end.
-
-    ``REBOOT`` is the first half of a reboot, by user or admin, without the second. ``FAILED`` is a
-    failed start. ``NEVER``: it was not started since the node's own start. ``UNTOLD`` is a clean
-    end without a verdict yet. ``UNKNOWN`` is a clean end without a verdict because brine-kvmd was
-    off.
-    """
-
-    USER = "user"
-    ADMIN = "admin"
-    CRASH = "crash"
-    REBOOT = "reboot"
-    FAILED = "failed"
-    NEVER = "never"
-    UNTOLD = "untold"
     UNKNOWN = "unknown"
 
 
@@ -103,13 +84,6 @@ _LIVES = {
     Oper.STARTING: Life.STARTING,
     Oper.STOPPING: Life.STOPPING,
 }
-_KILLED = ("signal", "oom-kill")
-_ENDS = {
-    "user": EndCause.USER,
-    "admin": EndCause.ADMIN,
-    "crash": EndCause.CRASH,
-    WHO_UNKNOWN: EndCause.UNKNOWN,
-}
 
 
 def life_of(seen: Observed | Domain) -> Life:
@@ -145,67 +119,22 @@ def end_of(seen: Observed | Domain) -> EndCause | None:
     """The cause of an instance's end; None while it runs."""
     if isinstance(seen, Domain) or life_of(seen) not in (Life.DOWN, Life.PRESERVED):
         return None
-    if is_reset(seen):
-        return EndCause.CRASH if seen.failed_later else EndCause.FAILED
-    return _end_but_for_failures(seen)
+    return seen.last_end().ended_by()
 
 
 def is_reset(seen: Observed) -> bool:
     """Whether an instance failed last, and systemd was told to forget that."""
-    is_failed = seen.unit is not None and seen.unit.active is Active.FAILED
-    return counting_failure(seen) is not None and not is_failed
+    return life_of(seen) is Life.DOWN and seen.last_end().is_reset()
 
 
-def counting_failure(seen: Observed) -> Marker | None:
-    """The failure that an instance is down for, unless its user or admin ended that run."""
-    if seen.failure is None or life_of(seen) is not Life.DOWN:
-        return None
-    by_somebody = _end_but_for_failures(seen) in (EndCause.USER, EndCause.ADMIN)
-    return None if by_somebody and seen.failure.run == seen.run else seen.failure
+def counting_failure(seen: Observed) -> Run | None:
+    """The failed run that an instance is down for, unless its user or admin ended it."""
+    return seen.last_end().counting_failure() if life_of(seen) is Life.DOWN else None
 
 
 def has_not_run(seen: Observed) -> bool:
     """Whether an instance was not started since the node's own start."""
-    return life_of(seen) is Life.DOWN and _end_but_for_failures(seen) is EndCause.NEVER
-
-
-def _end_but_for_failures(seen: Observed) -> EndCause:
-    if life_of(seen) is Life.DOWN:
-        end = _end_of_unit(seen)
-    elif seen.is_half_made:
-        end = EndCause.ADMIN if seen.was_stopped else EndCause.FAILED
-    else:
-        end = EndCause.ADMIN if seen.was_stopped or not seen.domain else _end_of(seen.domain)
-    # An admin's stop may be the first half of a reboot.
-    return EndCause.REBOOT if end is EndCause.ADMIN and seen.is_to_reboot else end
-
-
-def _end_of(domain: Domain) -> EndCause:
-    if domain.has_crashed():
-        return EndCause.CRASH
-    return EndCause.USER if domain.was_powered_off() else EndCause.REBOOT
-
-
-def _end_of_unit(seen: Observed) -> EndCause:
-    if seen.state.oper is Oper.USER_SHUTDOWN:
-        return EndCause.USER
-    if seen.was_stopped:
-        return EndCause.ADMIN
-    if seen.spec.is_down_by_user():
-        return EndCause.USER  # which was noted in the spec, and its marker removed
-    if not seen.ended_in_order():
-        if seen.failed_to_start():
-            return EndCause.FAILED
-        # If only the xl of a domain was killed, and the domain is gone, the domain was moved or
-        # destroyed since: a domain that ends by itself stays.
-        is_killed = seen.unit is not None and seen.unit.result in _KILLED
-        has_lost_xl = is_killed and seen.spec.is_xen() and seen.has_run
-        return EndCause.ADMIN if has_lost_xl else EndCause.CRASH
-    if not seen.has_run:
-        return EndCause.NEVER
-    if seen.spec.is_xen():
-        return EndCause.ADMIN  # only admins destroy domains
-    return _ENDS.get(seen.verdict, EndCause.UNTOLD)
+    return life_of(seen) is Life.DOWN and seen.last_end().is_first()
 
 
 # What is done about it.
@@ -246,7 +175,7 @@ def decide(
     end = end_of(seen)
     if seen.overdue:
         return Decision(why=seen.overdue, is_odd=True)
-    if seen.is_being_stopped or seen.awaits_node:
+    if seen.run.is_being_stopped() or seen.awaits_node:
         return Decision(why="somebody is working on it")
     if life in _MOVING:
         return Decision(why=_MOVING[life])
@@ -254,7 +183,7 @@ def decide(
         return _running(seen, life, tries, settings, now)
     clean_up = (Action.CLEAN_UP,) if life is Life.PRESERVED else ()
     spec = seen.spec
-    if spec.is_down_by_user() and end is EndCause.USER and seen.has_user_marker:
+    if spec.is_down_by_user() and end is EndCause.USER and seen.run.was_shut_down():
         return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
     if spec.admin_state != AdminState.UP:
         why = "it should be down, and what is left of it takes memory" if clean_up else ""

@@ -22,7 +22,7 @@ from brine.common.errors import BrineError, printable
 from brine.common.files import read_regular
 from brine.common.locks import LockedError
 from brine.instance import restart_counter, store, unit
-from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
+from brine.instance.history import needs_verdict, verdicts_on
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, Observed, look, look_at_all
@@ -33,7 +33,9 @@ from brine.instance.unit import Active, UnitError
 from brine.instance.xen import xl
 from brine.instance.xen.domain import is_left, remove_domain
 from brine.instance.xen.xl import Domain
+from brine.vm.end import EndCause
 from brine.vm.markers import MarkerKind, clear_way, remove_unheld
+from brine.vm.run import RecordedVerdict
 from brine.vm.spec import AdminState, Spec
 from brine.vm.unit_name import unit_of
 from brine.watcher import messages
@@ -41,7 +43,6 @@ from brine.watcher.decide import (
     STARTS,
     Action,
     Decision,
-    EndCause,
     counting_failure,
     decide,
     end_of,
@@ -359,7 +360,7 @@ class Instances:
     def resume(self, seen: Observed | Domain) -> None:
         """Continue an instance. An error if its storage is full at once again."""
         if isinstance(seen, Observed):
-            hypervisor_of(seen.spec).set_paused(seen, seen.run, paused=False)
+            hypervisor_of(seen.spec).set_paused(seen, seen.run.id, paused=False)
 
     def start(self, seen: Observed | Domain) -> Callable[[], bool]:
         """Start an instance; the result waits until it runs, and is False if it was stopped
@@ -411,7 +412,7 @@ def wait_cleared(names: Iterable[str]) -> None:
     deadline = time.monotonic() + _CLEARED_S
     for found in unit.units(names).values():
         if found.active is Active.DEACTIVATING:
-            unit.wait_ended(found, timeout_s=deadline - time.monotonic())
+            unit.wait_ended(found.run, timeout_s=deadline - time.monotonic())
 
 
 def _is_stopped(name: str) -> bool:
@@ -419,7 +420,7 @@ def _is_stopped(name: str) -> bool:
     if not store.spec_file_of(name).exists():
         return True
     seen = look(name)
-    return seen.was_stopped or seen.spec.admin_state != AdminState.UP
+    return seen.run.was_stopped() or seen.spec.admin_state != AdminState.UP
 
 
 def _completed(
@@ -434,10 +435,9 @@ def _completed(
         seen = replace(seen, awaits_node=True)
     if seen.halted and seen.halted.no_space:
         seen = replace(seen, has_room=_has_room(seen.spec))
-    failure = counting_failure(seen)
-    lacks = failure.facts.get("lacks") if failure else None
-    if isinstance(lacks, list) and lacks:
-        seen = replace(seen, lacks=_missing([str(one) for one in lacks]))
+    failed = counting_failure(seen)
+    if failed and failed.lacks:
+        seen = replace(seen, lacks=_missing(failed.lacks))
     return seen
 
 

@@ -27,7 +27,6 @@ from brine.common.qmp.wire import (
     QmpTimeoutError,
 )
 from brine.common.unix_socket import is_listening, peer_process
-from brine.instance import owner
 from brine.instance.hypervisor import DeafGuestError, Hypervisor, ended_early
 from brine.instance.kvm.programs import with_machine_version
 from brine.instance.observe import Observed, Oper, oper_of
@@ -38,6 +37,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, SUSPENDED, Halt
 from brine.vm.markers import MarkerKind
 from brine.vm.peer import StrangerError, refuse_stranger
+from brine.vm.run import Run
 from brine.vm.spec import Spec
 from brine.vm.unit_name import unit_of
 
@@ -111,7 +111,7 @@ class Kvm(Hypervisor):
 
     def may_run(self, name: str) -> bool:
         """Whether a QEMU listens, or a process is there that is about to become one, or to end."""
-        return is_listening(InstanceFiles(name).qmp) or owner.runs(name)
+        return is_listening(InstanceFiles(name).qmp) or Run.last(name).has_process()
 
     def is_ending(self, name: str, unit: Unit) -> bool:
         """Whether a QEMU that systemd says is running has begun to end."""
@@ -119,7 +119,7 @@ class Kvm(Hypervisor):
             return True
         if oper_of(unit) is not Oper.RUNNING or not unit.main_pid:
             return False
-        if markers.read_marker(MarkerKind.SHUTDOWN, name, run=unit.invocation):
+        if unit.run.was_shut_down():
             return True
         with self.guest(name, unit.main_pid) as qemu:
             if qemu.ended():
@@ -137,7 +137,7 @@ class Kvm(Hypervisor):
         """Whether its processors stand still. QEMU is asked only if a marker says so."""
         if seen.halted:
             return seen.halted.state == PAUSED
-        if not seen.was_paused:
+        if not seen.run.is_paused():
             return False
         try:
             with monitor_of(seen.name, timeout_s=_ANSWER_S) as qmp:

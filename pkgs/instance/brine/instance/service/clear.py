@@ -22,18 +22,16 @@ from brine.hotplug.net import records
 from brine.hotplug.net.records import TapRecord
 from brine.instance import messages, store, unit
 from brine.instance.devices import missing_bridges_of
-from brine.instance.observe import is_stop_over
 from brine.instance.owner import forget_process
-from brine.vm import markers
+from brine.vm import end, markers
 from brine.vm.files import InstanceFiles
-from brine.vm.markers import BELIEVED_S, MarkerKind
+from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.runtime_file import LastStart
 from brine.vm.spec import SecurityModel
 
 _PROGRAM = "brine-instance"
-_USER = "user"
 _KVMD_IS_OFF = "kvmd is off"
-_IN_ORDER = ("success", "exec-condition")  # systemd.exec(5), $SERVICE_RESULT
 _VERDICT_S = 1.0
 _PAUSE_S = 0.1
 
@@ -128,15 +126,15 @@ def note_stop(name: str) -> None:
     """Write a missing stop marker if the admin has ended the instance, and remove markers of a stop
     or reboot that was not followed."""
     with _warned(f"{name}: its end can't be noted"):
-        reboot = markers.read_marker(MarkerKind.REBOOT, name)
-        until = reboot.facts.get("until", 0) if reboot else time.time()
-        # The guest has not followed that reboot for long.
-        if not isinstance(until, int | float) or time.time() > until + BELIEVED_S:
+        now = time.time()
+        rebooted = Run.marked(MarkerKind.REBOOT, name)
+        if rebooted and end.is_reboot_over(rebooted, now):
             markers.remove_unheld(MarkerKind.REBOOT, name)
         if markers.is_held(MarkerKind.STOP, name):
             return
         # The marker of a stop that was given up is not why the run ended.
-        if markers.read_marker(MarkerKind.STOP, name) and is_stop_over(store.load(name)):
+        stopped = Run.marked(MarkerKind.STOP, name)
+        if stopped and end.is_stop_over(stopped, store.load(name).shutdown_timeout, now):
             markers.remove_unheld(MarkerKind.STOP, name)
         _note_start_called_off(name)
         _note_unmarked_stop(name)
@@ -146,20 +144,22 @@ def _note_start_called_off(name: str) -> None:
     """Mark the stop of a start in progress: systemd runs no ExecStop for it."""
     found = unit.find(name)
     if found and not found.came_up() and unit.is_told_to_stop(name):
-        run = markers.this_run()
-        if markers.last_run(name) != run:
-            store.note_unbegun_run(name, run)
+        run = Run.own(name)
+        if not run.is_last():
+            store.note_unbegun_run(name, run.id)
         _mark_stop(name)
 
 
 def _note_unmarked_stop(name: str) -> None:
     """Mark a stop by systemd whose stop command could not; unless the user was faster."""
-    if not _is_unmarked(name) or _verdict(name) == _USER or not unit.is_told_to_stop(name):
+    run = Run.own(name)
+    if not _is_unmarked(run) or _is_users(run) or not unit.is_told_to_stop(name):
         return
     deadline = time.monotonic() + _VERDICT_S
-    while not _verdict(name) and time.monotonic() < deadline and not unit.is_kvmd_off():
+    while not run.verdict and time.monotonic() < deadline and not unit.is_kvmd_off():
         time.sleep(_PAUSE_S)
-    if _verdict(name) != _USER:
+        run = run.again()
+    if not _is_users(run):
         _mark_stop(name)
 
 
@@ -169,20 +169,13 @@ def _mark_stop(name: str) -> None:
         pass
 
 
-def _is_unmarked(name: str) -> bool:
+def _is_unmarked(run: Run) -> bool:
     """Whether this run was a QEMU without a stop marker."""
-    run = markers.this_run()
-    return (
-        not InstanceFiles(name).domain.exists()
-        and markers.last_run(name) == run != markers.UNKNOWN_RUN
-        and not markers.read_marker(MarkerKind.STOP, name, run=run)
-    )
+    return not InstanceFiles(run.name).domain.exists() and end.lacks_stop(run)
 
 
-def _verdict(name: str) -> str:
-    """The party that ended this run, by the verdict; empty if there is none."""
-    mark = markers.read_marker(MarkerKind.VERDICT, name, run=markers.this_run())
-    return str(mark.facts.get("who")) if mark else ""
+def _is_users(run: Run) -> bool:
+    return run.verdict is not None and run.verdict.who == end.USER
 
 
 def note_unknown_end(name: str) -> None:
@@ -192,10 +185,10 @@ def note_unknown_end(name: str) -> None:
     if (os.environ.get("EXIT_CODE"), os.environ.get("EXIT_STATUS")) != ("exited", "0"):
         return
     with _warned(f"{name}: its end can't be noted"):
-        if _is_unmarked(name) and not _verdict(name) and unit.is_kvmd_off():
-            run, who = markers.this_run(), markers.WHO_UNKNOWN
+        run, who = Run.own(name), markers.WHO_UNKNOWN
+        if _is_unmarked(run) and not run.verdict and unit.is_kvmd_off():
             markers.write_marker(
-                MarkerKind.VERDICT, name, run=run, durable=True, who=who, cause=_KVMD_IS_OFF
+                MarkerKind.VERDICT, name, run=run.id, durable=True, who=who, cause=_KVMD_IS_OFF
             )
 
 
@@ -203,28 +196,22 @@ def note_failure(name: str) -> None:
     """Mark that systemd saw this run fail, so that the watcher notices when an admin resets the
     failure. The start itself has recorded missing files: storage may not answer, and would delay
     the unit's end here."""
-    run, result = markers.this_run(), os.environ.get("SERVICE_RESULT", "success")
-    if result in _IN_ORDER or markers.read_marker(MarkerKind.STOP, name, run=run):
+    run, result = Run.own(name), os.environ.get("SERVICE_RESULT", "success")
+    if not end.has_failed(run, result):
         return
-    noted = markers.read_marker(MarkerKind.FAILURE, name, run=run)
-    facts = noted.facts if noted else {}
+    facts = run.facts(MarkerKind.FAILURE)
     if "lacks" in facts:
         return
     with _warned(f"{name}: its failure can't be noted"):
-        has_come_up = markers.read_marker(MarkerKind.STARTED, name, run=run) is not None
-        lacks = [] if has_come_up else missing_bridges_of(store.load(name))
-        markers.write_marker(MarkerKind.FAILURE, name, run=run, **{**facts, "lacks": lacks})
+        lacks = [] if run.has_come_up() else missing_bridges_of(store.load(name))
+        markers.write_marker(MarkerKind.FAILURE, name, run=run.id, **{**facts, "lacks": lacks})
 
 
 def tell_watcher(name: str) -> None:
     """Make the watcher look at an instance as soon as its unit has ended, if it had come up and no
     admin has stopped it. A start that failed waits for the next pass. If this program is killed,
     the unit has failed, and brine-instance-failed@.service does the same."""
-    run = markers.this_run()
-    if not markers.read_marker(MarkerKind.STARTED, name, run=run):
-        return
-    is_to_come_back = markers.read_marker(MarkerKind.REBOOT, name, run=run) is not None
-    if markers.read_marker(MarkerKind.STOP, name, run=run) and not is_to_come_back:
+    if not end.is_for_watcher(Run.own(name)):
         return
     with _warned(f"{name}: the watcher hears of its end later"):
         with contextlib.suppress(FileNotFoundError):  # there is no watcher

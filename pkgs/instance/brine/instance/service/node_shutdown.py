@@ -9,11 +9,12 @@ from contextlib import suppress
 
 from brine.common.errors import BrineError, die, warn
 from brine.instance import store
-from brine.instance.history import RecordedVerdict, needs_verdict, verdicts_on
+from brine.instance.history import needs_verdict, verdicts_on
 from brine.instance.intent import RESTART, keep_users_will, stays_off
 from brine.instance.observe import Observed, look_at_all
 from brine.instance.store import InstanceError
 from brine.vm.markers import WHO_UNKNOWN
+from brine.vm.run import RecordedVerdict
 
 _PROGRAM = "brine-instance"
 

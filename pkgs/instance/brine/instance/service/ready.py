@@ -10,11 +10,12 @@ from contextlib import suppress
 from brine.common.errors import BrineError, die
 from brine.common.process import Process, main_pid
 from brine.instance import messages, store
-from brine.instance.failed_starts import StartFailure, noted_failure, why_not_started
+from brine.instance.failed_starts import StartFailure, why_not_started
 from brine.instance.hypervisor import EndedEarlyError
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.vm import markers
 from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.unit_name import unit_of
 
 _PROGRAM = "brine-instance"
@@ -63,13 +64,12 @@ def _reason(name: str, error: BrineError) -> StartFailure:
 
 def _note(name: str, reason: StartFailure) -> None:
     """Note it for the command that started it, unless the preparation has."""
-    run = markers.this_run()
-    if noted_failure(name, run) is None:
+    run = Run.own(name)
+    if run.failure is None or run.failure.reason is None:
         facts = {"reason": reason.text} | ({"hint": reason.hint} if reason.hint else {})
-        marker = markers.read_marker(MarkerKind.FAILURE, name, run=run)
+        known = run.facts(MarkerKind.FAILURE)
         with suppress(OSError):
-            known = marker.facts if marker else {}
-            markers.write_marker(MarkerKind.FAILURE, name, run=run, **{**known, **facts})
+            markers.write_marker(MarkerKind.FAILURE, name, run=run.id, **{**known, **facts})
 
 
 if __name__ == "__main__":

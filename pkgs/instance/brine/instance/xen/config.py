@@ -14,12 +14,12 @@ from string import ascii_lowercase
 
 from brine.common.files import read_regular, write_whole
 from brine.instance.xen.xl import Domain
-from brine.vm import markers
+from brine.vm import end, markers
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import DOMAIN_SPEC
-from brine.vm.markers import MarkerKind
 from brine.vm.nic import Nic
+from brine.vm.run import Run
 from brine.vm.spec import Spec, to_json
 from brine.vm.values import Mode
 
@@ -157,9 +157,8 @@ def is_half_made(spec: Spec, domain: Domain) -> bool:
     """
     if not domain.never_ran() or not (domain.has_no_name() or domain.name == spec.name):
         return False
-    run = markers.last_run(spec.name)
-    has_come_up = markers.read_marker(MarkerKind.STARTED, spec.name, run=run) is not None
-    return f"{_RUN}{run}" in _heading(spec.name) and not has_come_up
+    run = Run.last(spec.name)
+    return end.is_half_made(run, is_by_run=f"{_RUN}{run.id}" in _heading(spec.name))
 
 
 def uuid_of(name: str) -> str | None:

@@ -28,10 +28,11 @@ from brine.instance.store import InstanceError, clear_last_run
 from brine.instance.xen import config, xl
 from brine.instance.xen.config import GRUBS, kernel_of
 from brine.instance.xen.xl import Domain, ShutdownReason, XlError
-from brine.vm import markers
+from brine.vm import end, markers
 from brine.vm.conflicts import claiming
 from brine.vm.files import InstanceFiles
-from brine.vm.markers import BELIEVED_S, MarkerKind
+from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.spec import AdminState, Spec
 from brine.vm.unit_name import unit_of
 
@@ -257,7 +258,7 @@ def is_left(seen: Observed) -> bool:
     command works on."""
     is_over = seen.domain is not None and (seen.domain.is_over() or seen.is_half_made)
     is_down = seen.state.oper in (Oper.DOWN, Oper.USER_SHUTDOWN)
-    return is_over and is_down and not seen.is_being_stopped
+    return is_over and is_down and not seen.run.is_being_stopped()
 
 
 def remove_domain(seen: Observed) -> None:
@@ -269,8 +270,8 @@ def remove_domain(seen: Observed) -> None:
     # If its xl was killed, the domain alone shows how it ended.
     with store.telling(name, "it can't be noted how it has ended"):
         if seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.USER_SHUTDOWN:
-            markers.write_marker(MarkerKind.SHUTDOWN, name, run=markers.last_run(name))
-        elif seen.spec.admin_state == AdminState.UP and not seen.was_stopped:
+            markers.write_marker(MarkerKind.SHUTDOWN, name, run=Run.last(name).id)
+        elif seen.spec.admin_state == AdminState.UP and not seen.run.was_stopped():
             # It is to run as if it never had; systemd may know no fault of it.
             markers.remove_marker(MarkerKind.STARTED, name)
     xl.destroy(seen.domain)
@@ -288,12 +289,10 @@ def clear_domain(name: str) -> bool:
     uuid = config.uuid_of(name)
     if uuid is None or not config.is_of_this_run(name):
         return True
-    run = markers.this_run()
     domain = xl.domain_of(uuid)
     was_powered_off = domain is not None and domain.was_powered_off()
-    asked = markers.read_marker(MarkerKind.ASKED, name, run=run)
-    if was_powered_off and asked and 0 <= time.time() - asked.made_at < BELIEVED_S:
-        _mark_stopped(name, run)  # its guest has followed that
+    if was_powered_off and end.has_obeyed(Run.own(name), time.time()):
+        _mark_stopped(name)
     if not was_powered_off:
         with suppress(OSError):  # its guest has not followed that; it may be moved
             markers.remove_marker(MarkerKind.REBOOT, name)
@@ -303,24 +302,23 @@ def clear_domain(name: str) -> bool:
         # The program that saves or moves it needs its memory, and removes it then. It counts as
         # stopped; a holder of the marker goes on holding it.
         with suppress(OSError):
-            _mark_stopped(name, run)
+            _mark_stopped(name)
         messages.tell(messages.DOMAIN_SUSPENDED, name, domain=domain.number)
         return True
-    # By its marker: a clock may be set back during a start.
-    has_come_up = markers.read_marker(MarkerKind.STARTED, name, run=run)
-    if not has_come_up or markers.read_marker(MarkerKind.STOP, name, run=run):
+    run = Run.own(name)
+    if not end.keeps_domain(run):
         xl.destroy(domain)
         return True
     if domain.lives():
         messages.tell(messages.DOMAIN_LIVES, name, domain=domain.number)
         return True
-    if was_powered_off:
-        markers.write_marker(MarkerKind.SHUTDOWN, name, run=run)
+    if end.is_by_user(run, domain.end()):
+        markers.write_marker(MarkerKind.SHUTDOWN, name, run=run.id)
     how = "its user shut it down" if was_powered_off else domain.how_it_ended()
     messages.tell(messages.DOMAIN_LEFT, name, domain=domain.number, reason=how)
     return was_powered_off
 
 
-def _mark_stopped(name: str, run: str) -> None:
-    with markers.held_marker(MarkerKind.STOP, name, run=run):
+def _mark_stopped(name: str) -> None:
+    with markers.held_marker(MarkerKind.STOP, name, run=markers.this_run()):
         pass

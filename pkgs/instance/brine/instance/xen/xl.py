@@ -16,6 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from brine.common.errors import BrineError, install_hint, printable
 from brine.common.process import run_bounded
+from brine.vm.end import DomainEnd
 
 PROGRAM = "xl"
 
@@ -140,6 +141,16 @@ class Domain:
         """Whether its guest has shut down cleanly, by user or admin."""
         is_clean = self.reason == ShutdownReason.POWEROFF and not self.has_crashed()
         return self.has_ended() and is_clean
+
+    def end(self) -> DomainEnd:
+        """How it has ended, if it has."""
+        if self.is_zombie():
+            return DomainEnd.GONE
+        if self.has_crashed():
+            return DomainEnd.CRASHED
+        if self.was_powered_off():
+            return DomainEnd.POWERED_OFF
+        return DomainEnd.SUSPENDED if self.is_suspended() else DomainEnd.OTHER
 
     def how_it_ended(self) -> str:
         """Why it has ended, in words."""
