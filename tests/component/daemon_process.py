@@ -76,9 +76,10 @@ class DaemonProcess:
         user: int | None = None,
     ) -> None:
         """Start the daemon, and don't wait."""
+        parts = ("common", "vm", "config", self._part)
         everything = {
             **os.environ,
-            "PYTHONPATH": f"{tree}/pkgs/common:{tree}/pkgs/config:{tree}/pkgs/{self._part}",
+            "PYTHONPATH": ":".join(f"{tree}/pkgs/{part}" for part in parts),
             "RUNTIME_DIRECTORY": str(self.state),
             **environment,
         }

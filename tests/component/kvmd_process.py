@@ -32,7 +32,7 @@ class Kvmd(DaemonProcess):
         """Start the daemon as a user without any rights."""
         # That user may not enter the tree, or may not use its Python.
         copy = self.settings.with_name("tree")
-        for part in ("common", "kvmd"):
+        for part in ("common", "vm", "kvmd"):
             shutil.copytree(ROOT / "pkgs" / part, copy / "pkgs" / part)
         ready = self.manager.heard("READY")
         self.launch({}, python="/usr/bin/python3", tree=copy, user=_NOBODY)

@@ -556,11 +556,12 @@ def test_handed_over_keys_come_first(confd: Confd) -> None:
 
 def hand_over(confd: Confd) -> None:
     """Run the step of the reload that root does."""
+    parts = ("common", "vm", "config", "confd")
     subprocess.run(
         [sys.executable, "-m", "brine.confd.main", "--config", confd.settings, "--hand-over-keys"],
         env={
             **os.environ,
-            "PYTHONPATH": f"{ROOT}/pkgs/common:{ROOT}/pkgs/config:{ROOT}/pkgs/confd",
+            "PYTHONPATH": ":".join(f"{ROOT}/pkgs/{part}" for part in parts),
             "RUNTIME_DIRECTORY": str(confd.state),
         },
         check=True,
