@@ -13,12 +13,7 @@ from functools import partial
 from typing import Any
 
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
-from brine.hotplug.disk import (
-    block_node_names,
-    block_nodes,
-    disk_device,
-    fdset_opaque,
-)
+from brine.hotplug.device_arguments import block_node_names, block_nodes, disk_device, fdset_opaque
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device

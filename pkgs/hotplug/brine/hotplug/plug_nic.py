@@ -12,10 +12,10 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpClosedError, QmpError
+from brine.hotplug.device_arguments import nic_device, nic_netdev
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.net.wiring import check_wiring, open_own_tap, remove_unheld, unwire, wire
-from brine.hotplug.nic import nic_device, nic_netdev
 from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
 from brine.hotplug.timeouts import UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import Pending, PendingAction, Undo

@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brine.hotplug.disk import block_nodes, disk_device, fdset_opaque
-from brine.hotplug.nic import nic_device, nic_netdev
+from brine.hotplug.device_arguments import (
+    block_nodes,
+    disk_device,
+    fdset_opaque,
+    nic_device,
+    nic_netdev,
+)
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout, cdrom_id
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Interface
