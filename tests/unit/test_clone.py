@@ -122,6 +122,7 @@ def test_disks_and_addresses_go_where_they_are_said_to(brine: Run, images: Path)
     [
         (["web2", "--disk", "/x=/y"], "web1 has no disk /x"),
         (["web2", "--address", "192.0.2.9=192.0.2.8"], "web1 has no address 192.0.2.9"),
+        (["web2", "--address", "192.0.2.9=foo"], "web2: --address 192.0.2.9=foo: foo is no IP"),
         (["web2", "--disk", "x"], "no two values with = between them"),
         (["web1"], "that is its name"),
         (["a/b"], "a/b"),
@@ -147,6 +148,7 @@ def test_nothing_that_is_there_is_overwritten(brine: Run, images: Path) -> None:
         status, _, said = brine("clone", "web1", "web2", "--disk", f"{images}/a={target}")
         assert status == 1
         assert f"web2: {target}: is there already" in said
+        assert "name another" in said
     assert file.read_text() == "somebody's"
     assert "web2" not in store.names()
 

@@ -634,6 +634,22 @@ def test_accounts_of_the_node_are_told_of(filled: Run, monkeypatch: pytest.Monke
     assert "note" not in filled("uidpool", "add", "999,1007")[1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"),
+    [
+        (("verify", "/nosuch"), "/nosuch: there is no such file\n", 1),
+        (("diff", "/nosuch"), "/nosuch: there is no such file\n", 1),
+        (("restore", "x"), "'x' is no serial number; brine config versions lists them\n", 2),
+    ],
+)
+def test_a_file_or_version_that_is_not_there(
+    filled: Run, arguments: tuple[str, ...], said: str, status: int
+) -> None:
+    left, _, errors = filled("config", *arguments)
+    assert (left, said in errors) == (status, True)
+    assert "brine config apply" not in errors
+
+
 def test_ssconf_is_kept_in_step(filled: Run, tmp_path: Path) -> None:
     (tmp_path / "ssconf").mkdir()
     assert (

@@ -293,6 +293,24 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
     assert any("192.0.2.7/24 on eth0" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("mode", "link", "ips", "said"),
+    [
+        ("bridged", "br0", [], "vm-1 on br0, slot 13"),
+        ("routed", "", ["192.0.2.7", "2001:db8::7"], "vm-1 routed 192.0.2.7 2001:db8::7, slot 13"),
+        ("routed", "100", ["192.0.2.7"], "vm-1 routed on 100 192.0.2.7, slot 13"),
+    ],
+)
+def test_where_the_tap_of_a_nic_leads(mode: str, link: str, ips: list[str], said: str) -> None:
+    nic = {"mac": "52:54:00:00:00:0a", "mode": mode, "link": link, "ips": ips}
+    found = details(seen(running(), nics=[nic]))
+    (row,) = found["spec"]["nics"]
+    plugged = {"mac": row["mac"], "uuid": row["uuid"], "tap": "vm-1", "link": link or None}
+    found["nics"] = [{**plugged, "slot": 13, "since_start": True}]
+    (line,) = [line for line in text(found) if line.startswith("NIC:")]
+    assert said in line
+
+
 def test_without_an_agent_nobody_waits_for_one(qemus: FakeQemus) -> None:
     closed = [{"label": "agent", "frontend-open": False}]
     answers = {"query-status": {"status": "io-error"}, "query-chardev": closed, "qom-list": []}

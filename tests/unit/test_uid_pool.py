@@ -59,7 +59,8 @@ def test_what_is_written_can_be_read(separator: str, pool: Pool) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("4099-4000", "[4099, 4000] is no range of user ids: first and last, from 1 up"),
+        ("4099-4000", "[4099, 4000] is no range of user ids: first and last, from 1 to 4294967294"),
+        ("4294967295", "from 1 to 4294967294"),
         ("4294967295", "[4294967295, 4294967295] is no range of user ids"),
         ("99999999999", "'99999999999' is no range of user ids, such as 4000-4099"),
         ("alice", "'alice' is no range"),

@@ -253,6 +253,19 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("keys", "hint"),
+    [
+        ({"nics": [BR] * 40}, "leave out 20 NICs"),
+        ({"nics": [BR] * 20, "disks": [DISK]}, "give disks the interface scsi"),
+    ],
+)
+def test_a_hint_to_what_makes_room(keys: dict[str, Any], hint: str) -> None:
+    with pytest.raises(SpecError, match="no slot left") as told:
+        web1(**keys)
+    assert told.value.hint == hint
+
+
 @pytest.mark.parametrize(("keys", "where", "said"), REFUSED)
 def test_what_does_not_go_together_is_refused(keys: dict[str, Any], where: str, said: str) -> None:
     with pytest.raises(SpecError) as told:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from brine.common import __version__
 from brine.common.entry_points import EntryPoint, entry_points, versions
-from brine.common.errors import BrineError, UsageError, die, nearest
+from brine.common.errors import BrineError, UsageError, die, nearest, root_hint
 
 _OTHER_VERBS = {
     **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
@@ -181,7 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die("brine", error, 2 if isinstance(error, UsageError) else 1)
     except OSError as error:
         if error.filename is not None:
-            die("brine", BrineError(f"{error.filename}: {error.strerror}"), 1)
+            text = f"{error.filename}: {error.strerror}"
+            die("brine", BrineError(text, hint=root_hint(error)), 1)
         return _output_lost("brine", error)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

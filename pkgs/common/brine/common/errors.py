@@ -100,6 +100,11 @@ def install_hint(*, apt: str, dnf: str, root: str = "") -> str:
     return f"dnf install {dnf}" if has_dnf and not is_of_dpkg else f"apt install {apt}"
 
 
+def root_hint(error: OSError) -> str | None:
+    """A hint for a user without a permission; None if root could not do it, either."""
+    return "be root" if isinstance(error, PermissionError) and os.geteuid() else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """A hint for an unknown *word*: the known one that looks most like it, or all of them."""
     known = sorted(known)

@@ -76,7 +76,8 @@ def uid_pool_fault(pool: Ranges) -> str | None:
     before = 0
     for pair in sorted(map(list, pool)):
         if len(pair) != 2 or not 0 <= pair[0] <= pair[1] <= _LARGEST_UID:
-            return f"{_excerpt(pair)} is no range of user ids: first and last, from 1 up"
+            text = f"{_excerpt(pair)} is no range of user ids"
+            return f"{text}: first and last, from 1 to {_LARGEST_UID}"
         first, last = pair
         if first == 0:
             return "user id 0 is root's, which can't be in a pool"

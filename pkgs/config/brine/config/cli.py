@@ -10,6 +10,14 @@ from brine.common import paths
 from brine.common.cli import Command, add_verb
 
 
+def _serial(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no serial number; brine config versions lists them"
+        )
+    return int(text)
+
+
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = _verbs(parser)
     apply = _add(verbs, "apply", "apply_file", "merge declarations into the configuration")
@@ -38,7 +46,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     _add(verbs, "versions", "versions", "list the kept versions")
 
     restore = _add(verbs, "restore", "restore", "restore a kept version")
-    restore.add_argument("serial", type=int, metavar="SERIAL", help="see brine config versions")
+    restore.add_argument("serial", type=_serial, metavar="SERIAL", help="see brine config versions")
     _add_dry_run(restore)
 
     text = "write the values that every node should know"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
@@ -94,7 +95,7 @@ def show(arguments: argparse.Namespace) -> int:
 
 def verify(arguments: argparse.Namespace) -> int:
     """``brine config verify``"""
-    store = ConfigStore(arguments.file.absolute()) if arguments.file else _store(arguments)
+    store = _store_of(arguments.file) if arguments.file else _store(arguments)
     configuration = store.read()
     found = find(configuration)
     if (by := store.look().overtaken_by) is not None:
@@ -146,7 +147,7 @@ def diff(arguments: argparse.Namespace) -> int:
 def _version(store: ConfigStore, name: str) -> Configuration:
     """A kept version by serial, the current one by its serial, or a file."""
     if not name.isdecimal():
-        return ConfigStore(Path(name).absolute()).read()
+        return _store_of(Path(name)).read()
     current = store.read()
     return current if current.serial_no == int(name) else store.read_version(int(name))
 
@@ -388,6 +389,13 @@ def _store(arguments: argparse.Namespace) -> ConfigStore:
     if not 0 <= arguments.lock_timeout < 1e6:
         raise UsageError("--lock-timeout must be a number of seconds, 0 or more")
     return ConfigStore(Path(arguments.config).absolute())
+
+
+def _store_of(file: Path) -> ConfigStore:
+    """The store of a file that a person names to look at; it must be there."""
+    if not os.path.lexists(file):
+        raise ConfigError(f"{file}: there is no such file")
+    return ConfigStore(file.absolute())
 
 
 def _tell(arguments: argparse.Namespace, result: object, lines: Iterable[object]) -> int:

@@ -275,7 +275,8 @@ def _machine_faults(
     by_interface[interface] = len(disks)
     fault_of_slots = slots_fault(
         hv["machine_version"],
-        pci=by_interface["virtio"] + len(instance.nics),
+        nics=len(instance.nics),
+        virtio=by_interface["virtio"],
         scsi=by_interface["scsi"],
         ide=by_interface["ide"] + drives,
     )

@@ -203,7 +203,9 @@ NIC = Command("plug NICs into running VMs, change them and take them out", _conf
 
 def _serial(text: str) -> str:
     if not 0 < len(text) <= LONGEST_SERIAL or not text.isascii() or not text.isprintable():
-        raise argparse.ArgumentTypeError(f"a serial has 1 to {LONGEST_SERIAL} characters")
+        raise argparse.ArgumentTypeError(
+            f"a serial has 1 to {LONGEST_SERIAL} characters of ASCII that can be printed"
+        )
     return text
 
 

@@ -157,7 +157,9 @@ def _put_in(vm: Vm, undo: Undo, disk: Disk, files: Opened, slot: Slot) -> None:
     except QmpCommandError as error:
         if " lock" not in error.description:
             raise
-        hint = "another VM or program has it open for writing"
+        hint = (
+            "another VM or program has it open, or it is the medium in this VM's own CD-ROM drive"
+        )
         raise HotplugError(f"{disk.path}: is in use: {error.description}", hint=hint) from error
 
 

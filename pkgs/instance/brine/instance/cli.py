@@ -8,6 +8,7 @@ from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds, whole_number
 from brine.vm.arguments import instance_name
+from brine.vm.values import MOST_MEMORY_MIB, MOST_VCPUS
 
 _DEFINITION = "brine.instance.definition"
 _OPERATIONS = "brine.instance.operations"
@@ -65,8 +66,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--name", metavar="NAME", help="the name of the instance")
     text = "the bridge of its NIC, or of NICs on libvirt's networks"
     importing.add_argument("--link", metavar="BRIDGE", help=text)
-    importing.add_argument("--memory-mib", type=int, metavar="MIB", help="the guest's memory")
-    importing.add_argument("--vcpus", type=int, metavar="N", help="the guest's processors")
+    size, count = whole_number(1, MOST_MEMORY_MIB), whole_number(1, MOST_VCPUS)
+    importing.add_argument("--memory-mib", type=size, metavar="MIB", help="the guest's memory")
+    importing.add_argument("--vcpus", type=count, metavar="N", help="the guest's processors")
     importing.add_argument("--accel", choices=("kvm", "tcg"), help="tcg emulates the processor")
     text = "forget an instance that does not run"
     undefine = verb("undefine", f"{_DEFINITION}:undefine", text)

@@ -32,6 +32,7 @@ from brine.instance.operations import define_instance, refuse_name, undefine_ins
 from brine.instance.owner import remove_folder
 from brine.instance.store import InstanceError
 from brine.vm.spec import Spec, to_json
+from brine.vm.values import address_fault
 
 _MIB = 1 << 20
 
@@ -163,6 +164,9 @@ def _data_of(
     spec: Spec, name: str, addresses: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
     """The definition of the clone, without its disks' paths; and remarks."""
+    for before, after in addresses.items():
+        if fault := address_fault(after):
+            raise UsageError(f"{name}: --address {before}={after}: {after} {fault}")
     data = {**to_json(spec), "name": name, "uuid": ""}
     del data["admin_state"], data["admin_state_source"]
     notes = []
@@ -176,7 +180,9 @@ def _data_of(
                 raise InstanceError(spec.name, text, hint=f"--address {lacks[0]}=ANOTHER")
             notes.append(f"the addresses of {spec.name}'s NIC {nic.mac} are not the clone's")
     if unknown := addresses.keys() - {one for nic in spec.nics for one in nic.ips}:
-        raise UsageError(f"{spec.name} has no address {', '.join(sorted(unknown))}")
+        text = f"{spec.name} has no address {', '.join(sorted(unknown))}"
+        known = ", ".join(one for nic in spec.nics for one in nic.ips) or "none"
+        raise UsageError(text, hint=f"its addresses are: {known}")
     if spec.vnc_bind.startswith("/"):
         data |= {"vnc_bind": "", "vnc_password_file": ""}
         notes.append(f"it has no VNC: the socket {spec.vnc_bind} is {spec.name}'s")
@@ -207,7 +213,7 @@ def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCop
         folder, file = os.path.split(disk.path)
         renamed = file.replace(spec.name, name, 1) if spec.name in file else f"{name}-{file}"
         target = os.path.abspath(given or os.path.join(folder, renamed))
-        _check_target(name, target, size)
+        _check_target(name, target, size, is_named=given is not None)
         yield DiskCopy(disk.path, target, size_mib)
 
 
@@ -221,14 +227,15 @@ def _size_of(source: str, path: str) -> tuple[int, bool]:
         return os.lseek(descriptor, 0, os.SEEK_END), stat.S_ISBLK(mode)
 
 
-def _check_target(name: str, target: str, size: int) -> None:
+def _check_target(name: str, target: str, size: int, *, is_named: bool) -> None:
     """Refuse an existing target, unless it is a block device that is large enough."""
     if not os.path.lexists(target):
         if not os.path.isdir(folder := os.path.dirname(target)):
             raise InstanceError(name, f"{folder}: there is no such folder")
         return
     if not Path(target).is_block_device():
-        hint = "remove it, or say where the clone has that disk: --disk PATH=OTHER"
+        other = "name another" if is_named else "say where the clone has that disk"
+        hint = f"remove it, or {other}: --disk PATH=OTHER"
         raise InstanceError(name, f"{target}: is there already", hint=hint)
     there, _ = _size_of(name, target)
     if there < size:

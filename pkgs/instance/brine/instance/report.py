@@ -27,6 +27,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.halt import GOING_STATES, PAUSED, Halt
 from brine.vm.markers import WHO_UNKNOWN
 from brine.vm.spec import AS_ROOT, to_json
+from brine.vm.values import Mode
 
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0
@@ -100,7 +101,7 @@ def text(found: Mapping[str, Any]) -> Iterator[str]:
     for key, label in labels.items():
         if key in _ONE_A_LINE:
             for one in found[key] or ():
-                yield f"{label + ':':<{width}} {_ONE_A_LINE[key](one)}"
+                yield f"{label + ':':<{width}} {_ONE_A_LINE[key](one, found)}"
         elif found[key] not in (None, "", []):
             value = found[key]
             if key == "restart_pending":
@@ -132,21 +133,31 @@ def _pending_line(found: Mapping[str, Any], key: str) -> str:
     return f"{key} ({json.dumps(now)}, then {json.dumps(later)})"
 
 
-def _disk_line(one: Mapping[str, Any]) -> str:
+def _disk_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
     path = printable(str(one["path"] or "of an unknown path"))
     return f"{path}, serial {printable(one['serial'])}, {_place(one)}"
 
 
-def _nic_line(one: Mapping[str, Any]) -> str:
-    there = f", {one['tap']} on {one['link'] or '-'}" if one["tap"] else ""
+def _nic_line(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    there = f", {one['tap']} {_link_of(one, found)}" if one["tap"] else ""
     return printable(f"{printable(one['mac'])}{there}, {_place(one)}")
+
+
+def _link_of(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Where the tap of a NIC leads. A routed one has addresses, and often no link."""
+    known = [*((found["running"] or {}).get("nics") or ()), *found["spec"]["nics"]]
+    nic: Mapping[str, Any] = next((nic for nic in known if nic["uuid"] == one["uuid"]), {})
+    link = f"on {one['link']}" if one["link"] else ""
+    if one["link"] and nic.get("mode") != Mode.ROUTED:
+        return link
+    return " ".join(filter(None, ["routed", link, *nic.get("ips", ())]))
 
 
 def _place(one: Mapping[str, Any]) -> str:
     return f"slot {one['slot']}" + ("" if one["since_start"] else ", plugged in since the start")
 
 
-def _address_line(one: Mapping[str, Any]) -> str:
+def _address_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
     return f"{one['address']}/{one['prefix']} on {one['interface']}, as its agent says"
 
 

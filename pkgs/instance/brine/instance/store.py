@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common import operation, paths
-from brine.common.errors import BrineError, nearest
+from brine.common.errors import BrineError, nearest, root_hint
 from brine.common.files import (
     put_aside,
     read_regular,
@@ -92,7 +92,8 @@ def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
 
 def system_error(name: str, error: OSError) -> InstanceError:
     """The error of an instance for which the system has refused something."""
-    return InstanceError(name, f"{error.filename or 'the system'}: {error.strerror}")
+    text = f"{error.filename or 'the system'}: {error.strerror}"
+    return InstanceError(name, text, hint=root_hint(error))
 
 
 def spec_file_of(name: str) -> Path:

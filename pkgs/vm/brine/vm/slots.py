@@ -33,18 +33,20 @@ def ide_units(machine: str) -> tuple[int, int]:
     return (6, 1) if is_q35(machine) else (2, 2)
 
 
-def slots_fault(machine: str, *, pci: int, scsi: int, ide: int) -> tuple[str, str] | None:
+def slots_fault(
+    machine: str, *, nics: int, virtio: int, scsi: int, ide: int
+) -> tuple[str, str] | None:
     """Why a machine has no slots for its devices, and a hint; None if it has.
 
-    :param pci: the number of NICs and of disks of the interface virtio.
-    :param scsi: the number of disks of that interface.
+    :param virtio: the number of disks of that interface, as *scsi* is.
     :param ide: the number of disks of that interface, and of CD-ROM drives.
     """
-    more, begin = "give disks the interface scsi", "no slot left: "
+    begin, pci = "no slot left: ", nics + virtio
+    most = MOST_PORTS if is_q35(machine) else LAST_SLOT + 1 - RESERVED_SLOTS
+    more = "give disks the interface scsi" if nics <= most else f"leave out {nics - most} NICs"
     if is_q35(machine) and pci > MOST_PORTS:
         text = f"{pci} disks and NICs want ports, and a q35 machine has {MOST_PORTS}"
         return begin + text, more
-    most = MOST_PORTS if is_q35(machine) else LAST_SLOT + 1 - RESERVED_SLOTS
     if pci > most:
         text = f"{most} disks and NICs have slots {RESERVED_SLOTS} to {LAST_SLOT} of pci.0"
         return begin + text, more

@@ -101,8 +101,8 @@ class QmpClient:
                 client._negotiate(deadline)
             except (TimeoutError, QmpTimeoutError):
                 raise QmpTimeoutError(
-                    f"{path}: no greeting within {timeout_s:g} s",
-                    hint="another client may have this monitor: it serves one at a time",
+                    f"{path}: QEMU does not answer: no greeting within {timeout_s:g} s",
+                    hint="see whether it hangs or is stopped, or another client has this monitor",
                 ) from None
             except QmpCommandError as error:
                 raise QmpProtocolError(f"{path}: {error}") from error

@@ -55,7 +55,9 @@ def layout_of(spec: Spec) -> Layout:
     """
     scsi = [disk for disk in spec.disks if disk.interface == Interface.SCSI]
     ide = sum(disk.interface == Interface.IDE for disk in spec.disks) + len(spec.cdroms)
-    if fault := slots_fault(spec.machine, pci=len(on_pci(spec)), scsi=len(scsi), ide=ide):
+    virtio = len(on_pci(spec)) - len(spec.nics)
+    counts = {"nics": len(spec.nics), "virtio": virtio, "scsi": len(scsi), "ide": ide}
+    if fault := slots_fault(spec.machine, **counts):
         raise NoSlotError(fault[0], hint=fault[1])
     layout = Layout(ports=_ports(spec))
     ports = {number: port for port, number in layout.ports.items()}
