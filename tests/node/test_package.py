@@ -328,6 +328,7 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
         ("brine instance start --a", {"--all"}),
         ("brine instance stop web1 ", {"db1"}),
         ("brine instance define --l", {"--live"}),
+        ("brine instance import x --accel ", {"kvm", "tcg"}),
         ("brine kvmd ", {"verdicts"}),
         ("brine kvmd verdicts --s", {"--since"}),
         ("brine-kvmd --ch", {"--check"}),

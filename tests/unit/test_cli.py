@@ -17,7 +17,7 @@ import pytest
 from brine.common import __version__, cli, paths
 from brine.common.cli import Command
 from brine.common.entry_points import EntryPoint, entry_points
-from brine.common.errors import BrineError, UsageError, install_hint
+from brine.common.errors import BrineError, UsageError, install_hint, root_hint
 from brine.kvmd import cli as kvmd_command
 from brine.kvmd import verdict_list
 from brine.kvmd.verdict_list import VerdictLine, line_of, parse_since
@@ -127,6 +127,15 @@ def test_output_that_can_not_be_written_is_an_error(
     assert capsys.readouterr().err == (
         "brine: error: output can't be written: No space left on device\n"
     )
+
+
+@pytest.mark.parametrize(("user", "hint"), [(0, None), (1000, "be root")])
+def test_only_who_is_not_root_is_told_to_be_it(
+    monkeypatch: pytest.MonkeyPatch, user: int, hint: str | None
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert root_hint(PermissionError()) == hint
+    assert root_hint(FileNotFoundError()) is None
 
 
 def test_input_that_is_closed_is_empty(

@@ -676,6 +676,16 @@ def test_the_console_of_one_that_has_no_spec(
     assert attached == [("web2", paths.CONTROL_DIR / "web2.serial")]
 
 
+def test_an_unknown_option_leads_to_the_help_of_the_verb(brine: Run) -> None:
+    status, _, err = brine("define", "x", "--nosuch")
+    assert (status, err.splitlines()[-1]) == (2, "brine: hint: see brine instance define --help")
+
+
+def test_a_list_without_a_spec_says_so(brine: Run) -> None:
+    status, _, err = brine("define", "-", stdin=[])
+    assert (status, "the list has no spec" in err) == (0, True)
+
+
 def test_help_needs_nothing(brine: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", os.devnull)
     status, out, _ = brine("--help")

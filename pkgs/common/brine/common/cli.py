@@ -146,6 +146,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Leave with status 2, one line and a hint."""
         hint = f"see {self.prog} --help"
+        if self._subparsers and self._verb and message.startswith("unrecognized"):
+            hint = f"see {self.prog} {self._verb} --help"
         if found := _UNKNOWN_VERB.search(message):
             said, known = found[1], re.findall(r"[\w-]+", found[2])
             other = _OTHER_VERBS.get(said, "")

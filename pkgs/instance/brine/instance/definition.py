@@ -346,6 +346,8 @@ def define(arguments: argparse.Namespace) -> int:
             raise UsageError(f"--{option} goes with --from-config", hint=hint)
     log_to_journal("brine")
     data, dry_run = _input(arguments.file), arguments.dry_run
+    if data == [] and not arguments.json:
+        warn("the list has no spec: nothing is defined")
     given = [SpecInput(None, "the spec", data)]
     if isinstance(data, list):
         given = list(inputs_of(data))
