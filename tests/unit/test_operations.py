@@ -60,7 +60,7 @@ from brine.vm.markers import (
     read_marker,
     write_marker,
 )
-from brine.vm.run import RecordedVerdict
+from brine.vm.run import RecordedVerdict, Run
 from brine.vm.spec import AdminState, Spec, SpecError, to_json
 from brine.vm.unit_name import unit_of
 from lab.fake_qemu import FakeQemu, FakeQemus
@@ -709,10 +709,10 @@ def test_a_stop_is_known_before_anybody_can_want_it_up(
 ) -> None:
     told: list[BrineError] = []
 
-    def end(name: str, *_: object, **__: object) -> bool:
+    def end(_: object, run: Run, **__: object) -> bool:
         # The first that is done when others may change the spec again.
         with pytest.raises(InstanceError, match="is just being stopped") as caught:
-            start_instance(name)
+            start_instance(run.name)
         told.append(caught.value)
         running.end()
         return True

@@ -12,6 +12,7 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.instance.service import stop
+from brine.vm.run import Run
 
 
 @pytest.fixture
@@ -40,8 +41,9 @@ def test_each_is_stopped_once_and_all_at_once(
     begun: list[tuple[str, int, str]] = []
     all_begun = threading.Event()
 
-    def stop_run(name: str, pid: int, run: str) -> None:
-        begun.append((name, pid, run))
+    def stop_run(run: Run, pid: int) -> None:
+        name = run.name
+        begun.append((name, pid, run.id))
         assert is_locked(tmp_path / name)
         if len(begun) == len(names):
             all_begun.set()
@@ -71,7 +73,7 @@ def test_what_is_no_request_is_said_and_harms_none(
     line: str,
 ) -> None:
     stopped: list[str] = []
-    monkeypatch.setattr(stop, "stop_run", lambda name, pid, run: stopped.append(name))
+    monkeypatch.setattr(stop, "stop_run", lambda run, pid: stopped.append(run.name))
     os.write(fifo[1], f"{line}\nweb2 run 18\n".encode("latin-1"))
     stop.serve(fifo[0], idle_s=0.1)
     assert stopped == ["web2"]
@@ -82,7 +84,7 @@ def test_who_just_looks_keeps_none_from_being_stopped(
     fifo: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[str] = []
-    monkeypatch.setattr(stop, "stop_run", lambda name, pid, run: stopped.append(name))
+    monkeypatch.setattr(stop, "stop_run", lambda run, pid: stopped.append(run.name))
     looks = os.open(tmp_path / "web1", os.O_RDWR | os.O_CREAT)
     fcntl.flock(looks, fcntl.LOCK_EX)
     ends = threading.Timer(0.3, os.close, [looks])

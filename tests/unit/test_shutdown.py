@@ -25,6 +25,7 @@ from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
+from brine.vm.run import Run
 from lab.fake_agent import Agent, agent
 from lab.fake_qemu import FakeQemu, FakeQemus, Refused
 from lab.runtime_file import write_runtime_file
@@ -54,10 +55,11 @@ def of(qemu: StandIn) -> QemuGuest:
     return QemuGuest("web1", Process(qemu.descriptor))
 
 
-def shut_down(name: str, guest: QemuGuest, run: str, **options: Any) -> bool:
+def shut_down(name: str, guest: QemuGuest, run_id: str, **options: Any) -> bool:
     """As the command does it."""
-    with shutdown.stop_marked(name, guest, run, must=True):
-        return shutdown.shut_down(name, guest, run, **options)
+    run = Run(name, run_id)
+    with shutdown.stop_marked(guest, run, must=True):
+        return shutdown.shut_down(guest, run, **options)
 
 
 def answers(
@@ -262,7 +264,7 @@ def test_without_a_mark_only_the_power_button_is_used(
     paths.MARKS_DIR.touch()
     monitor = qemus.start(WEB1.qmp, answers=answers(qemu.end, chardevs=[SERIAL, AGENT]))
     with shutdowns(qemu.end) as heard:
-        shutdown.stop_run("web1", qemu.pid, RUN)
+        shutdown.stop_run(Run("web1", RUN), qemu.pid)
     assert heard == []
     assert orders(monitor) == ["system_powerdown"]
 
@@ -312,8 +314,8 @@ def run_main(
     def is_of(pid: int, unit: str) -> bool:
         return is_ours and (pid, unit) == (qemu.pid, "brine-instance@web1.service")
 
-    def note(name: str, _: QemuGuest, run: str, *, timeout_s: float, **how: bool) -> bool:
-        assert (name, run) == ("web1", RUN)
+    def note(_: QemuGuest, run: Run, *, timeout_s: float, **how: bool) -> bool:
+        assert run == Run("web1", RUN)
         assert how == {"force": True, "may_use_agent": True}
         given.append(timeout_s)
         return True

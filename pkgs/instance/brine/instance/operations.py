@@ -419,7 +419,7 @@ def stop_instance(
         if unnoted and not is_going:
             raise unnoted
         if found and guest:
-            _end(name, guest, "stop", force=force, timeout_s=timeout_s)
+            _end(guest, "stop", force=force, timeout_s=timeout_s)
             _wait_stopped(found.run)
         elif by_systemd:
             _wait_for_systemd(by_systemd, force=force, limit_s=limit_s)
@@ -443,7 +443,7 @@ def stop_instance(
 @contextmanager
 def _told_to_stop(
     name: str, found: Unit | None, of_domain: Spec | None = None, *, cause: str = ""
-) -> Iterator[tuple[Guest, str]]:
+) -> Iterator[tuple[Guest, Run]]:
     """The guest and the run of an instance, which are marked as being stopped in the block.
 
     :param of_domain: the spec of a domain, which may have no unit; else None.
@@ -452,7 +452,7 @@ def _told_to_stop(
     hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
     uuid = of_domain.uuid if of_domain else None
     with hypervisor.guest(name, pid, uuid=uuid) as guest:
-        with stop_marked(name, guest, run, must=True, cause=cause):
+        with stop_marked(guest, run, must=True, cause=cause):
             yield guest, run
 
 
@@ -463,7 +463,7 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
     ran = domain is not None and domain.lives() and not config.is_half_made(spec, domain)
     if ran:
         with _told_to_stop(spec.name, None, spec) as guest:
-            _end(spec.name, guest, "stop", force=force, timeout_s=timeout_s)
+            _end(guest, "stop", force=force, timeout_s=timeout_s)
         left = xl.domain_of(spec.uuid)
         # A domain with another number is a later run's.
         domain = left if left and domain and left.number == domain.number else None
@@ -484,7 +484,7 @@ def _stopped_by_systemd(
     messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
     with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
         if qemu:
-            stack.enter_context(stop_marked(name, qemu, _run(found, name), must=False, cause=cause))
+            stack.enter_context(stop_marked(qemu, _run(found, name), must=False, cause=cause))
         unit.stop(name)
         # The run of a start that waited may have begun just before.
         yield ((unit.find(name) if found.is_queued else None) or found), qemu
@@ -510,7 +510,7 @@ def _is_started_again(name: str, before: Unit | None) -> bool:
     now = unit.find(name)
     if now is None or oper_of(now) not in GOING:
         return False
-    return now.is_queued or before is None or now.invocation != before.invocation
+    return now.is_queued or before is None or now.run != before.run
 
 
 def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> None:
@@ -527,7 +527,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
             stack.enter_context(_noted_reboot(seen, timeout_s))
         kept = being_released(InstanceFiles(name).qmp)
         with _told_to_stop(name, seen.unit, seen.spec if seen.domain else None) as guest:
-            _end(name, guest, "reboot", force=force, timeout_s=timeout_s)
+            _end(guest, "reboot", force=force, timeout_s=timeout_s)
         _start_again(seen)
     messages.tell(messages.REBOOTED, name)
     for one in kept:
@@ -547,7 +547,9 @@ def _noted_reboot(seen: Observed, timeout_s: float) -> Iterator[None]:
         with suppress(OSError):
             markers.remove_unheld(MarkerKind.REBOOT, name)
             until = time.time() + timeout_s
-            stack.enter_context(markers.held_marker(MarkerKind.REBOOT, name, run=run, until=until))
+            stack.enter_context(
+                markers.held_marker(MarkerKind.REBOOT, name, run=run.id, until=until)
+            )
         yield
 
 
@@ -602,7 +604,7 @@ def _start_again(before: Observed) -> None:
 def set_paused(name: str, *, paused: bool) -> bool:
     """Pause or resume an instance's processors. False if nothing changes."""
     seen = _look_to_change(name)
-    if not hypervisor_of(seen.spec).set_paused(seen, _run(seen.unit, name), paused=paused):
+    if not hypervisor_of(seen.spec).set_paused(seen, _run(seen.unit, name).id, paused=paused):
         return False
     messages.tell(messages.PAUSED if paused else messages.RESUMED, name)
     return True
@@ -620,20 +622,21 @@ def _look_to_change(name: str) -> Observed:
     return seen
 
 
-def _run(found: Unit | None, name: str) -> str:
+def _run(found: Unit | None, name: str) -> Run:
     """The present run of its unit."""
-    return (found.invocation if found else "") or Run.last(name).id
+    return found.run if found and found.invocation else Run.last(name)
 
 
-def _end(name: str, told: tuple[Guest, str], verb: str, *, force: bool, timeout_s: float) -> None:
+def _end(told: tuple[Guest, Run], verb: str, *, force: bool, timeout_s: float) -> None:
     """Ask the guest to shut down; with *force*, end it if it does not."""
     guest, run = told
+    name = run.name
     ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
     messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
     with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
         hint = f"brine instance {verb} --force {name} ends it"
         try:
-            if shut_down(name, guest, run, timeout_s=timeout_s, force=force):
+            if shut_down(guest, run, timeout_s=timeout_s, force=force):
                 return
         except DeafGuestError as error:
             raise InstanceError(name, str(error).removeprefix(f"{name}: "), hint=hint) from error

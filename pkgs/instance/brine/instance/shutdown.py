@@ -23,6 +23,7 @@ from brine.instance.store import InstanceError
 from brine.vm import markers
 from brine.vm.instances import started_with
 from brine.vm.markers import MarkerKind
+from brine.vm.run import Run
 from brine.vm.spec import Spec
 from brine.vm.unit_name import unit_of
 
@@ -47,17 +48,18 @@ def main() -> None:
     messages.log_to_journal(_PROGRAM)
     messages.tell_people_in_journal(_PROGRAM)
     try:
-        stop_run(name, main_pid(), markers.this_run())
+        stop_run(Run.own(name), main_pid())
     except BrineError as error:
         die(_PROGRAM, error, 1)
 
 
-def stop_run(name: str, pid: int, run: str) -> None:
+def stop_run(run: Run, pid: int) -> None:
     """Stop a run of an instance, for systemd; nothing happens if it has ended.
 
     :param pid: the main process of its unit.
     :raises BrineError: why it does not end.
     """
+    name = run.name
     with ExitStack() as stack:
         if stack.enter_context(Process.of(pid, unit=unit_of(name))) is None:
             return
@@ -73,14 +75,14 @@ def stop_run(name: str, pid: int, run: str) -> None:
         messages.tell(messages.STOP_ASKED, name, by="systemd", how=_WAY, timeout=timeout_s)
         is_marked = False
         try:
-            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run))
+            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run.id))
             is_marked = True
         except OSError as error:
             # Else systemd would end the guest without asking it.
             warn(_unmarkable(name, error), program=_PROGRAM)
         guest = stack.enter_context(hypervisor_running(name).guest(name, pid))
         # systemd ends it in any case, so the marker stays.
-        shut_down(name, guest, run, timeout_s=timeout_s, force=True, may_use_agent=is_marked)
+        shut_down(guest, run, timeout_s=timeout_s, force=True, may_use_agent=is_marked)
 
 
 def shutdown_timeout_of(name: str, spec: Spec | None) -> float:
@@ -96,9 +98,8 @@ def shutdown_timeout_of(name: str, spec: Spec | None) -> float:
 
 
 def shut_down(
-    name: str,
     guest: Guest,
-    run: str,
+    run: Run,
     *,
     timeout_s: float,
     force: bool = False,
@@ -115,7 +116,7 @@ def shut_down(
     :raises BrineError: if nothing ends the guest.
     """
     try:
-        if _asked(name, guest, run, timeout_s, may_use_agent=may_use_agent):
+        if _asked(guest, run, timeout_s, may_use_agent=may_use_agent):
             return True
     except DeafGuestError as error:
         if not force:
@@ -123,14 +124,12 @@ def shut_down(
         warn(str(error), program=_PROGRAM)
         timeout_s = 0
     if force:
-        messages.tell(messages.ENDED, name, timeout=timeout_s, signal=guest.kill())
+        messages.tell(messages.ENDED, run.name, timeout=timeout_s, signal=guest.kill())
     return force
 
 
 @contextmanager
-def stop_marked(
-    name: str, guest: Guest | Process, run: str, *, must: bool, cause: str = ""
-) -> Iterator[None]:
+def stop_marked(guest: Guest | Process, run: Run, *, must: bool, cause: str = "") -> Iterator[None]:
     """Mark that the admin stops a run of an instance, for the time of the block.
 
     The marker stays if the guest has ended. If the guest runs on, its end is the user's will again,
@@ -139,12 +138,13 @@ def stop_marked(
     :param must: make it an error if the marker can't be written; else it is a warning.
     :param cause: of the verdict on the end; empty is ``stopping``.
     """
+    name = run.name
     facts: dict[str, Any] = {"cause": cause} if cause else {}
     with ExitStack() as stack:
         try:
             if facts:  # a stop that was killed may have left one with another cause
                 markers.remove_unheld(MarkerKind.STOP, name)
-            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run, **facts))
+            stack.enter_context(markers.held_marker(MarkerKind.STOP, name, run=run.id, **facts))
         except OSError as error:
             if must:
                 raise InstanceError(name, _unmarkable(name, error)) from error
@@ -162,7 +162,7 @@ def _unmarkable(name: str, error: OSError) -> str:
     return f"{markers.file_of(MarkerKind.STOP, name)}: can't be made: {error.strerror}"
 
 
-def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent: bool) -> bool:
+def _asked(guest: Guest, run: Run, timeout_s: float, *, may_use_agent: bool) -> bool:
     """Ask a guest to shut down, repeatedly, until it has; False if it does not in time. It may
     still do so later."""
     deadline = time.monotonic() + timeout_s
@@ -175,9 +175,9 @@ def _asked(name: str, guest: Guest, run: str, timeout_s: float, *, may_use_agent
         if fault is None:
             is_first, pause_s = False, again_s
             with suppress(OSError):
-                markers.write_marker(MarkerKind.ASKED, name, run=run)
+                markers.write_marker(MarkerKind.ASKED, run.name, run=run.id)
         elif fault != said_last:
-            warn(f"{name}: its guest was not reached: {fault}", program=_PROGRAM)
+            warn(f"{run.name}: its guest was not reached: {fault}", program=_PROGRAM)
         said_last = fault
         left_s = deadline - time.monotonic()
         if guest.ended(min(left_s, pause_s)):

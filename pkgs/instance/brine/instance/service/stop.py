@@ -17,6 +17,7 @@ from brine.common import paths
 from brine.common.errors import BrineError, tell_error, warn
 from brine.instance import messages
 from brine.instance.shutdown import stop_run
+from brine.vm.run import Run
 from brine.vm.values import vm_name_fault
 
 FOLDER = paths.CONTROL_DIR.parent / "stopper"
@@ -77,7 +78,7 @@ def _begin(line: str) -> None:
 
 def _stop(name: str, pid: int, run: str, lock: int) -> None:
     try:
-        stop_run(name, pid, run)
+        stop_run(Run(name, run), pid)
     except BrineError as error:
         tell_error(error, program=_PROGRAM)
     finally:
