@@ -91,7 +91,8 @@ def changed_s(node: Node, folder: str) -> list[float]:
     """When the Python files in a folder that the watcher loads were changed last, in seconds since
     1970."""
     parts = " ".join(
-        f"{folder}/brine/{part}" for part in ("common", "config", "hotplug", "instance", "watcher")
+        f"{folder}/brine/{part}"
+        for part in ("common", "vm", "config", "hotplug", "instance", "watcher")
     )
     found = node.shell(f"find {parts} -name '*.py' -printf '%C@\\n'")
     return [float(line) for line in found.split()]

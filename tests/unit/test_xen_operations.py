@@ -28,7 +28,7 @@ from brine.instance.operations import (
 from brine.instance.service import run
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
-from brine.instance.xen import config
+from brine.instance.xen import config, last_start
 from brine.instance.xen import xl as tool
 from brine.instance.xen.domain import clean_up_ended
 from brine.instance.xen.xl import ShutdownReason
@@ -230,7 +230,7 @@ def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
     rename_instance("web1", "web2")
     assert not file_of(MarkerKind.STARTED, "web1").exists()
     assert file_of(MarkerKind.STARTED, "web2").exists()
-    assert config.uuid_of("web2")
+    assert last_start.uuid_of("web2")
     undefine_instance("web2")
     assert list(InstanceFiles("web2").domain.parent.iterdir()) == []
 

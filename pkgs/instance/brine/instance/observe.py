@@ -21,6 +21,7 @@ from brine.instance import store, unit
 from brine.instance.owner import why_owner_absent
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
+from brine.instance.xen import last_start
 from brine.vm.end import (
     IN_ORDER,
     DomainEnd,
@@ -307,9 +308,7 @@ def _observed(
 def _is_half_made(spec: Spec, found: Unit | None, domain: Domain | None) -> bool:
     if domain is None or not domain.never_ran() or oper_of(found) is not Oper.DOWN:
         return False
-    from brine.instance.xen import config  # few domains are so
-
-    return config.is_half_made(spec, domain)
+    return last_start.is_half_made(spec, domain)
 
 
 def _overdue(spec: Spec, found: Unit | None) -> str:

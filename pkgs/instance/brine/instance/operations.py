@@ -46,7 +46,7 @@ from brine.instance.start import being_stopped, forget_end, forget_tries, start_
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import Active, Unit, UnitError
 from brine.instance.validate import define
-from brine.instance.xen import config, xl
+from brine.instance.xen import last_start, xl
 from brine.vm import markers
 from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
 from brine.vm.files import InstanceFiles
@@ -205,7 +205,7 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
     """Refuse a definition that would orphan a running Xen domain."""
     if not os.path.exists(InstanceFiles(spec.name).domain):  # nor for who may not look
         return
-    uuid = config.uuid_of(spec.name)
+    uuid = last_start.uuid_of(spec.name)
     is_its_own = spec.is_xen() and spec.uuid == uuid
     if uuid and not is_its_own and xl.domain_of(uuid):
         hint = f'give it "uuid": "{uuid}", or xl destroy what runs'
@@ -460,7 +460,7 @@ def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bo
     """End and remove a domain without a unit; returns whether there was one, and whether it ran."""
     domain = xl.domain_of(spec.uuid)
     # What a start left that was broken off has no guest to ask.
-    ran = domain is not None and domain.lives() and not config.is_half_made(spec, domain)
+    ran = domain is not None and domain.lives() and not last_start.is_half_made(spec, domain)
     if ran:
         with _told_to_stop(spec.name, None, spec) as guest:
             _end(guest, "stop", force=force, timeout_s=timeout_s)

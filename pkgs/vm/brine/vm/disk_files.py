@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -193,8 +194,6 @@ def _refuse_unaligned(disk: Disk, descriptor: int) -> None:
 def _direct_block(descriptor: int) -> int:
     """The bytes that QEMU reads and writes at a time past the page cache, as it finds them out. A
     file system that takes any number, such as tmpfs, gets the largest."""
-    import mmap  # few images end within a block
-
     with mmap.mmap(-1, _LARGEST_BLOCK) as buffer, memoryview(buffer) as whole:
         for size in (1, 512, 1024, 2048):
             with contextlib.suppress(OSError), whole[:size] as part:

@@ -43,6 +43,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import write_first
 from brine.vm.spec import MACHINE_VERSIONS, QEMU_ITSELF_MIB, UEFI, SecurityModel, Spec, to_json
 from brine.vm.unit_name import unit_of
+from brine.vm.vif import Vif
 
 EMPTY_ROOT = Path("/run/brine/empty")
 """The root directory of a confined QEMU."""
@@ -79,11 +80,7 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
     for each in spec.disks:
         if slot := layout.disks.get(each.uuid):
             disks.append(each.entry(given.disks[each.uuid].size_mib, slot))
-    nics = []
-    if spec.nics:
-        from brine.vm.vif import Vif  # with it hashlib; not all have NICs
-
-        nics = [Vif.of(spec, nic).recorded(layout.nics[nic.uuid]) for nic in spec.nics]
+    nics = [Vif.of(spec, nic).recorded(layout.nics[nic.uuid]) for nic in spec.nics]
     user = given.user[0] if given.user else None
     write_first(spec.name, to_json(spec), args, user, nics, disks)
 
@@ -278,7 +275,6 @@ def open_pipe(name: str) -> int:
 def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, TapFiles]:
     # It takes long to load, and is for NICs only.
     from brine.hotplug.net.wiring import open_own_tap, unwire, wire
-    from brine.vm.vif import Vif
 
     nics = {}
     for each in spec.nics:

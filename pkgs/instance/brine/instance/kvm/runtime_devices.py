@@ -26,6 +26,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
 from brine.vm.runtime_file import Runtime, RuntimeFileError
 from brine.vm.spec import Spec, SpecError, parse, to_json
+from brine.vm.vif import Vif
 
 Device = TypeVar("Device", bound=Disk | Nic)
 
@@ -258,8 +259,6 @@ def _disk_of(entry: Mapping[str, Any]) -> Disk:
 
 
 def _nic_of(entry: Mapping[str, Any]) -> Nic:
-    from brine.vm.vif import Vif  # with it hashlib; not all have NICs
-
     slot = entry.get("pci")  # there is none of a device that was recorded for the next start
     nic = Vif.from_recorded(entry).as_nic(slot if isinstance(slot, int) else -1)
     return parse(Nic, to_json(nic), f"/nics/{entry['uuid']}")

@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_lowercase
 
-from brine.common.files import read_regular, write_whole
-from brine.instance.xen.xl import Domain
-from brine.vm import end, markers
+from brine.common.files import write_whole
+from brine.instance.xen.last_start import RUN, WRITER
+from brine.vm import markers
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import DOMAIN_SPEC
 from brine.vm.nic import Nic
-from brine.vm.run import Run
 from brine.vm.spec import Spec, to_json
 from brine.vm.values import Mode
 
@@ -116,15 +114,10 @@ def _quoted(text: str) -> str:
     return '"' + "".join(f"\\x{ord(c):02x}" if c in _ODD else c for c in text) + '"'
 
 
-# The file of an instance's last start: its only record if the spec is gone. Functions that read or
-# write it raise OSError if they can't.
+# The file of an instance's last start, which :mod:`brine.instance.xen.last_start` reads.
 
 _MODE = 0o600
 _FOLDER_MODE = 0o711  # who attaches to a console sees whether there is a domain, and no more
-_WRITER = "# Brine, process "
-_RUN = "# In the run "
-_HEADING_LINES = 3
-_UUID = re.compile(r'^uuid = "([0-9a-f-]{36})"$', re.MULTILINE)
 
 
 def write(spec: Spec) -> Path:
@@ -132,48 +125,7 @@ def write(spec: Spec) -> Path:
     file = InstanceFiles(spec.name).domain
     file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     file.parent.chmod(_FOLDER_MODE)
-    heading = f"{_WRITER}{os.getpid()}\n{_RUN}{markers.this_run()}\n"
+    heading = f"{WRITER}{os.getpid()}\n{RUN}{markers.this_run()}\n"
     text = f"{heading}{DOMAIN_SPEC}{json.dumps(to_json(spec))}\n{configuration(spec)}"
     write_whole(file, text.encode(), mode=_MODE, alone=True)
     return file
-
-
-def is_by(name: str, pid: int) -> bool:
-    """Whether that process wrote the configuration, and became xl."""
-    return f"{_WRITER}{pid}" in _heading(name)
-
-
-def is_of_this_run(name: str) -> bool:
-    """Whether this run of the unit wrote the configuration. A start that was refused has written
-    none."""
-    return f"{_RUN}{markers.this_run()}" in _heading(name)
-
-
-def is_half_made(spec: Spec, domain: Domain) -> bool:
-    """Whether a domain is the leftover of a start that was broken off, as by the end of its xl.
-
-    A domain that another program makes or receives is none, and neither is one that ran and was
-    paused then. A start in progress looks the same: the caller knows that there is none.
-    """
-    if not domain.never_ran() or not (domain.has_no_name() or domain.name == spec.name):
-        return False
-    run = Run.last(spec.name)
-    return end.is_half_made(run, is_by_run=f"{_RUN}{run.id}" in _heading(spec.name))
-
-
-def uuid_of(name: str) -> str | None:
-    """The UUID of the last domain of an instance; None if it had none."""
-    found = _UUID.search(_read(name))
-    return found[1] if found else None
-
-
-def _heading(name: str) -> list[str]:
-    """The lines about the writer of the configuration; empty if there is none."""
-    return _read(name).splitlines()[:_HEADING_LINES]
-
-
-def _read(name: str) -> str:
-    try:
-        return read_regular(InstanceFiles(name).domain).decode(errors="replace")
-    except FileNotFoundError:
-        return ""

@@ -25,7 +25,7 @@ from brine.instance.hypervisor import Hypervisor, ended_early
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Observed, Oper, look, suspended
 from brine.instance.store import InstanceError, clear_last_run
-from brine.instance.xen import config, xl
+from brine.instance.xen import config, last_start, xl
 from brine.instance.xen.config import GRUBS, kernel_of
 from brine.instance.xen.xl import Domain, ShutdownReason, XlError
 from brine.vm import end, markers
@@ -83,7 +83,7 @@ class Xen(Hypervisor):
         for one in failed:
             warn(str(one), program=_PROGRAM)
         domain = xl.domain_of(spec.uuid)
-        if domain and config.is_half_made(spec, domain):
+        if domain and last_start.is_half_made(spec, domain):
             xl.destroy(domain)
         elif domain and domain.lives():
             text = f"runs already, as domain {domain.number}, and not as this unit"
@@ -102,7 +102,7 @@ class Xen(Hypervisor):
             has_ended = process is None or process.ended(pause_s)
             domain = xl.domain_of(spec.uuid)
             # A domain of an earlier xl does not count: the start removes or refuses it.
-            if domain and not config.is_by(name, main_pid()):
+            if domain and not last_start.is_by(name, main_pid()):
                 domain = None
             if has_ended:
                 if domain and domain.has_ended():
@@ -117,7 +117,7 @@ class Xen(Hypervisor):
 
     @contextlib.contextmanager
     def guest(self, name: str, pid: int, *, uuid: str | None = None) -> Iterator[DomainGuest]:
-        uuid = uuid or config.uuid_of(name)
+        uuid = uuid or last_start.uuid_of(name)
         if uuid is None:
             raise InstanceError(name, "nobody knows the UUID of its domain")
         with Process.of(pid, unit=unit_of(name)) as waiter:
@@ -215,7 +215,7 @@ class DomainGuest:
 def become_console(name: str) -> NoReturn:
     """Become ``xl console``, which has the same escape, and serves several users at a time."""
     try:
-        uuid = config.uuid_of(name)
+        uuid = last_start.uuid_of(name)
     except PermissionError as error:
         raise InstanceError(name, "is a domain, whose console is root's", hint="be root") from error
     domain = xl.domain_of(uuid) if uuid else None
@@ -286,8 +286,8 @@ def clear_domain(name: str) -> bool:
     :returns: whether it ended as it should.
     :raises BrineError: or OSError, if that can't be known or noted.
     """
-    uuid = config.uuid_of(name)
-    if uuid is None or not config.is_of_this_run(name):
+    uuid = last_start.uuid_of(name)
+    if uuid is None or not last_start.is_of_this_run(name):
         return True
     domain = xl.domain_of(uuid)
     was_powered_off = domain is not None and domain.was_powered_off()
