@@ -1523,6 +1523,41 @@ def test_renamed_and_undefined(node: Node) -> None:
     assert node.run(["brine", "instance", "list"]).stdout.strip() == "no instance is defined"
 
 
+_KILLED = """
+import os, sys
+from brine.instance import clone, operations, store
+def kill(*_):
+    os._exit(9)
+if sys.argv[1] == "rename":
+    switch = store.switch
+    store.switch = lambda *names: (switch(*names), kill())
+    operations.rename_instance("web1", "web2")
+clone.resources.copy_variables = kill
+clone.clone_instance("web1", "web2")
+"""
+
+
+@pytest.mark.parametrize("verb", ["rename", "clone"])
+def test_what_a_kill_interrupted_is_settled_before_instances_start(node: Node, verb: str) -> None:
+    node.shell("mkdir -p /srv/disks; truncate -s 1M /srv/disks/web1")
+    define(node, "web1", disks=[{"path": "/srv/disks/web1", "format": "raw"}], **IDLE)
+    before = node.shell("cat /var/lib/brine/instances/web1.json")
+    done = node.run(["python3", "-c", _KILLED, verb], check=False)
+    assert done.returncode == 9, done.stderr
+    (row,) = json.loads(node.run(["brine", "operations", "list", "--json"]).stdout)
+    keys = {row["key"], *row["also"]}
+    assert (row["kind"], row["in_progress"]) == (verb, False)
+    assert keys == ({"instance/web1", "instance/web2"} if verb == "rename" else {"instance/web2"})
+    node.run(["systemctl", "start", "brine-operations.service"])
+    assert node.run(["brine", "operations", "list"]).stdout == "no operation is pending\n"
+    assert node.shell("cat /var/lib/brine/instances/*.json") == before
+    assert node.shell("ls /srv/disks /var/lib/brine/operations").split() == [
+        *("/srv/disks:", "web1", "/var/lib/brine/operations:")
+    ]
+    assert node.shell("systemctl is-enabled brine-operations").strip() == "enabled"
+    node.shell("brine instance undefine web1; rm -r /srv/disks")
+
+
 BIOS = "/usr/share/seabios/bios.bin"
 
 _PARAMETERS: dict[str, tuple[Any, Callable[[list[str]], bool]]] = {
