@@ -1529,10 +1529,9 @@ from brine.instance import clone, operations, store
 def kill(*_):
     os._exit(9)
 if sys.argv[1] == "rename":
-    switch = store.switch
-    store.switch = lambda *names: (switch(*names), kill())
+    store.switch = kill
     operations.rename_instance("web1", "web2")
-clone.resources.copy_variables = kill
+store.save = kill
 clone.clone_instance("web1", "web2")
 """
 

@@ -150,11 +150,13 @@ def test_killed_at_any_step_it_ends_whole_or_undone(node: Path, user: str, how: 
     assert before != after
     ends = []
     for number in each_step(USERS[user].work, lambda: have_web1(node)):
+        seen = store.names()
         if how == "at boot":
             at_boot()
         else:
             USERS[user].same_key()
             operation.remove_unfinished()
+        assert store.names() == seen, number  # what was seen stays so
         ends.append(state(node))
         assert ends[-1] in (before, after), (number, differences(ends[-1], before, after))
     assert (ends[0], ends[-1]) == (before, after)
@@ -187,9 +189,9 @@ def test_a_renamed_one_has_one_name_and_all_its_files_at_any_time(node: Path) ->
         assert (spec.uuid, spec.name) == (before.uuid, name)
         assert look(name).state.status == "USER_down"  # or it would be started
         assert [file.read_text() for file in files_of(name)] == [CONTENT] * 4
-        # The other name can be given to a new one, which inherits nothing.
         store.settle("web1")
-        (name,) = store.names()
+        assert store.names() == [name]  # what was seen stays so
+        # The other name can be given to a new one, which inherits nothing.
         other = "web1" if name == "web2" else "web2"
         assert define_instance({"name": other}).changed
         assert not any(file.exists() for file in files_of(other))

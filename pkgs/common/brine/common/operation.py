@@ -117,6 +117,7 @@ class Operation:
         since 1970; a deadline of 0 is none.
     :param waits_for: why it is neither completed nor undone, in words; *error* is why it is undone.
     :param progress: of the step that takes longest: ``done`` from 0 to 1, and ``text``.
+    :param decided_by: tells whether it is committed; see :meth:`Work.committing`.
     :param lock: the name of the lock that the process holds which works on it.
     """
 
@@ -134,6 +135,7 @@ class Operation:
     facts: Facts = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     lock: str = ""
+    decided_by: Call | None = None
 
     def __post_init__(self) -> None:
         self.lock = self.lock or _lock_name(self.id)
@@ -201,15 +203,31 @@ class Work:
         self.record.state = OperationState.COMMITTED
         self._write()
 
+    @contextlib.contextmanager
+    def committing(self, decided_by: Call, *rest: Call) -> Iterator[None]:
+        """Commit by the one step of the block, whose effect others see at once; *rest* follows.
+
+        :param decided_by: returns whether the step was done: it decides after a kill or an error.
+        """
+        self._done()
+        for name, facts in rest:
+            self._added(name, facts=facts, state=StepState.WAITING)
+        self.record.decided_by = decided_by
+        self._write()
+        yield
+        self.record.state = OperationState.COMMITTED
+        self._try_to_write()
+
     def end(self) -> None:
         """Complete a committed operation, or undo another, and remove its record.
 
         :raises OperationError: why it waits; it stays recorded.
         """
         record = self.record
+        if record.state is OperationState.BEGUN:
+            is_decided = record.decided_by and self._call(*record.decided_by)
+            record.state = OperationState.COMMITTED if is_decided else OperationState.UNDOING
         is_committed = record.state is OperationState.COMMITTED
-        if not is_committed:
-            record.state = OperationState.UNDOING
         self._try_to_write()
         for step in record.steps if is_committed else reversed(record.steps):
             call = step.undo
@@ -217,15 +235,18 @@ class Work:
                 call = (step.name, step.facts) if step.state is StepState.WAITING else None
             if call is None or step.state is StepState.UNDONE:
                 continue
-            try:
-                self._kind.functions[call[0]](call[1])
-            except (BrineError, OSError, LookupError, TypeError, ValueError) as error:
-                record.waits_for = f"{call[0]}: {error}"
-                self._try_to_write()
-                raise waiting(record) from error
+            self._call(*call)
             step.state = StepState.DONE if is_committed else StepState.UNDONE
             self._try_to_write()
         _remove(record.id)
+
+    def _call(self, name: str, facts: Facts) -> object:
+        try:
+            return self._kind.functions[name](facts)
+        except (BrineError, OSError, LookupError, TypeError, ValueError) as error:
+            self.record.waits_for = f"{name}: {error}"
+            self._try_to_write()
+            raise waiting(self.record) from error
 
     def _added(self, name: str, **known: Any) -> Step:
         steps = self.record.steps
@@ -321,6 +342,7 @@ def find(identity: str) -> Operation | None:
             raise ValueError(f"version {data['version']}, of a newer Brine")
         known = {one.name: data[one.name] for one in fields(Operation)}
         known["state"] = OperationState(known["state"])
+        known["decided_by"] = known["decided_by"] and tuple(known["decided_by"])
         known["steps"] = [_step_of(one) for one in known["steps"]]
         return Operation(**known)
     except FileNotFoundError:

@@ -28,7 +28,7 @@ from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
 from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.observe import Oper, look
-from brine.instance.operations import define_instance, refuse_name, undefine_instance
+from brine.instance.operations import define_instance, refuse_name
 from brine.instance.owner import remove_folder
 from brine.instance.store import InstanceError
 from brine.vm.spec import Spec, to_json
@@ -116,9 +116,8 @@ def clone_instance(
                 tell(one)
                 _copy(name, one, work)
             work.step("define", undo=("undefine", known))
-            defined = define_instance(data, is_new=True)
-            resources.copy_variables(source, name)
-            work.commit(("tell", known))
+            with work.committing(("is defined", known), ("copy variables", known), ("tell", known)):
+                defined = define_instance(data, is_new=True)
     return defined.spec, copies, notes
 
 
@@ -129,14 +128,21 @@ def _remove_copy(facts: Facts) -> None:
         remove_same(path, FileMark(*mark) if mark else None)
 
 
+def _is_defined(facts: Facts) -> bool:
+    spec = store.load_sound(facts["name"])
+    return spec is not None and spec.uuid == facts["uuid"]
+
+
+def _copy_variables(facts: Facts) -> None:
+    if _is_defined(facts):
+        resources.copy_variables(facts["source"], facts["name"])
+
+
 def _undefine(facts: Facts) -> None:
-    """Undefine a clone that was not completed, or remove what is left of its definition."""
+    """Remove what is left of a clone's definition that failed."""
     name = facts["name"]
-    spec = store.load_sound(name)
-    if spec and spec.uuid == facts["uuid"]:
-        undefine_instance(name)
-    elif not store.spec_file_of(name).exists():
-        with store.alone(name):
+    with store.alone(name):
+        if not store.spec_file_of(name).exists():
             store.remove(name)
             remove_folder(name)
 
@@ -145,7 +151,16 @@ def _tell(facts: Facts) -> None:
     messages.tell(messages.CLONED, facts["name"], name=facts["source"])
 
 
-CLONE = OperationKind("clone", {"remove": _remove_copy, "undefine": _undefine, "tell": _tell})
+CLONE = OperationKind(
+    "clone",
+    {
+        "remove": _remove_copy,
+        "is defined": _is_defined,
+        "undefine": _undefine,
+        "copy variables": _copy_variables,
+        "tell": _tell,
+    },
+)
 
 
 def _source(name: str) -> Spec:

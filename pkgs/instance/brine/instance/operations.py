@@ -295,25 +295,22 @@ def rename_instance(name: str, new_name: str) -> Spec:
         has_crashed = _has_crashed(seen)
         store.try_to_save(seen.spec, new_name)
         there = {"name": name, "new_name": new_name}
-        back = {"name": new_name, "new_name": name}
         with operation.begin(RENAME, store.key_of(name), store.key_of(new_name)) as work:
             work.step("link the files", undo=("forget", {"name": new_name}))
             if seen.spec.owner:
                 make_folder(new_name, seen.spec.owner)
             store.share(name, new_name)
-            work.step("rename the spec", undo=("rename", back))
-            _rename_spec(there)
-            finish = {**there, "has_crashed": has_crashed}
-            work.commit(("finish", finish), ("forget", {"name": name}), ("save", there))
+            finish = ("finish", {**there, "has_crashed": has_crashed})
+            rest = (finish, ("forget", {"name": name}), ("save", there))
+            # At no moment do other commands miss its claims.
+            with work.committing(("is renamed", there), *rest), claiming():
+                store.switch(name, new_name)
     return replace(seen.spec, name=new_name)
 
 
-def _rename_spec(facts: operation.Facts) -> None:
-    """Rename the spec, unless it has its new name already."""
-    name, new_name = facts["name"], facts["new_name"]
-    with claiming():  # at no moment do other commands miss its claims
-        if store.spec_file_of(name).exists() and not store.spec_file_of(new_name).exists():
-            store.switch(name, new_name)
+def _is_renamed(facts: operation.Facts) -> bool:
+    specs = (store.spec_file_of(facts[key]) for key in ("name", "new_name"))
+    return [one.exists() for one in specs] == [False, True]
 
 
 def _finish_rename(facts: operation.Facts) -> None:
@@ -346,7 +343,7 @@ RENAME = OperationKind(
     "rename",
     {
         "forget": _forget_name,
-        "rename": _rename_spec,
+        "is renamed": _is_renamed,
         "finish": _finish_rename,
         "save": _save_renamed,
     },
