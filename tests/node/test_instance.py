@@ -1456,11 +1456,8 @@ def test_neither_an_upgrade_nor_another_systemd_touches_an_instance(
     node: Node, next_packages: list[Path]
 ) -> None:
     define(node, "kept1", nics=[{"link": "br0"}])
-    define(node, "old1", **NOT_CONFINED)
-    for name in ("kept1", "old1"):
-        start(node, name)
-        wait_watching(node, name)
-    _leave_as_by_an_older_version(node, "old1")
+    start(node, "kept1")
+    wait_watching(node, "kept1")
     before = info(node, "kept1")["pid"]
     for package in next_packages:
         node.put(package, f"/srv/next/{package.name}")
@@ -1481,28 +1478,6 @@ def test_neither_an_upgrade_nor_another_systemd_touches_an_instance(
     assert wait_verdict(node, "kept1")[0] == "user"
     wait_status(node, "kept1", "USER_down")
     assert left_of(node, "kept1") == {}
-    # Neither is a VM of an older version touched, nor what becomes of it lost.
-    shown = ["systemctl", "show", "--property=InvocationID", "--value", "brine-instance@old1"]
-    run = node.run(shown).stdout.strip()
-    assert json.loads(node.read("/run/brine/marks/old1.start"))["run"] == run
-    assert node.shell("stat -c %G /run/brine/ctrl/old1.* | sort -u") == "brine-ctrl\n"
-    assert info(node, "old1")["qemu"] == "running"
-    order(node, "old1", "poweroff")
-    assert wait_verdict(node, "old1")[0] == "user"
-    wait_status(node, "old1", "USER_down")
-    assert json.loads(node.read("/run/brine/marks/old1.shutdown")) == {"run": run}
-
-
-def _leave_as_by_an_older_version(node: Node, name: str) -> None:
-    """Have there be of an instance that runs what versions made that knew no marks."""
-    node.shell(f"""
-        systemctl stop brine-kvmd.path brine-kvmd.service
-        rm -f /run/brine-kvmd/*.json /run/brine/marks/{name}.*
-        touch /run/brine/ctrl/{name}.started
-        systemctl start brine-kvmd.path
-    """)
-    wait_watching(node, name, times=2)
-    node.shell(f"chgrp --no-dereference brine /run/brine/ctrl/{name}.*")
 
 
 def test_renamed_and_undefined(node: Node) -> None:
