@@ -102,7 +102,8 @@ class QmpClient:
             except (TimeoutError, QmpTimeoutError):
                 raise QmpTimeoutError(
                     f"{path}: QEMU does not answer: no greeting within {timeout_s:g} s",
-                    hint="see whether it hangs or is stopped, or another client has this monitor",
+                    hint="see whether it hangs or is stopped; or another client has this monitor, "
+                    "which serves one at a time",
                 ) from None
             except QmpCommandError as error:
                 raise QmpProtocolError(f"{path}: {error}") from error
