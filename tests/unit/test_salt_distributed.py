@@ -305,6 +305,7 @@ def test_a_file_that_this_state_has_created_is_not_removed_where_others_lead(
 ) -> None:
     folder, other = tmp_path / "folder", tmp_path / "other"
     files = {str(one / "web1"): given() for one in (folder, other)}
+    files[str(tmp_path / "web2")] = given()
     config_states(files=files, cache=tmp_path).files_copied("files")
     (folder / "web1").unlink()
     folder.rmdir()
@@ -312,8 +313,10 @@ def test_a_file_that_this_state_has_created_is_not_removed_where_others_lead(
     os.lchown(folder, 1000, 1000)
     left = {str(other / "web1"): given()}
     states = config_states(files=left, cache=tmp_path)
-    assert states.files_copied("files")["result"] is False
+    result = states.files_copied("files")
+    assert (result["result"], str(folder) in result["comment"]) == (False, True)
     assert (other / "web1").exists()
+    assert not (tmp_path / "web2").exists()  # one that can't be removed holds up no other
     folder.unlink()
     folder.symlink_to("other")  # root's own
     assert states.files_copied("files")["result"] is True

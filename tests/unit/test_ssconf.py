@@ -66,12 +66,6 @@ def test_every_value_is_in_a_file_of_its_own(folder: Path) -> None:
     assert (folder / "ssconf_node_list").stat().st_mode & 0o777 == 0o644
 
 
-def test_a_link_that_no_cluster_has_set_is_no_default() -> None:
-    data = ganeti_config()
-    data["cluster"]["nicparams"] = {"default": {"mode": "bridged", "link": "xen-br0", "vlan": ""}}
-    assert ssconf.export(Configuration.from_json(data))["nicparams"] == "mode=bridged\nvlan="
-
-
 def test_only_what_changed_is_written(folder: Path) -> None:
     values = ssconf.export(Configuration.from_json(ganeti_config(nodes=6, instances=12)))
     (folder / "ssconf_hvparams_gone").touch()

@@ -175,6 +175,9 @@ def test_what_can_not_be_is_refused(nic: Vif, said: str) -> None:
         ("link=br0\nvlan=7\n", ("", ""), ("bridged", "br0")),
         ("mode=openvswitch\nlink=ovs0\n", ("bridged", ""), ("bridged", "")),
         ("mode=routed\nlink=main\n", ("", ""), ("routed", "")),
+        # Ganeti's own, which this machine does not have.
+        ("mode=bridged\nlink=xen-br0\n", ("", ""), ("bridged", "")),
+        ("mode=bridged\nlink=xen-br0\n", ("", "xen-br0"), ("bridged", "xen-br0")),
         ("mode=bridge\n", ("bridged", "br0"), ("bridged", "br0")),
     ],
 )

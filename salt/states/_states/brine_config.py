@@ -226,16 +226,12 @@ def files_copied(name: str) -> Result:
     created = before | {file for file in wanted if not os.path.lexists(file)}
     unneeded = created - wanted.keys()
     unneeded -= {file for file in unneeded if any(_is_below(file, path) for path in unread)}
-    changes, problems = {}, []
+    changes: Result = {}
+    problems: list[str] = []
     try:
         _note_created(created, before)  # first: a run that is killed forgets none
-        for file in sorted(unneeded):
-            if os.path.lexists(file):
-                _refuse_others(file)
-                changes[file] = "removed"
-                if not __opts__["test"]:
-                    os.unlink(file)
-        _note_created(created - unneeded, created)
+        removed = {file for file in sorted(unneeded) if _is_removed(file, changes, problems)}
+        _note_created(created - removed, created)
     except OSError as error:
         problems.append(f"{error.filename}: {error.strerror}")
     for file, given in wanted.items():
@@ -251,26 +247,34 @@ def files_copied(name: str) -> Result:
     return _result(name, changes, comment)
 
 
+def _is_removed(file: str, changes: Result, problems: list[str]) -> bool:
+    """Remove a file, unless the run is a test; whether that went well. It is noted either way."""
+    try:
+        if os.path.lexists(file):
+            _refuse_others(file)
+            if not __opts__["test"]:
+                os.unlink(file)
+            changes[file] = "removed"
+    except OSError as error:
+        problems.append(f"{file} can't be removed: {error.filename}: {error.strerror}")
+        return False
+    return True
+
+
 def files_removed(name: str) -> Result:
     """Remove all files that ``files_copied`` has created here, and the folders below ``/etc/brine``
     that are empty then.
 
     :param name: for people; nothing depends on it.
     """
-    changes, problems = {}, []
+    changes: Result = {}
+    problems: list[str] = []
     for file in sorted(_created()):
-        try:
-            if os.path.lexists(file):
-                _refuse_others(file)
-                if not __opts__["test"]:
-                    os.unlink(file)
-                changes[file] = "removed"
-            folder = os.path.dirname(file)
-            if not __opts__["test"] and folder.startswith(f"{_ETC}/"):
-                with contextlib.suppress(OSError):  # others have files there
-                    os.rmdir(folder)
-        except OSError as error:
-            problems.append(f"{error.filename}: {error.strerror}")
+        folder = os.path.dirname(file)
+        is_gone = _is_removed(file, changes, problems)
+        if is_gone and not __opts__["test"] and folder.startswith(f"{_ETC}/"):
+            with contextlib.suppress(OSError):  # others have files there
+                os.rmdir(folder)
     if problems:
         return {**_failure(name, "\n".join(problems)), "changes": changes}
     if not __opts__["test"] and os.path.lexists(CREATED):
@@ -325,6 +329,7 @@ def _put(path: str, data: bytes, owner: Result) -> str:
         changed = "" if is_so else "owner or mode changed"
     if changed and not __opts__["test"]:
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        _refuse_others(path)  # in a shared folder, another user may have made one meanwhile
         os.rename(_written(path, data, owner), path)
     return changed
 

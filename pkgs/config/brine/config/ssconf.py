@@ -70,7 +70,7 @@ def export(configuration: Configuration) -> dict[str, str]:
         "master_netmask": [str(cluster.master_netmask)],
         "master_node": [configuration.nodes[master].name if master else ""],
         "networks": _named(configuration.networks.values()),
-        "nicparams": _pairs(_usual_of_nics(cluster.nicparams.get("default", {}))),
+        "nicparams": _pairs(cluster.nicparams.get("default", {})),
         "node_list": [node.name for node in nodes],
         "node_primary_ips": [f"{node.name} {node.primary_ip}" for node in nodes],
         "node_secondary_ips": [f"{node.name} {node.secondary_ip}" for node in nodes],
@@ -103,14 +103,6 @@ def _one_line(key: str, text: str) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
-
-
-def _usual_of_nics(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What specs and commands take for a NIC that does not say it. Ganeti needs a complete
-    configuration, so one that names no link has Ganeti's own, which few nodes have: a NIC without a
-    link is then an error."""
-    built_in = params.NIC["link"].default
-    return {key: value for key, value in values.items() if (key, value) != ("link", built_in)}
 
 
 def _named(items: Iterable[Any]) -> list[str]:

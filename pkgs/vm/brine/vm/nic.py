@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from brine.common import paths
@@ -44,6 +45,10 @@ class Nic:
     slot: int = slot_key()
 
 
+_GANETIS_LINK = "xen-br0"
+_INTERFACES = Path("/sys/class/net")
+
+
 def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
     """The mode and the link of a NIC, completed from the cluster's ``nicparams``.
 
@@ -66,4 +71,6 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
         link = of_cluster.get("link", "")
         # The main routing table has no name.
         link = "" if (mode, link) == (Mode.ROUTED.value, "main") else link
+        # A configuration that names no link has Ganeti's own, which few nodes have.
+        link = "" if link == _GANETIS_LINK and not (_INTERFACES / link).exists() else link
     return mode, link or ""
