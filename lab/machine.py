@@ -21,25 +21,33 @@ class Machine(ABC):
 
     name: str
     root: Path
+    limit_s = 120.0
+    """How long a command may take, unless its caller says otherwise."""
 
     @abstractmethod
     def command(self, args: Arguments) -> list[str]:
         """The command line that, run here, runs `args` on the machine."""
 
     def run(
-        self, args: Arguments, *, check: bool = True, stdin: str = "", timeout_s: float = 120
+        self,
+        args: Arguments,
+        *,
+        check: bool = True,
+        stdin: str = "",
+        timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command there to its end; its output is in `.stdout` and `.stderr`.
 
         Raises CommandError, with the command to replay, on failure (unless `check` is false) and
-        when it takes longer than `timeout_s`.
+        when it takes longer than `timeout_s`; None is the machine's own limit.
         """
         what = f"{args[0]} on {self.name}"
         command = self.command(args)
-        return run_command(command, check=check, stdin=stdin, timeout_s=timeout_s, what=what)
+        limit_s = self.limit_s if timeout_s is None else timeout_s
+        return run_command(command, check=check, stdin=stdin, timeout_s=limit_s, what=what)
 
     def shell(
-        self, script: str, *, check: bool = True, stdin: str = "", timeout_s: float = 120
+        self, script: str, *, check: bool = True, stdin: str = "", timeout_s: float | None = None
     ) -> str:
         """Run a bash script there, ending at its first error, and return what it printed."""
         args = ["bash", "-euo", "pipefail", "-c", script]

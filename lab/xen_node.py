@@ -71,6 +71,8 @@ class XenNode(Machine):
     Its files are in another machine: read(), write() and put() are there, path() is not.
     """
 
+    limit_s = LONGEST_S
+
     def __init__(self, name: str, address_file: Path, qmp: Path) -> None:
         self.name = name
         self._address_file = address_file
@@ -86,23 +88,13 @@ class XenNode(Machine):
         *,
         check: bool = True,
         stdin: str = "",
-        timeout_s: float = LONGEST_S,
+        timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
         done = super().run(args, check=check, stdin=stdin, timeout_s=timeout_s)
         # Its silence is no answer, whatever the caller would do without one.
         if done.stderr.startswith(xen_client.TROUBLE):
             raise LabError(f"{self.name} does not answer: {done.stderr}")
         return done
-
-    def shell(
-        self,
-        script: str,
-        *,
-        check: bool = True,
-        stdin: str = "",
-        timeout_s: float = LONGEST_S,
-    ) -> str:
-        return super().shell(script, check=check, stdin=stdin, timeout_s=timeout_s)
 
     def path(self, inside: str | Path) -> Path:
         raise LabError(

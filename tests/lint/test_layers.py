@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 import pytest
 
-PKGS = Path(__file__).parents[2] / "pkgs"
+from lab.house import circles, imports_of, modules_of
+from lab.tree import TREE
+
+PKGS = TREE / "pkgs"
 
 BELOW = {
     "common": set(),
@@ -26,19 +27,8 @@ BELOW = {
 """The parts that a part may import, beside itself."""
 
 
-def name_of(file: Path) -> str:
-    """The dotted name of a module."""
-    parts = file.relative_to(PKGS).with_suffix("").parts[1:]
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {name_of(file): file for file in sorted(PKGS.glob("*/brine/**/*.py"))}
-
-
-@cache
-def tree_of(module: str) -> ast.Module:
-    """The syntax tree of a module."""
-    return ast.parse(MODULES[module].read_text())
+MODULES = {module.name: module.tree for module in modules_of()}
+"""The syntax trees of all modules."""
 
 
 def imports(nodes: ast.AST) -> Iterator[tuple[str, str]]:
@@ -76,7 +66,7 @@ def test_imports_point_down(part: str) -> None:
         f"{module} imports {other}"
         for module in MODULES
         if module.split(".")[1] == part
-        for other, _ in imports(tree_of(module))
+        for other, _ in imports(MODULES[module])
         if other.split(".")[1] not in BELOW[part] | {part}
     ]
     assert wrong == []
@@ -84,7 +74,7 @@ def test_imports_point_down(part: str) -> None:
 
 def test_salts_side_imports_nothing_of_brine() -> None:
     """Salt's own packages have another Python, which has neither Brine nor Debian's modules."""
-    files = sorted((PKGS.parent / "salt/states").rglob("*.py"))
+    files = sorted((TREE / "salt/states").rglob("*.py"))
     assert files
     wrong = [
         f"{file} imports {name}"
@@ -107,7 +97,7 @@ def test_no_private_name_leaves_its_module() -> None:
     wrong = [
         f"{module} takes {name} of {other}"
         for module in MODULES
-        for other, name in imports(tree_of(module))
+        for other, name in imports(MODULES[module])
         if name.startswith("_") and not name.startswith("__")
     ]
     assert wrong == []
@@ -118,7 +108,7 @@ def test_marker_files_have_one_reader() -> None:
     readers = {
         module
         for module in MODULES
-        for node in ast.walk(tree_of(module))
+        for node in ast.walk(MODULES[module])
         if (isinstance(node, ast.Attribute) and node.attr == "read_marker")
         or (isinstance(node, ast.Name) and node.id == "read_marker")
     }
@@ -128,22 +118,13 @@ def test_marker_files_have_one_reader() -> None:
 def test_no_modules_import_each_other() -> None:
     """Nor in a circle of several, those imports counted too that stand in functions or are for
     types only."""
-    waiting = {
-        module: {name for name, _ in imports(tree_of(module))} & MODULES.keys() - {module}
-        for module in MODULES
-    }
-    while ready := [module for module, others in waiting.items() if not others]:
-        for module in ready:
-            del waiting[module]
-        for others in waiting.values():
-            others.difference_update(ready)
-    assert waiting == {}
+    assert circles(imports_of(modules_of())) == []
 
 
 def test_a_class_name_exists_once() -> None:
     places: dict[str, list[str]] = {}
     for module in MODULES:
-        for node in ast.walk(tree_of(module)):
+        for node in ast.walk(MODULES[module]):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(module)
     assert {name: modules for name, modules in places.items() if len(modules) > 1} == {}
@@ -183,7 +164,7 @@ for it. All else is imported at the top of a file."""
 def imported_late() -> Iterator[tuple[str, str]]:
     """The modules with imports in functions, and what they import there."""
     for module in MODULES:
-        for function in ast.walk(tree_of(module)):
+        for function in ast.walk(MODULES[module]):
             if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             for node in ast.walk(function):

@@ -1513,8 +1513,8 @@ clone.clone_instance("web1", "web2")
 
 @pytest.mark.parametrize("verb", ["rename", "clone"])
 def test_what_a_kill_interrupted_is_settled_before_instances_start(node: Node, verb: str) -> None:
-    node.shell("mkdir -p /srv/disks; truncate -s 1M /srv/disks/web1")
-    define(node, "web1", disks=[{"path": "/srv/disks/web1", "format": "raw"}], **IDLE)
+    node.shell("mkdir /srv/killed; truncate -s 1M /srv/killed/web1")
+    define(node, "web1", disks=[{"path": "/srv/killed/web1", "format": "raw"}], **IDLE)
     before = node.shell("cat /var/lib/brine/instances/web1.json")
     done = node.run(["python3", "-c", _KILLED, verb], check=False)
     assert done.returncode == 9, done.stderr
@@ -1525,11 +1525,11 @@ def test_what_a_kill_interrupted_is_settled_before_instances_start(node: Node, v
     node.run(["systemctl", "start", "brine-operations.service"])
     assert node.run(["brine", "operations", "list"]).stdout == "no operation is pending\n"
     assert node.shell("cat /var/lib/brine/instances/*.json") == before
-    assert node.shell("ls /srv/disks /var/lib/brine/operations").split() == [
-        *("/srv/disks:", "web1", "/var/lib/brine/operations:")
+    assert node.shell("ls /srv/killed /var/lib/brine/operations").split() == [
+        *("/srv/killed:", "web1", "/var/lib/brine/operations:")
     ]
     assert node.shell("systemctl is-enabled brine-operations").strip() == "enabled"
-    node.shell("brine instance undefine web1; rm -r /srv/disks")
+    node.shell("brine instance undefine web1; rm -r /srv/killed")
 
 
 BIOS = "/usr/share/seabios/bios.bin"

@@ -194,9 +194,9 @@ def test_what_the_units_last_step_does(
 
 
 def test_a_start_that_was_broken_off_leaves_its_domain_by_half() -> None:
-    assert end.is_half_made(marked_run(), is_by_run=True)
-    assert not end.is_half_made(marked_run(), is_by_run=False)
-    assert not end.is_half_made(marked_run(MarkerKind.STARTED), is_by_run=True)
+    assert end.was_broken_off(marked_run(), is_by_run=True)
+    assert not end.was_broken_off(marked_run(), is_by_run=False)
+    assert not end.was_broken_off(marked_run(MarkerKind.STARTED), is_by_run=True)
 
 
 @pytest.mark.usefixtures("own_node")

@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _output_lost(program: str, error: OSError) -> int:
-    """The exit status where output can't be written; it is told, unless a pager was closed."""
+    """Report that output can't be written, unless its reader has closed it; return the status."""
     # The rest of the buffer would fail once more at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not isinstance(error, BrokenPipeError):

@@ -23,8 +23,10 @@ class EntryPoint(NamedTuple):
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """The entry points of a group; of two with one name, the one that is found first. They are read
-    without :mod:`importlib.metadata`, which takes long to load."""
+    """The entry points of a group. If two have one name, the first one counts.
+
+    This function does without :mod:`importlib.metadata`, which takes long to load.
+    """
     found: dict[str, EntryPoint] = {}
     for folder in _metadata():
         for line in _lines(f"{folder}/entry_points.txt", f"[{group}]"):

@@ -246,7 +246,7 @@ class Work:
         except (BrineError, OSError, LookupError, TypeError, ValueError) as error:
             self.record.waits_for = f"{name}: {error}"
             self._try_to_write()
-            raise waiting(self.record) from error
+            raise waiting_error(self.record) from error
 
     def _added(self, name: str, **known: Any) -> Step:
         steps = self.record.steps
@@ -403,14 +403,14 @@ def _kind_of(record: Operation) -> OperationKind:
                 kind: OperationKind = entry.load()
                 return kind
         record.waits_for = f"no installed part of Brine knows the kind {record.kind}"
-    raise waiting(record)
+    raise waiting_error(record)
 
 
 def _named(record: Operation) -> str:
     return f"{record.kind} of {record.key} (operation {record.id})"
 
 
-def waiting(record: Operation) -> OperationError:
+def waiting_error(record: Operation) -> OperationError:
     """The error of an operation that can't be settled now."""
     word = "completed" if record.state is OperationState.COMMITTED else "undone"
     hint = f"mend that; then: brine operations settle {record.id}"

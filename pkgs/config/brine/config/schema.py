@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NoReturn, Self
 
 from brine.common.schema import SchemaError, expect_required, member, shape_of, shown
+from brine.vm.values import UUID
 
 _NAMESPACE = uuid.UUID("0b1f8a3e-3f0a-4bd5-a9d4-64a1f6e0c0de")
 PRIVATE_KEYS = ("osparams_private", "osparams_private_cluster")
@@ -195,12 +196,9 @@ def label_fault(name: str) -> str | None:
     return f"{shown(name)} is no name: one line of up to {_LONGEST_LABEL} characters"
 
 
-_UUID = re.compile("(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
 def is_uuid(text: str) -> bool:
     """Whether *text* is a UUID in its usual form, in either case."""
-    return bool(_UUID.fullmatch(text))
+    return bool(re.fullmatch(UUID, text))
 
 
 def canonical_uuid(text: str) -> str:

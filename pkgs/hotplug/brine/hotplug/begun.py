@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from brine.common import paths
-from brine.common.operation import Operation, OperationKind, OperationState, waiting
+from brine.common.operation import Operation, OperationKind, OperationState, waiting_error
 from brine.hotplug.session import settle_vm
 from brine.hotplug.transaction import LOCK_PREFIX, Pending, PendingFile, is_running
 
@@ -45,7 +45,7 @@ def _settle(operation: Operation) -> None:
     for still in _begun():
         if still.id == operation.id:
             still.waits_for = still.waits_for or "what a command for NICs does, as root"
-            raise waiting(still)
+            raise waiting_error(still)
 
 
 PLUGGING = OperationKind("hotplug", {}, others=_begun, settle_other=_settle)

@@ -1,4 +1,4 @@
-"""Disks and NICs as QEMU is told of them: the arguments of its commands."""
+"""The arguments of QEMU's commands for disks and NICs."""
 
 from __future__ import annotations
 

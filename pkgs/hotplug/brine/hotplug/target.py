@@ -20,7 +20,7 @@ from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Device, Machine, devices_of, monitor
 from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
-from brine.vm.instances import hypervisor_of, instance_behind
+from brine.vm.instances import hypervisor_in_spec, instance_behind
 
 
 def find_socket(arguments: argparse.Namespace) -> None:
@@ -61,7 +61,7 @@ def _refuse_down(name: str, qmp: Path) -> None:
         hint = f"be root, or in the group {paths.CONTROL_GROUP}"
         raise BrineError(f"{qmp}: {error.strerror}", hint=hint) from error
     except OSError:
-        hypervisor = hypervisor_of(name)
+        hypervisor = hypervisor_in_spec(name)
         if hypervisor and hypervisor.startswith("xen-"):
             text = f"{name}: is a domain of Xen's, and nothing is plugged into those"
             raise BrineError(text, hint="its next start has what its spec has") from None

@@ -142,7 +142,7 @@ def console(arguments: argparse.Namespace) -> int:
     undo_when_told_to_end()
     name = arguments.name
     store.spec_file_of(name)  # or it is no name
-    if os.path.exists(InstanceFiles(name).domain):  # not Path.exists(): others may not look
+    if InstanceFiles(name).has_domain():
         _refuse_down(name)
         from brine.instance.xen.domain import become_console  # most are QEMU's
 

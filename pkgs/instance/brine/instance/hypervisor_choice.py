@@ -3,8 +3,6 @@ one is loaded."""
 
 from __future__ import annotations
 
-import os
-
 from brine.instance.hypervisor import Hypervisor
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec
@@ -17,8 +15,8 @@ def hypervisor_of(spec: Spec) -> Hypervisor:
 
 def hypervisor_running(name: str) -> Hypervisor:
     """The hypervisor of an instance's last start, whatever its spec says now."""
-    # For who may not look, QEMU: only root gets at a domain. (Path.exists() would raise an error.)
-    return _implementation(is_xen=os.path.exists(InstanceFiles(name).domain))
+    # QEMU for a user who may not look: only root gets at a domain.
+    return _implementation(is_xen=InstanceFiles(name).has_domain())
 
 
 def _implementation(*, is_xen: bool) -> Hypervisor:

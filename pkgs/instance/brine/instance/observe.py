@@ -202,7 +202,7 @@ def load_or_why(name: str) -> Spec:
 
 
 def refuse_running_without_spec(name: str) -> None:
-    """Refuse one that has no spec, if it runs."""
+    """Refuse an instance that runs without a spec."""
     with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
         if oper_of(unit.find(name)) is not Oper.DOWN:
             raise _running_without(name, "has no spec") from None
@@ -306,7 +306,7 @@ def _observed(
 
 
 def _is_half_made(spec: Spec, found: Unit | None, domain: Domain | None) -> bool:
-    if domain is None or not domain.never_ran() or oper_of(found) is not Oper.DOWN:
+    if domain is None or oper_of(found) is not Oper.DOWN:
         return False
     return last_start.is_half_made(spec, domain)
 

@@ -203,7 +203,7 @@ def _forget_end(spec: Spec) -> None:
 
 def _refuse_to_lose_domain(spec: Spec) -> None:
     """Refuse a definition that would orphan a running Xen domain."""
-    if not os.path.exists(InstanceFiles(spec.name).domain):  # nor for who may not look
+    if not InstanceFiles(spec.name).has_domain():
         return
     uuid = last_start.uuid_of(spec.name)
     is_its_own = spec.is_xen() and spec.uuid == uuid

@@ -199,7 +199,7 @@ def is_reboot_over(run: Run, now: float) -> bool:
     return run.is_to_reboot() and (until is None or now > until + BELIEVED_S)
 
 
-def is_half_made(run: Run, *, is_by_run: bool) -> bool:
+def was_broken_off(run: Run, *, is_by_run: bool) -> bool:
     """Whether a domain whose guest has never run is the leftover of a start that was broken off, if
     no start is in progress.
 

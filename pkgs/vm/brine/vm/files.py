@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,6 +56,10 @@ class InstanceFiles:
     """The log before."""
     uefi_variables = _InstanceFile(lambda: paths.UEFI_DIR, ".fd")
     """The UEFI variables, if there are any."""
+
+    def has_domain(self) -> bool:
+        """Whether the last start was that of a domain; False for a user who may not look."""
+        return os.path.exists(self.domain)  # Path.exists() would raise that user's error
 
     def sockets(self) -> tuple[Path, ...]:
         """The sockets of QEMU."""

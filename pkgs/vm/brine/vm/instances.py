@@ -76,7 +76,7 @@ def _content(file: Path, _inode: int, _written_ns: int) -> Any:
     return read_json(file)
 
 
-def hypervisor_of(name: str) -> str | None:
+def hypervisor_in_spec(name: str) -> str | None:
     """The hypervisor that an instance's spec names; None if there is no such spec."""
     data = read_json(InstanceFiles(name).spec)
     return str(data.get("hypervisor", "kvm")) if isinstance(data, Mapping) else None
@@ -87,11 +87,11 @@ def hypervisor_of(name: str) -> str | None:
 
 def started_with(name: str) -> Any:
     """The spec of an instance's last start, as JSON; None if that is not known."""
-    domain = InstanceFiles(name).domain
-    if not os.path.exists(domain):  # nor for who may not look
+    files = InstanceFiles(name)
+    if not files.has_domain():
         return _last_spec(name)
     try:
-        for line in read_regular(domain).decode(errors="replace").splitlines():
+        for line in read_regular(files.domain).decode(errors="replace").splitlines():
             if line.startswith(DOMAIN_SPEC):
                 return json.loads(line.removeprefix(DOMAIN_SPEC))
     except (OSError, ValueError, RecursionError):

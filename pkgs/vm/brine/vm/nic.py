@@ -11,6 +11,9 @@ from brine.common.errors import UsageError
 from brine.vm.keys import key, slot_key, uuid_key
 from brine.vm.values import LARGEST_MTU, MODELS, WHOLE, Mode, address_fault, vm_mac_fault
 
+_GANETIS_LINK = "xen-br0"
+_INTERFACES = Path("/sys/class/net")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
@@ -43,10 +46,6 @@ class Nic:
     vhost: bool = key(False)
     mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
     slot: int = slot_key()
-
-
-_GANETIS_LINK = "xen-br0"
-_INTERFACES = Path("/sys/class/net")
 
 
 def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -31,7 +31,7 @@ _LONGEST_ALIAS_BYTES = 255
 # The characters of host names and UUIDs: most names need no escape.
 _PLAIN = "-._~:@+,/"
 _SAME_IN_JSON = ("instance", "uuid", "mac", "index", "model", "queues", "vhost")
-_OF_SPEC = ("uuid", "mac", "model", "mode", "link", "vlan", "ips", "queues", "vhost", "mtu")
+_OF_SPEC = tuple(one.name for one in fields(Nic) if one.name != "slot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ def main() -> None:
     note_unknown_end(name)
     tell_watcher(name)
     note_failure(name)
-    if InstanceFiles(name).domain.exists():
+    if InstanceFiles(name).has_domain():
         from brine.instance.xen.domain import clear_domain  # most are QEMU's
 
         try:
@@ -171,7 +171,7 @@ def _mark_stop(name: str) -> None:
 
 def _is_unmarked(run: Run) -> bool:
     """Whether this run was a QEMU without a stop marker."""
-    return not InstanceFiles(run.name).domain.exists() and end.lacks_stop(run)
+    return not InstanceFiles(run.name).has_domain() and end.lacks_stop(run)
 
 
 def _is_users(run: Run) -> bool:

@@ -45,7 +45,7 @@ def is_half_made(spec: Spec, domain: Domain) -> bool:
     if not domain.never_ran() or not (domain.has_no_name() or domain.name == spec.name):
         return False
     run = Run.last(spec.name)
-    return end.is_half_made(run, is_by_run=f"{RUN}{run.id}" in _heading(spec.name))
+    return end.was_broken_off(run, is_by_run=f"{RUN}{run.id}" in _heading(spec.name))
 
 
 def uuid_of(name: str) -> str | None:
