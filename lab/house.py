@@ -1,6 +1,6 @@
 """Measures of the tree, for who looks after its shape: `./dev house` prints them.
 
-Each is read from syntax trees: nothing of Brine is run, and no measure passes or fails.
+Each is read from syntax trees, but for two walks, which are run. No measure passes or fails.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from lab.tree import TREE
+from lab.walks import walks
 
 LONG = 50
 """The lines of a function that is too long: without its docstring, comments and blank lines."""
@@ -56,6 +57,7 @@ class House:
     code_lines: int = 0
     test_lines: int = 0
     tests_per_code: float = 0.0
+    names_passed_by_a_start: int = 0
 
 
 def modules_of(tree: Path = TREE) -> list[Module]:
@@ -95,11 +97,61 @@ def measure(modules: Sequence[Module], tests: Iterable[Path] = ()) -> House:
     house.long_functions = _over(LONG, long)
     house.branching_functions = _over(BRANCHES, branching)
     house.deep_functions = _over(DEPTH, deep)
+    house.names_passed_by_a_start = names_passed(modules, "brine.instance.start.start_instance")
     for file in tests:
         text = file.read_text()
         house.test_lines += len(code_lines(text.splitlines(), ast.parse(text)))
     house.tests_per_code = round(house.test_lines / max(house.code_lines, 1), 2)
     return house
+
+
+def names_passed(modules: Sequence[Module], start: str) -> int:
+    """How often a bare name of an instance is an argument, in a function and all that it calls.
+
+    Calls of functions are followed, those of methods are not.
+    """
+    names = {module.name for module in modules}
+    functions = {
+        f"{module.name}.{node.name}": (module, node)
+        for module in modules
+        for node in module.tree.body
+        if isinstance(node, _FUNCTIONS)
+    }
+    known = {module.name: _known_in(module, names) for module in modules}
+    seen: set[str] = set()
+    waiting, count = [start], 0
+    while waiting:
+        if (name := waiting.pop()) in seen or name not in functions:
+            continue
+        seen.add(name)
+        module, function = functions[name]
+        for call in (one for one in ast.walk(function) if isinstance(one, ast.Call)):
+            given = [*call.args, *(keyword.value for keyword in call.keywords)]
+            count += sum(map(_is_bare_name, given))
+            waiting += [_called(ast.unparse(one), module, known) for one in [call.func, *given]]
+    return count
+
+
+def _is_bare_name(node: ast.expr) -> bool:
+    return ast.unparse(node).rpartition(".")[2] == "name"
+
+
+def _called(text: str, module: Module, known: dict[str, dict[str, str]]) -> str:
+    """The whole name of what a module calls *text*, if that is a function's."""
+    first, _, rest = text.partition(".")
+    whole = known[module.name].get(first, f"{module.name}.{first}")
+    return f"{whole}.{rest}" if rest else whole
+
+
+def _known_in(module: Module, names: set[str]) -> dict[str, str]:
+    """What a module imports of Brine, by the name that it has there."""
+    return {
+        one.asname or one.name: f"{node.module}.{one.name}"
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom)
+        for one in node.names
+        if node.module in names or f"{node.module}.{one.name}" in names
+    }
 
 
 def code_lines(lines: Sequence[str], tree: ast.AST) -> set[int]:
@@ -181,8 +233,14 @@ def main(args: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="./dev house", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print all places, for programs")
     parser.add_argument("--places", action="store_true", help="name the places, too")
+    text = "also walk a start and a plug on a node, which takes a minute, and root"
+    parser.add_argument("--walk", action="store_true", help=text)
     given = parser.parse_args(args)
     house = vars(measure(modules_of(), sorted(TREE.glob("tests/**/*.py"))))
+    if given.walk:
+        for command, facts in walks().items():
+            house[f"files of {command}"] = facts["files"]
+            house[f"changes of room of {command}"] = facts["changes_of_room"]
     if given.json:
         print(json.dumps(house, indent=2))
         return 0

@@ -20,6 +20,7 @@ from lab.command import CommandError
 from lab.node import Node
 from lab.qcow2 import make_hostile_qcow2, make_qcow2
 from lab.waiting import wait_for
+from lab.walks import walk
 from node.instance_on_node import (
     DISKS,
     GUEST,
@@ -1496,6 +1497,16 @@ def test_renamed_and_undefined(node: Node) -> None:
     node.run(["brine", "instance", "stop", "web2"])
     node.run(["brine", "instance", "undefine", "web2"])
     assert node.run(["brine", "instance", "list"]).stdout.strip() == "no instance is defined"
+
+
+def test_the_walk_of_a_command_names_what_it_enters(node: Node) -> None:
+    boot_idle(node, "web1")
+    found = walk(node, "nic", "add", "web1", "--link", "br0")
+    assert "brine.hotplug.plug_nic" in found["files"]
+    assert not [one for one in found["files"] if one.startswith(("brine.common", "brine.vm"))]
+    assert found["changes_of_room"] > len(found["files"])
+    (nic,) = json.loads(node.run(["brine", "nic", "list", "web1", "--json"]).stdout)
+    assert nic["link"] == "br0"
 
 
 _KILLED = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.house import DEPTH, LONG, Module, measure, modules_of
+from lab.house import DEPTH, LONG, Module, measure, modules_of, names_passed
 
 
 def module(name: str, text: str) -> Module:
@@ -73,3 +73,24 @@ def test_what_is_too_long_or_too_deep_is_named(elifs: bool) -> None:
 def test_the_whole_tree_is_measured() -> None:
     names = {one.name for one in modules_of()}
     assert {"brine.common", "brine.vm.spec", "brine.hotplug.net.tap"} <= names
+
+
+def test_a_bare_name_is_counted_where_a_start_passes_it_on() -> None:
+    start = """
+        from brine.instance import store
+
+        def start_instance(name):
+            store.load(name)
+            _begin(spec.name, key=other)
+
+        def _begin(name, key):
+            mark(name)
+            later(_end)
+
+        def _end(): mark(name=one.name)
+
+        def stop_instance(name): mark(name)
+    """
+    store = "def load(name):\n    read(name, name)\n"
+    modules = [module("brine.instance.start", start), module("brine.instance.store", store)]
+    assert names_passed(modules, "brine.instance.start.start_instance") == 6
