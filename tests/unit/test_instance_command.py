@@ -22,6 +22,7 @@ from brine.common import paths, process
 from brine.common.cli import Parser
 from brine.common.entry_points import EntryPoint
 from brine.instance import console, operations, store
+from brine.instance.stop import Stopped
 from brine.vm.arguments import instance_name
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec, to_json
@@ -612,9 +613,9 @@ def test_options_are_passed_on(
 ) -> None:
     asked: list[Any] = []
 
-    def note(name: str, *, force: bool, timeout_s: float | None) -> operations.Stopped:
+    def note(name: str, *, force: bool, timeout_s: float | None) -> Stopped:
         asked.append((name, force, timeout_s))
-        return operations.Stopped.STOPPED
+        return Stopped.STOPPED
 
     monkeypatch.setattr(operations, "stop_instance", note)
     monkeypatch.setattr(operations, "reboot_instance", note)
@@ -805,9 +806,9 @@ def in_own_process(call: Callable[[], tuple[int, str, str]], folder: Path) -> tu
 def test_several_stops_that_are_told_to_end_undo_what_they_began(
     web1: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: signal.Signals
 ) -> None:
-    def stop(name: str, **_: object) -> operations.Stopped:
+    def stop(name: str, **_: object) -> Stopped:
         if name == "web3":
-            return operations.Stopped.STOPPED
+            return Stopped.STOPPED
         try:
             (tmp_path / f"{name}-began").touch()
             if all((tmp_path / f"{each}-began").exists() for each in ("web1", "web2")):
@@ -818,7 +819,7 @@ def test_several_stops_that_are_told_to_end_undo_what_they_began(
                 time.sleep(0.01)
         finally:
             (tmp_path / f"{name}-undone").touch()
-        return operations.Stopped.STOPPED
+        return Stopped.STOPPED
 
     monkeypatch.setattr(operations, "stop_instance", stop)
     status, out, err = in_own_process(lambda: web1("stop", "web3", "web1", "web2"), tmp_path)
@@ -849,13 +850,13 @@ def test_a_stop_that_is_told_to_end_undoes_what_it_began(
 ) -> None:
     undone = []
 
-    def stop(name: str, **_: object) -> operations.Stopped:
+    def stop(name: str, **_: object) -> Stopped:
         try:
             os.kill(os.getpid(), told)
             signal.sigtimedwait([], 1)
         finally:
             undone.append(name)
-        return operations.Stopped.STOPPED
+        return Stopped.STOPPED
 
     monkeypatch.setattr(operations, "stop_instance", stop)
     assert web1("stop", "web1") == (128 + told, "", "")
@@ -877,7 +878,7 @@ def test_who_gives_up_waiting_is_told_what_holds(
     arguments: list[str],
     runs: str,
 ) -> None:
-    def give_up(name: str, **_: object) -> operations.Stopped:
+    def give_up(name: str, **_: object) -> Stopped:
         raise KeyboardInterrupt
 
     for name in ("stop_instance", "reboot_instance", "reset_instance"):

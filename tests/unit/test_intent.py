@@ -20,9 +20,9 @@ from brine.instance.intent import (
     put_event,
     stays_off,
 )
-from brine.instance.operations import stop_instance
 from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.start import start_instance
+from brine.instance.stop import stop_instance
 from brine.instance.validate import define
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.vm.spec import AdminState, Source, Spec

@@ -22,7 +22,7 @@ from brine.common import outbox, paths, process, progress
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
-from brine.instance import failed_starts, history, operations, restart_counter, store, unit
+from brine.instance import failed_starts, history, operations, restart_counter, stop, store, unit
 from brine.instance.clone import clone_instance
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
@@ -30,13 +30,11 @@ from brine.instance.kvm.runtime_devices import hot_changes_or_aside
 from brine.instance.listing import row, summary
 from brine.instance.observe import Oper, look
 from brine.instance.operations import (
-    Stopped,
     define_instance,
     reboot_instance,
     rename_instance,
     reset_instance,
     set_paused,
-    stop_instance,
     undefine_instance,
 )
 from brine.instance.restart_counter import Tries
@@ -48,6 +46,7 @@ from brine.instance.start import (
     start_instance,
     storage_of,
 )
+from brine.instance.stop import Stopped, stop_instance
 from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
 from brine.instance.validate import define
@@ -83,7 +82,7 @@ def is_to_reboot(name: str) -> bool:
 @pytest.fixture(autouse=True)
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """The systemctl of a node of its own."""
-    monkeypatch.setattr(operations, "_GONE_S", 1.0)
+    monkeypatch.setattr(stop, "_GONE_S", 1.0)
     monkeypatch.setattr(process, "TERM_TIMEOUT_S", 1.0)
     monkeypatch.setattr(guest, "_QMP_TIMEOUT_S", 1.0)
     return ScriptedSystemctl(own_node / "systemctl", monkeypatch)
@@ -717,7 +716,7 @@ def test_a_stop_is_known_before_anybody_can_want_it_up(
         running.end()
         return True
 
-    monkeypatch.setattr(operations, "shut_down", end)
+    monkeypatch.setattr(stop, "shut_down", end)
     assert stop_instance("web1") is Stopped.STOPPED
     assert told
     assert wanted() == ("down", "admin")
@@ -732,7 +731,7 @@ def test_a_reboot_starts_nothing_that_somebody_has_stopped_meanwhile(
         assert stop_instance("web1") is Stopped.NOTED
         return True
 
-    monkeypatch.setattr(operations, "shut_down", end)
+    monkeypatch.setattr(stop, "shut_down", end)
     with pytest.raises(InstanceError, match="somebody has wanted otherwise"):
         reboot_instance("web1")
     assert wanted() == ("down", "admin")
@@ -853,7 +852,7 @@ def test_one_that_runs_and_is_defined_anew_keeps_its_files(running: Running) -> 
 def test_a_unit_that_does_not_stop_is_told(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "_GONE_S", 0.2)
+    monkeypatch.setattr(stop, "_GONE_S", 0.2)
     monkeypatch.setattr(Running, "end", lambda self: self.qemu.end())  # and systemd does not notice
     with pytest.raises(InstanceError, match="its unit has not stopped within 0.2 s"):
         stop_instance("web1")
@@ -864,7 +863,7 @@ def test_a_stop_waits_for_the_run_that_it_stops_and_for_no_later_one(
     running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     """Another command starts it as soon as its former run has ended."""
-    monkeypatch.setattr(operations, "_GONE_S", 30.0)
+    monkeypatch.setattr(stop, "_GONE_S", 30.0)
     next_run = {"ActiveState": "active", "MainPID": str(os.getpid()), "InvocationID": "b"}
     pid = str(running.qemu.pid)
     systemctl.unit(UNIT, ActiveState=state, MainPID=pid, InvocationID="a")
@@ -891,7 +890,7 @@ def test_a_start_that_waits_is_called_off(systemctl: ScriptedSystemctl) -> None:
 def test_a_reboot_waits_for_no_later_run(
     running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "_GONE_S", 30.0)
+    monkeypatch.setattr(stop, "_GONE_S", 30.0)
 
     def end(self: Running) -> None:
         self.qemu.end()

@@ -19,8 +19,9 @@ from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.instance import history, restart_counter, store, unit
 from brine.instance.observe import Observed
-from brine.instance.operations import define_instance, stop_instance
+from brine.instance.operations import define_instance
 from brine.instance.start import Started, start_instance
+from brine.instance.stop import stop_instance
 from brine.instance.validate import define
 from brine.instance.xen import config
 from brine.instance.xen.domain import clean_up_ended, clear_domain

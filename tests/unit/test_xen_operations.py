@@ -12,20 +12,19 @@ from typing import Any
 import pytest
 
 from brine.common import outbox
-from brine.instance import intent, operations, store
+from brine.instance import intent, stop, store
 from brine.instance.definition import SpecInput, define_several
 from brine.instance.intent import forget_user_shutdown
 from brine.instance.observe import Observed, look, look_at_all
 from brine.instance.operations import (
-    Stopped,
     define_instance,
     reboot_instance,
     rename_instance,
     reset_instance,
-    stop_instance,
     undefine_instance,
 )
 from brine.instance.service import run
+from brine.instance.stop import Stopped, stop_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import define
 from brine.instance.xen import config, last_start
@@ -42,7 +41,7 @@ from lab.scripted_xl import ScriptedXl
 @pytest.fixture
 def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
     """The xl of a node of its own, where systemd has no unit."""
-    monkeypatch.setattr(operations, "_GONE_S", 1.0)
+    monkeypatch.setattr(stop, "_GONE_S", 1.0)
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     return ScriptedXl(own_node / "xl", monkeypatch)
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from brine.common import operation
 from brine.common.errors import BrineError, UsageError, warn
 from brine.common.operation import OperationKind
 from brine.common.process import TERM_TIMEOUT_S, Process
-from brine.common.progress import spoken_wait
 from brine.common.qmp.wire import QmpClosedError
 from brine.common.unix_socket import is_listening
 from brine.hotplug.transaction import being_released
@@ -26,9 +24,8 @@ from brine.instance.action import act_on, act_on_each
 from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
 from brine.instance.history import verdicts_on
-from brine.instance.hypervisor import DeafGuestError, Guest
-from brine.instance.hypervisor_choice import hypervisor_of, hypervisor_running
-from brine.instance.intent import offline, tell_cluster, want
+from brine.instance.hypervisor_choice import hypervisor_of
+from brine.instance.intent import offline, tell_cluster
 from brine.instance.kvm.guest import monitor_of, press_reset
 from brine.instance.kvm.programs import refuse_writers
 from brine.instance.observe import (
@@ -38,13 +35,21 @@ from brine.instance.observe import (
     look,
     oper_of,
     refuse_running_without_spec,
-    suspended,
 )
 from brine.instance.owner import make_folder, remove_folder
-from brine.instance.shutdown import shut_down, shutdown_timeout_of, stop_marked
 from brine.instance.start import being_stopped, forget_end, forget_tries, start_instance
+from brine.instance.stop import (
+    StopLimits,
+    Stopped,
+    end_guest,
+    remove_domain,
+    run_of,
+    stop_instance,
+    told_to_stop,
+    wait_stopped,
+)
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
-from brine.instance.unit import Active, Unit, UnitError
+from brine.instance.unit import UnitError
 from brine.instance.validate import define
 from brine.instance.xen import last_start, xl
 from brine.vm import markers
@@ -251,7 +256,7 @@ def _let_go(name: str, what: str) -> None:
     seen = look(name)
     _refuse_running(seen, what)
     if seen.domain:
-        _stop_domain(seen.spec, force=False, timeout_s=0)
+        remove_domain(seen.spec)
 
 
 def refuse_name(name: str) -> None:
@@ -365,151 +370,6 @@ def _has_crashed(seen: Observed) -> bool:
     return False
 
 
-class Stopped(StrEnum):
-    """The result of a stop, in words."""
-
-    STOPPED = "stopped: {name}"
-    NOTED = "noted: {name} is down already, and should be from now on"
-    CLEANED_UP = "cleaned up: {name} was down already, and what was left of it is gone"
-    UNCHANGED = "unchanged: {name} does not run"
-
-
-def stop_instance(
-    name: str,
-    *,
-    force: bool = False,
-    timeout_s: float | None = None,
-    by: Source = Source.ADMIN,
-    cause: str = "",
-) -> Stopped:
-    """Stop an instance, and set its admin_state to down. One that runs needs no spec.
-
-    :param force: end it when its guest does not shut down in time.
-    :param timeout_s: how long the guest may take; None is the timeout of its spec.
-    :param cause: of the verdict on its end; empty is ``stopping``.
-    :raises InstanceError: if the guest does not shut down, and *force* is not given: the instance
-        runs on. Also if its admin_state can't be written: the instance is stopped nevertheless.
-    """
-    unnoted = None
-    with ExitStack() as stack:
-        # What is told while the lock is held, a start that comes next sees.
-        with store.alone(name):
-            found = unit.find(name)
-            oper = oper_of(found)
-            is_going = oper in GOING
-            spec, is_noted = None, False
-            try:
-                spec = store.load(name)
-                is_noted = want(spec, AdminState.DOWN, by)
-            except BrineError as error:
-                unnoted = error
-            if timeout_s is None:
-                timeout_s = shutdown_timeout_of(name, spec)
-            limit_s = min(timeout_s, TERM_TIMEOUT_S) if force else timeout_s
-            guest = by_systemd = None
-            # Another command may be stopping it with a longer timeout.
-            if found and (oper is Oper.RUNNING or (force and oper is Oper.STOPPING)):
-                guest = stack.enter_context(_told_to_stop(name, found, cause=cause))
-            elif found and is_going:
-                stopped = _stopped_by_systemd(found, limit_s=limit_s, cause=cause)
-                by_systemd = stack.enter_context(stopped)
-        if unnoted and not is_going:
-            raise unnoted
-        if found and guest:
-            _end(guest, "stop", force=force, timeout_s=timeout_s)
-            _wait_stopped(found.run)
-        elif by_systemd:
-            _wait_for_systemd(by_systemd, force=force, limit_s=limit_s)
-    was_there = False
-    if spec and spec.is_xen() and not _is_started_again(name, found):
-        was_there, ran = _stop_domain(spec, force=force, timeout_s=timeout_s)
-        is_going = is_going or ran
-    if is_going and unnoted and spec:
-        text = f"is stopped, but not noted to be down: {unnoted}"
-        hint = f"mend that, and brine instance stop {name} again: it would start with the node"
-        raise InstanceError(name, text, hint=hint)
-    if is_going:
-        return Stopped.STOPPED
-    if found and found.active is Active.FAILED:
-        unit.forget_failure(name)
-    if was_there:
-        return Stopped.CLEANED_UP
-    return Stopped.NOTED if is_noted else Stopped.UNCHANGED
-
-
-@contextmanager
-def _told_to_stop(
-    name: str, found: Unit | None, of_domain: Spec | None = None, *, cause: str = ""
-) -> Iterator[tuple[Guest, Run]]:
-    """The guest and the run of an instance, which are marked as being stopped in the block.
-
-    :param of_domain: the spec of a domain, which may have no unit; else None.
-    """
-    run, pid = _run(found, name), found.main_pid if found else 0
-    hypervisor = hypervisor_of(of_domain) if of_domain else hypervisor_running(name)
-    uuid = of_domain.uuid if of_domain else None
-    with hypervisor.guest(name, pid, uuid=uuid) as guest:
-        with stop_marked(guest, run, must=True, cause=cause):
-            yield guest, run
-
-
-def _stop_domain(spec: Spec, *, force: bool, timeout_s: float) -> tuple[bool, bool]:
-    """End and remove a domain without a unit; returns whether there was one, and whether it ran."""
-    domain = xl.domain_of(spec.uuid)
-    # What a start left that was broken off has no guest to ask.
-    ran = domain is not None and domain.lives() and not last_start.is_half_made(spec, domain)
-    if ran:
-        with _told_to_stop(spec.name, None, spec) as guest:
-            _end(guest, "stop", force=force, timeout_s=timeout_s)
-        left = xl.domain_of(spec.uuid)
-        # A domain with another number is a later run's.
-        domain = left if left and domain and left.number == domain.number else None
-    if domain and not domain.is_dying():
-        if domain.is_suspended() and not force:
-            raise suspended(spec.name)
-        xl.destroy(domain)
-    return domain is not None or ran, ran
-
-
-@contextmanager
-def _stopped_by_systemd(
-    found: Unit, *, limit_s: float, cause: str
-) -> Iterator[tuple[Unit, Process | None]]:
-    """Have systemd stop a start in progress, or go on with a stop; there is no guest to ask. Gives
-    the run that it stops, and its process."""
-    name = found.name
-    messages.tell(messages.STOP_ASKED, name, how="systemd ends it", timeout=limit_s)
-    with Process.of(found.main_pid, unit=unit_of(name)) as qemu, ExitStack() as stack:
-        if qemu:
-            stack.enter_context(stop_marked(qemu, _run(found, name), must=False, cause=cause))
-        unit.stop(name)
-        # The run of a start that waited may have begun just before.
-        yield ((unit.find(name) if found.is_queued else None) or found), qemu
-
-
-def _wait_for_systemd(stopped: tuple[Unit, Process | None], *, force: bool, limit_s: float) -> None:
-    """Wait until systemd has stopped a run; with *force*, end its process if that takes long."""
-    found, qemu = stopped
-    run, name = found.run, found.name
-    with spoken_wait(f"{name}: waiting for systemd to stop it, at most {limit_s:g} s"):
-        if unit.wait_ended(run, timeout_s=limit_s):
-            return
-    if not force:
-        text = f"did not stop within {limit_s:g} s, and is being stopped still"
-        raise InstanceError(name, text, hint=f"brine instance stop --force {name} ends it")
-    if qemu and (number := qemu.terminate()):
-        messages.tell(messages.ENDED, name, timeout=limit_s, signal=number.name)
-    _wait_stopped(run)
-
-
-def _is_started_again(name: str, before: Unit | None) -> bool:
-    """Whether a later run of an instance has begun since its unit was looked at."""
-    now = unit.find(name)
-    if now is None or oper_of(now) not in GOING:
-        return False
-    return now.is_queued or before is None or now.run != before.run
-
-
 def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None = None) -> None:
     """Ask an instance's guest to shut down, and start the instance with its present spec."""
     seen = _look_to_change(name)
@@ -517,14 +377,15 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         raise offline(name)  # it could not be started again
     if timeout_s is None:
         timeout_s = seen.spec.shutdown_timeout
+    limits = StopLimits(timeout_s, force)
     store.try_files_of_start(seen.spec)
     with ExitStack() as stack:
         # Without its xl, the end of a domain could not be explained.
         if seen.unit and seen.unit.main_pid:
             stack.enter_context(_noted_reboot(seen, timeout_s))
         kept = being_released(InstanceFiles(name).qmp)
-        with _told_to_stop(name, seen.unit, seen.spec if seen.domain else None) as guest:
-            _end(guest, "reboot", force=force, timeout_s=timeout_s)
+        with told_to_stop(name, seen.unit, seen.spec if seen.domain else None) as guest:
+            end_guest(guest, "reboot", limits)
         _start_again(seen)
     messages.tell(messages.REBOOTED, name)
     for one in kept:
@@ -538,7 +399,7 @@ def _noted_reboot(seen: Observed, timeout_s: float) -> Iterator[None]:
 
     Its next start removes the marker.
     """
-    name, run = seen.name, _run(seen.unit, seen.name)
+    name, run = seen.name, run_of(seen.unit, seen.name)
     with ExitStack() as stack:
         # Without the marker, only this command starts it again.
         with suppress(OSError):
@@ -591,7 +452,7 @@ def _start_again(before: Observed) -> None:
     """Start an instance that has ended for a reboot, unless its admin_state has changed since."""
     name = before.name
     if before.unit:
-        _wait_stopped(before.unit.run)
+        wait_stopped(before.unit.run)
     if store.load(name).admin_state != before.spec.admin_state:
         text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
         raise InstanceError(name, text, hint=f"brine instance start {name}")
@@ -601,7 +462,7 @@ def _start_again(before: Observed) -> None:
 def set_paused(name: str, *, paused: bool) -> bool:
     """Pause or resume an instance's processors. False if nothing changes."""
     seen = _look_to_change(name)
-    if not hypervisor_of(seen.spec).set_paused(seen, _run(seen.unit, name).id, paused=paused):
+    if not hypervisor_of(seen.spec).set_paused(seen, run_of(seen.unit, name).id, paused=paused):
         return False
     messages.tell(messages.PAUSED if paused else messages.RESUMED, name)
     return True
@@ -619,44 +480,21 @@ def _look_to_change(name: str) -> Observed:
     return seen
 
 
-def _run(found: Unit | None, name: str) -> Run:
-    """The present run of its unit."""
-    return found.run if found and found.invocation else Run.last(name)
-
-
-def _end(told: tuple[Guest, Run], verb: str, *, force: bool, timeout_s: float) -> None:
-    """Ask the guest to shut down; with *force*, end it if it does not."""
-    guest, run = told
-    name = run.name
-    ways = "its guest is asked, and ended if need be" if force else "its guest is asked"
-    messages.tell(messages.STOP_ASKED, name, how=ways, timeout=timeout_s)
-    with spoken_wait(f"{name}: waiting for its guest to shut down, at most {timeout_s:g} s"):
-        hint = f"brine instance {verb} --force {name} ends it"
-        try:
-            if shut_down(guest, run, timeout_s=timeout_s, force=force):
-                return
-        except DeafGuestError as error:
-            raise InstanceError(name, str(error).removeprefix(f"{name}: "), hint=hint) from error
-    messages.tell(messages.NOT_IN_TIME, name, timeout=timeout_s)
-    text = f"did not shut down within {timeout_s:g} s, and runs on"
-    raise InstanceError(name, text, hint=hint)
-
-
-def _wait_stopped(run: Run) -> None:
-    """Wait until a run has ended, and its unit has cleaned up after QEMU."""
-    with spoken_wait(f"{run.name}: waiting for its unit to clear up, at most {_GONE_S:g} s"):
-        if not unit.wait_ended(run, timeout_s=_GONE_S):
-            raise InstanceError(run.name, f"its unit has not stopped within {_GONE_S:g} s")
-
-
 # The verbs of ``brine instance`` for a running instance.
+
+_STOPPED = {
+    Stopped.STOPPED: "",
+    Stopped.NOTED: " is down already, and should be from now on",
+    Stopped.CLEANED_UP: " was down already, and what was left of it is gone",
+    Stopped.UNCHANGED: " does not run",
+}
 
 
 def stop(arguments: argparse.Namespace) -> int:
 
     def act(name: str) -> tuple[str, bool]:
         done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
-        return done.format(name=name), done is not Stopped.UNCHANGED
+        return f"{done}: {name}{_STOPPED[done]}", done is not Stopped.UNCHANGED
 
     return act_on_each(arguments, act, runs="runs on, and may still do what it was asked")
 

@@ -263,7 +263,7 @@ def start_later(name: str, *, slice_name: str = "") -> None:
     _systemctl("start", "--no-block", "--", unit_of(name))
 
 
-def stop(name: str) -> None:
+def stop_unit(name: str) -> None:
     """Stop an instance's unit, or cancel its start, without waiting."""
     _systemctl("stop", "--no-block", "--", unit_of(name))
 

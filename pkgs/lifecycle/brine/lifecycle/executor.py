@@ -15,9 +15,9 @@ import threading
 from brine.common.errors import BrineError, printable
 from brine.instance import messages, store, unit
 from brine.instance.observe import GOING, Oper, look, oper_of
-from brine.instance.operations import Stopped, stop_instance
 from brine.instance.owner import folder_of, remove_folder, why_owner_absent
 from brine.instance.start import start_instance
+from brine.instance.stop import Stopped, stop_instance
 from brine.lifecycle.executor_client import LONGEST_PACKET, Outcome, Verb
 from brine.lifecycle.owner_watch import EndReason
 from brine.vm.spec import AdminState, Source

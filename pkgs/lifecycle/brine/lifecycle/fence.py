@@ -22,8 +22,8 @@ from brine.common.journal import LEVELS, setup
 from brine.common.settings import SettingsError, load
 from brine.common.systemd import ServiceManager
 from brine.instance.observe import look_at_all
-from brine.instance.operations import stop_instance
 from brine.instance.owner import CLOCK, folder_of
+from brine.instance.stop import stop_instance
 from brine.instance.store import InstanceError
 from brine.lifecycle.owner_watch import EndReason
 from brine.lifecycle.settings import LifecycleSettings
