@@ -19,7 +19,7 @@ from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import open_pipe
 from brine.instance.serial_log import read_log
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import NOT_CONFINED
 from lab.guest_image import guest_image
@@ -55,7 +55,7 @@ def guest() -> Iterator[socket.socket]:
     """A guest, and the line that one has who is attached to it."""
     image = guest_image().folder
     boot = {"kernel": f"{image}/kernel", "initrd": f"{image}/initramfs"}
-    spec = define(
+    spec = completed(
         {"name": "web1", "accel": "tcg", "append": "console=ttyS0 quiet", **boot, **NOT_CONFINED}
     )
     InstanceFiles("web1").unit.parent.mkdir(exist_ok=True)

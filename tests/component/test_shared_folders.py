@@ -24,7 +24,7 @@ from brine.instance.clone import clone_instance
 from brine.instance.kvm.resources import check_node
 from brine.instance.operations import define_instance
 from brine.instance.service.clear import clear
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.disk import Disk
 from brine.vm.disk_files import UnopenedError, format_of, opened
 from brine.vm.runtime_file import Runtime, RuntimeFileError
@@ -192,7 +192,7 @@ def test_a_start_reads_nothing_through_a_users_link(theirs: Path, secret: Path, 
     link = str(linked(theirs / "link", secret))
     beside = {"initrd": {"kernel": "/bin/true"}, "vnc_password_file": {"vnc_bind": "::1"}}
     keys = {"accel": "tcg", "qemu": "/bin/true", **beside.get(key, {}), key: link}
-    spec = define({"name": "web1", **keys})
+    spec = completed({"name": "web1", **keys})
     with pytest.raises(store.InstanceError, match=f"symbolic link of the user {_USER}"):
         check_node(spec)
 

@@ -17,7 +17,7 @@ from brine.instance.conflicts import refuse_in_use
 from brine.instance.kvm.cdrom import change_medium
 from brine.instance.operations import define_instance
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import to_json
 from brine.vm.unit_name import unit_of
@@ -119,7 +119,7 @@ def test_what_qemu_refuses_leaves_the_medium_before(
 def claimed_by_web1(disk: str) -> bool:
     """Whether another instance can't start with a disk, as web1 has it."""
     try:
-        refuse_in_use(define({"name": "web2", "disks": [{"path": disk, "format": "raw"}]}))
+        refuse_in_use(completed({"name": "web2", "disks": [{"path": disk, "format": "raw"}]}))
     except InstanceError as error:
         return "is a disk of web1 too" in str(error)
     return False

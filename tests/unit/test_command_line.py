@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from brine.instance.kvm.command_line import DiskFiles, Resources, TapFiles, qemu_args
 from brine.instance.kvm.layout import layout_of
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
@@ -111,7 +111,7 @@ def line(**keys: Any) -> Line:
 
 def line_given(given: dict[str, Any], **keys: Any) -> Line:
     """The line of a QEMU that is given these, beside its devices."""
-    spec = define({"name": "web1", "uuid": A, **keys})
+    spec = completed({"name": "web1", "uuid": A, **keys})
     return Line.of(qemu_args(spec, layout_of(spec), given_to(spec, **given)))
 
 

@@ -21,7 +21,7 @@ from brine.instance import store
 from brine.instance.conflicts import refuse_conflicts, refuse_in_use
 from brine.instance.operations import define_instance
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm import conflicts, run
 from brine.vm.conflicts import claiming
 from brine.vm.files import InstanceFiles
@@ -79,8 +79,8 @@ def test_nodes_of_the_same_device_are_the_same_disk(disk: Path) -> None:
         pytest.skip("only root can make devices")
     define_instance(with_disk("web1", first))
     with pytest.raises(SpecError, match=f"{second} is a disk of web1 too, {first}"):
-        refuse_conflicts(define(with_disk("web2", second)), None)
-    refuse_conflicts(define(with_disk("web2", other)), None)
+        refuse_conflicts(completed(with_disk("web2", second)), None)
+    refuse_conflicts(completed(with_disk("web2", other)), None)
 
 
 def test_one_that_nobody_writes_may_be_shared(disk: Path) -> None:
@@ -179,27 +179,27 @@ def test_one_that_runs_has_its_disks_to_itself(
     runs(qemus, "web1", **({"disks": [row]} if plugged else {"spec": ide, "disks": []}))
     link = linked(disk)
     with pytest.raises(InstanceError) as told:
-        refuse_in_use(define(with_disk("web2", link)))
+        refuse_in_use(completed(with_disk("web2", link)))
     assert str(told.value) == f"web2: {link} is a disk of web1 too, {disk}, which runs"
     assert "stop web1" in (told.value.hint or "")
-    refuse_in_use(define(with_disk("web1", disk)))
+    refuse_in_use(completed(with_disk("web1", disk)))
 
 
 def test_one_that_has_ended_has_none(disk: Path, qemus: FakeQemus) -> None:
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps({"disks": [{"path": str(disk)}]}))
-    refuse_in_use(define(with_disk("web2", disk)))
+    refuse_in_use(completed(with_disk("web2", disk)))
     InstanceFiles("web1").qmp.touch()  # which it has left
-    refuse_in_use(define(with_disk("web2", disk)))
+    refuse_in_use(completed(with_disk("web2", disk)))
 
 
 def test_what_is_unplugged_is_free_and_a_damaged_runtime_file_keeps_nobody(
     disk: Path, qemus: FakeQemus
 ) -> None:
     runs(qemus, "web1", spec={"disks": [{"path": str(disk), "interface": "virtio"}]}, disks=[])
-    refuse_in_use(define(with_disk("web2", disk)))
+    refuse_in_use(completed(with_disk("web2", disk)))
     for content in ("{", "[]", '{"disks": 5, "spec": {"disks": 5}}'):
         (paths.RUNTIME_DIR / "web1.json").write_text(content)
-        refuse_in_use(define(with_disk("web2", disk)))
+        refuse_in_use(completed(with_disk("web2", disk)))
 
 
 # Storage that does not answer
@@ -229,17 +229,17 @@ def test_the_dead_disk_of_another_keeps_nobody_from_a_start(
     runs(qemus, "web1", disks=[{"path": str(silent)}, {"path": str(disk)}])
     other = disk.with_name("other")
     other.write_bytes(b"")
-    with claiming(partial(refuse_in_use, define(with_disk("web2", other)))):
+    with claiming(partial(refuse_in_use, completed(with_disk("web2", other)))):
         pass
     # What answers there counts.
     with pytest.raises(InstanceError, match="is a disk of web1 too"):
-        refuse_in_use(define(with_disk("web2", linked(disk))))
+        refuse_in_use(completed(with_disk("web2", linked(disk))))
 
 
 def test_an_own_dead_disk_is_refused(disk: Path, silent: Path, qemus: FakeQemus) -> None:
     runs(qemus, "web1", disks=[{"path": str(disk)}])
     with pytest.raises(BrineError, match=f"{silent}: its storage does not answer"):
-        refuse_in_use(define(with_disk("web2", silent)))
+        refuse_in_use(completed(with_disk("web2", silent)))
 
 
 def test_a_disk_that_another_gets_meanwhile_is_asked_without_the_lock(
@@ -247,7 +247,7 @@ def test_a_disk_that_another_gets_meanwhile_is_asked_without_the_lock(
 ) -> None:
     """The check comes again, and then it finds the conflict."""
     link, stat_of, is_free = linked(disk), os.stat, []
-    checked = partial(refuse_in_use, define(with_disk("web2", disk)))
+    checked = partial(refuse_in_use, completed(with_disk("web2", disk)))
     qemus.start(InstanceFiles("web1").qmp)
 
     def check(identities: conflicts.Identities) -> None:
@@ -280,10 +280,10 @@ def with_mac(name: str, mac: str = MAC, **keys: Any) -> dict[str, Any]:
 def test_one_that_runs_has_its_mac_and_uuid_to_itself(own_node: Path, qemus: FakeQemus) -> None:
     runs(qemus, "web1", spec={"uuid": UUID}, nics=[{"mac": MAC.upper()}])
     with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of web1, which runs"):
-        refuse_in_use(define(with_mac("web2")))
+        refuse_in_use(completed(with_mac("web2")))
     with pytest.raises(InstanceError, match=f"{UUID} is the UUID of web1, which runs"):
-        refuse_in_use(define({"name": "web2", "uuid": UUID}))
-    refuse_in_use(define(with_mac("web1", uuid=UUID)))
+        refuse_in_use(completed({"name": "web2", "uuid": UUID}))
+    refuse_in_use(completed(with_mac("web1", uuid=UUID)))
 
 
 def test_a_domain_that_runs_has_its_mac_to_itself(
@@ -293,12 +293,12 @@ def test_a_domain_that_runs_has_its_mac_to_itself(
     monkeypatch.setattr(run, "runs_in", lambda pid, unit: (pid, unit) == (7, unit_of("xen1")))
     domain = InstanceFiles("xen1").domain
     domain.parent.mkdir(exist_ok=True)
-    spec = define(with_mac("xen1", hypervisor="xen-pvh", kernel="/vmlinuz"))
+    spec = completed(with_mac("xen1", hypervisor="xen-pvh", kernel="/vmlinuz"))
     domain.write_text(f"{DOMAIN_SPEC}{json.dumps(to_json(spec))}\n")
-    refuse_in_use(define(with_mac("web2")))
+    refuse_in_use(completed(with_mac("web2")))
     write_marker(MarkerKind.START, "xen1", run="run", pid=7)
     with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of xen1"):
-        refuse_in_use(define(with_mac("web2")))
+        refuse_in_use(completed(with_mac("web2")))
 
 
 def test_what_is_just_being_plugged_in_counts(
@@ -312,7 +312,7 @@ def test_what_is_just_being_plugged_in_counts(
     (paths.HOTPLUG_DIR / "socket-5.json").write_text(json.dumps([5, row]))
     (paths.HOTPLUG_DIR / "socket-6.json").write_text("{")
     with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of web1"):
-        refuse_in_use(define(with_mac("web2")))
+        refuse_in_use(completed(with_mac("web2")))
 
 
 def test_a_plugged_mac_is_its_instances_at_the_next_start_too(own_node: Path) -> None:

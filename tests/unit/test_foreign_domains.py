@@ -12,7 +12,7 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.instance.foreign.libvirt import spec_of_domain
-from brine.instance.validate import define
+from brine.instance.validate import completed
 
 FOLDER = Path(__file__).parent / "domains"
 DOMAINS = {one.stem: one.read_bytes() for one in sorted(FOLDER.iterdir())}
@@ -72,7 +72,7 @@ def silent(domain: str, changes: Callable[[Element], Iterator[str]]) -> list[str
 def test_each_of_them_is_accepted(domain: str) -> None:
     found = read(DOMAINS[domain])
     assert not isinstance(found, str), found
-    define(found[0])
+    completed(found[0])
 
 
 @pytest.mark.parametrize("domain", DOMAINS)

@@ -11,7 +11,7 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.instance.foreign.proxmox import spec_of_config
-from brine.instance.validate import define
+from brine.instance.validate import completed
 
 FOLDER = Path(__file__).parent / "machines"
 MACHINES = {one.stem: one.read_text() for one in sorted(FOLDER.iterdir())}
@@ -100,7 +100,7 @@ def test_a_machine_becomes_a_spec() -> None:
         "usb0 host=1234:5678",
         "scsi0 iothread=1",
     } <= set(lost)
-    define(data)
+    completed(data)
 
 
 def test_one_of_windows_becomes_a_spec() -> None:
@@ -120,7 +120,7 @@ def test_one_of_windows_becomes_a_spec() -> None:
     assert "ide3 far:iso/x.iso: the drive is empty" in lost
     assert "cipassword" in lost
     assert "Hu5h" not in json.dumps(lost)
-    define(data)
+    completed(data)
 
 
 @pytest.mark.parametrize("machine", MACHINES)

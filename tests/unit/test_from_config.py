@@ -19,7 +19,7 @@ from brine.config.store import ConfigStore
 from brine.config.verify import find
 from brine.instance import store
 from brine.instance.from_config import elsewhere, spec_of
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.spec import Spec
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
@@ -36,12 +36,12 @@ def configuration(own_node: Path) -> Configuration:
 
 
 def defined(name: str, **keys: Any) -> None:
-    store.save(define({"name": name, **keys}))
+    store.save(completed({"name": name, **keys}))
 
 
 def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> None:
     for instance in configuration.instances.values():
-        store.save(define(spec_of(configuration, instance)[0]))
+        store.save(completed(spec_of(configuration, instance)[0]))
     defined("own")  # of this node only
     defined("renamed", uuid=uuid_of("instance", 3))
     store.remove(instance_name(3))
@@ -205,7 +205,7 @@ def imported(data: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def spec(**hvparams: Any) -> Spec:
-    return define(imported(configured(**hvparams))[0])
+    return completed(imported(configured(**hvparams))[0])
 
 
 def test_a_kernel_of_the_node() -> None:

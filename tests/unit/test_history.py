@@ -18,7 +18,7 @@ from brine.instance.history import with_reasons
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
 from brine.instance.unit import Active, Unit
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.vm.run import RecordedVerdict, Run
 
@@ -60,7 +60,7 @@ def note(name: str, tries: Tries) -> None:
 
 
 def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: Any) -> Observed:
-    spec = define({"name": name, "admin_state": admin_state})
+    spec = completed({"name": name, "admin_state": admin_state})
     unit = Unit(name, **{"active": Active.INACTIVE, "invocation": f"of-{name}", **keys})
     if has_run:
         write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)

@@ -13,7 +13,7 @@ import pytest
 from brine.common.errors import BrineError
 from brine.instance import importing
 from brine.instance.foreign.libvirt import spec_of_domain
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.spec import SpecError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -140,7 +140,7 @@ def test_a_domain_becomes_a_spec_and_what_it_loses_is_listed() -> None:
     data, lost = spec_of_domain(DOMAIN.encode())
     assert data == SPEC
     assert sorted(lost) == sorted(LOST)
-    spec = define(data)
+    spec = completed(data)
     assert spec.disks[0].backing is None
     assert (spec.disks[1].serial, spec.nics[0].vlan, spec.guest_agent) == ("DATA1", "42", True)
 
@@ -230,7 +230,7 @@ def test_a_nic_keeps_what_it_can(
     data, lost = spec_of_domain(changed(change))
     assert data["nics"][0].get(key) == value
     assert named in "\n".join(lost)
-    define(data)
+    completed(data)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_disk_keeps_what_it_can(
     data, lost = spec_of_domain(changed(change))
     assert data["disks"][1].get(key) == value
     assert named in "\n".join(lost)
-    define(data)
+    completed(data)
 
 
 def test_a_xen_domain_loses_what_only_qemu_has_but_not_its_network() -> None:
@@ -264,11 +264,11 @@ def test_a_xen_domain_loses_what_only_qemu_has_but_not_its_network() -> None:
         <devices><disk><source dev="/dev/vg0/pv1"/><target dev="xvda" bus="xen"/></disk>{}</devices>
         </domain>"""
     data, lost = spec_of_domain(text.format(nic.format("")).encode())
-    assert define(data).nics[0].link == "xenbr0"
+    assert completed(data).nics[0].link == "xenbr0"
     assert lost == ["boot_order disk, which Xen's domains lack"]
     data, _ = spec_of_domain(text.format(nic.format('<vlan><tag id="7"/></vlan>')).encode())
     with pytest.raises(SpecError, match="/nics/0/vlan"):
-        define(data)
+        completed(data)
 
 
 @pytest.mark.parametrize("machine", ["pc", "q35"])
@@ -281,7 +281,7 @@ def test_disks_without_a_place_on_their_bus_are_scsi(machine: str) -> None:
     text = f"""<domain type="kvm"><name>web1</name><os><type machine="{machine}">hvm</type></os>
         <devices>{drive * 2}{"".join(disks)}</devices></domain>"""
     data, lost = spec_of_domain(text.encode())
-    spec = define(data)
+    spec = completed(data)
     interfaces = [one.interface for one in spec.disks]
     assert interfaces.count("ide") == (4 if machine == "q35" else 2)
     assert interfaces.count("virtio") == (24 if machine == "q35" else 20)
@@ -289,7 +289,7 @@ def test_disks_without_a_place_on_their_bus_are_scsi(machine: str) -> None:
     assert "/srv/virtio29: its interface virtio has no place left: scsi" in lost
     many = text.replace(drive, drive * 5)
     data, lost = spec_of_domain(many.encode())
-    define(data)
+    completed(data)
     assert "the CD-ROM drive: no place is left" in lost
 
 

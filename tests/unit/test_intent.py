@@ -23,7 +23,7 @@ from brine.instance.intent import (
 from brine.instance.service.node_shutdown import keep_users_wills
 from brine.instance.start import start_instance
 from brine.instance.stop import stop_instance
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.vm.spec import AdminState, Source, Spec
 from unit.runs import observed
@@ -39,7 +39,7 @@ class KilledError(Exception):
 
 
 def defined(name: str = "web1", **keys: Any) -> Spec:
-    spec = define({"name": name, **keys})
+    spec = completed({"name": name, **keys})
     store.save(spec)
     return spec
 

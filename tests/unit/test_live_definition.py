@@ -8,7 +8,7 @@ import pytest
 
 from brine.instance.kvm.live_definition import in_words, steps_of
 from brine.instance.kvm.runtime_devices import devices_now
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import change
 from brine.vm.slots import pci_slot
@@ -24,7 +24,7 @@ SCSI = ["-device", "virtio-scsi-pci,id=scsi0"]
 
 def web1(*nics: str, disks: list[dict[str, Any]] | None = None, **keys: Any) -> Spec:
     rows = [{"link": "br0", "mac": mac, **keys} for mac in nics]
-    return define({"name": "web1", "nics": rows, "disks": disks or []})
+    return completed({"name": "web1", "nics": rows, "disks": disks or []})
 
 
 def steps(spec: Spec, before: Spec | None = None) -> list[str]:

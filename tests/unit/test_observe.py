@@ -19,7 +19,7 @@ from brine.instance.operations import reboot_instance, rename_instance, undefine
 from brine.instance.start import start_instance
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.vm.markers import MarkerKind, write_marker
 from brine.vm.spec import Spec, parse, to_json
@@ -274,7 +274,7 @@ def systemctl(own_node: Path, systemctl: ScriptedSystemctl) -> ScriptedSystemctl
 
 
 def defined(name: str, **keys: Any) -> Spec:
-    spec = define({"name": name, "admin_state": "up", **keys})
+    spec = completed({"name": name, "admin_state": "up", **keys})
     store.save(spec)
     return spec
 
@@ -409,7 +409,7 @@ def test_a_start_or_stop_that_takes_longer_than_it_may_is_told(
     began: str,
     limit_s: int,
 ) -> None:
-    store.save(define({"name": "web1", "start_timeout": 7, "shutdown_timeout": 50}))
+    store.save(completed({"name": "web1", "start_timeout": 7, "shutdown_timeout": 50}))
     verb = {"activating": "starting", "deactivating": "stopping"}[state]
     now_s = 1000.0
     monkeypatch.setattr(time, "clock_gettime", lambda _clock: now_s)  # since boot

@@ -49,7 +49,7 @@ from brine.instance.start import (
 from brine.instance.stop import Stopped, stop_instance
 from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import (
     UNKNOWN_RUN,
@@ -110,7 +110,7 @@ def note(name: str, tries: Tries) -> None:
 
 
 def defined(name: str = "web1", **keys: Any) -> Spec:
-    spec = define({"name": name, **keys})
+    spec = completed({"name": name, **keys})
     store.save(spec)
     return spec
 
@@ -180,7 +180,7 @@ def test_the_same_on_another_node_is_the_same_machine_and_two_are_not() -> None:
 def test_another_nodes_instance_is_neither_defined_nor_started() -> None:
     with pytest.raises(SpecError, match="/node: is elsewhere.example.com, and this is"):
         define_instance({"name": "new", "node": "elsewhere.example.com"})
-    store.save(define({"name": "new", "node": "elsewhere.example.com"}))
+    store.save(completed({"name": "new", "node": "elsewhere.example.com"}))
     with pytest.raises(InstanceError, match="is elsewhere.example.com's, and this is"):
         start_instance("new")
     define_instance({"name": "new", "node": os.uname().nodename})
@@ -247,7 +247,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
     running: Running, left: str | None
 ) -> None:
     given: dict[str, Any] = {"name": "web1", "nics": [{"link": "br0"}], "disks": [{"path": "/d"}]}
-    spec = define({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"}, cluster="of old")
+    spec = completed({**given, "uuid": str(uuid.uuid4()), "admin_state": "up"}, cluster="of old")
     write_runtime_file(spec)
     file = paths.SPECS_DIR / "web1.json"
     file.unlink() if left is None else file.write_text(left)
@@ -258,7 +258,7 @@ def test_without_a_sound_spec_it_stays_the_machine_that_it_was_started_as(
 
 
 def test_what_was_stopped_without_a_spec_stays_down() -> None:
-    spec = define({"name": "web1", "admin_state": "up"})
+    spec = completed({"name": "web1", "admin_state": "up"})
     write_runtime_file(spec)
     write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
     assert define_instance({"name": "web1"}).spec == replace(spec, admin_state="down")
@@ -1234,7 +1234,7 @@ def test_what_failed_last_comes_last(systemctl: ScriptedSystemctl) -> None:
 def test_disks_are_on_the_same_storage_by_mount_point_or_volume_group() -> None:
     paths_of = ["/dev/vg0/a", "/dev/mapper/x", "/dev/sda", "/proc/1/disk", "/no/such/disk"]
     disks = [{"path": path, "format": "raw"} for path in paths_of]
-    found = storage_of(define({"name": "web1", "disks": disks}))
+    found = storage_of(completed({"name": "web1", "disks": disks}))
     assert found == {"/dev/vg0", "/dev/mapper/x", "/dev/sda", "/proc", "/"}
 
 

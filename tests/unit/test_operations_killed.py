@@ -21,7 +21,7 @@ from brine.instance import store
 from brine.instance.clone import clone_instance
 from brine.instance.observe import look
 from brine.instance.operations import define_instance, rename_instance, undefine_instance
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind, file_of
 from brine.vm.spec import Spec
@@ -93,7 +93,7 @@ def have_web1(node: Path) -> Spec:
         Path(disk["path"]).write_text(disk["path"])
     uuid = "0b5bcb4e-8f2c-4f2e-9ab6-6f7b1b0a3b0d"
     keys: dict[str, Any] = {"uuid": uuid, "disks": disks, "firmware": "uefi"}
-    spec = define({"name": "web1", "admin_state": "up", **keys})
+    spec = completed({"name": "web1", "admin_state": "up", **keys})
     store.save(spec)
     for file in files_of("web1"):
         file.write_text(CONTENT)

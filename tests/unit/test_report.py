@@ -20,7 +20,7 @@ from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, text
 from brine.instance.unit import Active, Unit
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
 from brine.vm.disk import Disk
@@ -48,7 +48,7 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def seen(unit: Unit | None = None, *, shut_down: bool = False, **keys: Any) -> Observed:
-    spec = define({"name": "web1", "uuid": A, "admin_state": "up", **keys})
+    spec = completed({"name": "web1", "uuid": A, "admin_state": "up", **keys})
     domain = Domain("web1", 7, 64, 1, "-b----") if unit and spec.is_xen() else None
     return observed(spec, unit, domain, marks=(MarkerKind.SHUTDOWN,) if shut_down else ())
 

@@ -20,7 +20,7 @@ from brine.instance.kvm.programs import version_of, with_machine_version
 from brine.instance.kvm.resources import check_node, read_password, set_limits
 from brine.instance.operations import define_instance
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.spec import Spec, SpecError, parse
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -29,7 +29,7 @@ UNIT = "brine-instance@web1.service"
 
 
 def web1(**keys: Any) -> Spec:
-    return define({"name": "web1", "accel": "tcg", "qemu": "/bin/true", **keys})
+    return completed({"name": "web1", "accel": "tcg", "qemu": "/bin/true", **keys})
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_a_program_that_others_may_change_is_neither_defined_nor_started(
     with pytest.raises(SpecError, match=f"^/{key}.* others than root may write {folder}"):
         define_instance(spec)
     with pytest.raises(InstanceError, match=f"web1: .* others than root may write {folder}"):
-        check_node(define(spec))
+        check_node(completed(spec))
     folder.chmod(0o755)
     define_instance(spec)
-    check_node(define(spec))
+    check_node(completed(spec))
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda at: os.symlink("/dev/zero", at)])

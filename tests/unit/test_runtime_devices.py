@@ -21,7 +21,7 @@ from brine.instance.kvm.runtime_devices import (
     with_hot_changes,
 )
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
@@ -50,7 +50,7 @@ def web1(**keys: Any) -> Spec:
         "disks": [{"path": "/a", "uuid": A}, {"path": "/b", "uuid": B, "interface": "scsi"}],
         "nics": [{"uuid": A, "mac": MAC, "link": "br0", "vlan": "7"}],
     }
-    return define({"name": "web1", "uuid": A, **usual, **keys})
+    return completed({"name": "web1", "uuid": A, **usual, **keys})
 
 
 def entry(disk: Disk, slot: Slot) -> dict[str, Any]:

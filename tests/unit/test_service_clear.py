@@ -17,7 +17,7 @@ from brine.hotplug.net import records
 from brine.instance import store
 from brine.instance.service import clear
 from brine.instance.service.clear import note_failure, note_stop, note_unknown_end, tell_watcher
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import (
     BELIEVED_S,
@@ -42,7 +42,7 @@ TIMEOUT_S = 60
 @pytest.fixture
 def systemctl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedSystemctl:
     """The systemctl of a node of its own, where web1 is defined."""
-    store.save(define({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
+    store.save(completed({"name": "web1", "shutdown_timeout": TIMEOUT_S}))
     monkeypatch.setenv("INVOCATION_ID", RUN)
     monkeypatch.setattr(paths, "TAPS_DIR", own_node / "taps")
     monkeypatch.setattr(sys, "argv", ["clear", "web1"])
@@ -330,7 +330,7 @@ def needy(systemctl: ScriptedSystemctl, own_node: Path, monkeypatch: pytest.Monk
     disk = own_node / "disk"
     nics = [{"mac": "52:54:00:00:00:01", "link": "br-none"}]
     keys = {"disks": [{"path": str(disk), "format": "raw"}], "nics": nics}
-    store.save(define({"name": "web1", **keys}))
+    store.save(completed({"name": "web1", **keys}))
     return disk
 
 

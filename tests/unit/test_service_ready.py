@@ -21,7 +21,7 @@ from brine.instance.kvm import guest
 from brine.instance.kvm.guest import Kvm
 from brine.instance.service import ready
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind, file_of, write_marker
 from brine.vm.peer import StrangerError
@@ -29,7 +29,7 @@ from brine.vm.spec import Spec
 from lab.fake_qemu import FakeQemus, Refused
 from lab.stand_in import StandIn
 
-SPEC = define({"name": "web1"})
+SPEC = completed({"name": "web1"})
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_one_that_never_answers_is_not_waited_for_without_end(
     with pytest.raises(
         InstanceError, match="web1: QEMU does not answer within .* s: .*no greeting"
     ):
-        wait(qemu, define({"name": "web1", "start_timeout": 1}))
+        wait(qemu, completed({"name": "web1", "start_timeout": 1}))
 
 
 def test_one_that_has_ended_is_not_waited_for(socket: Path, qemu: StandIn) -> None:
@@ -85,7 +85,7 @@ def test_one_that_has_ended_is_not_waited_for(socket: Path, qemu: StandIn) -> No
 @pytest.fixture
 def with_password(tmp_path: Path) -> Spec:
     (tmp_path / "password").write_text("hunter22\n")
-    return define(
+    return completed(
         {"name": "web1", "vnc_bind": "::1", "vnc_password_file": str(tmp_path / "password")}
     )
 
@@ -237,7 +237,7 @@ def test_one_that_fails_before_qemu_runs_says_nothing_of_it(
     marked: MarkerKind | None,
 ) -> None:
     """A missing disk is found before the start is marked, and what can't be executed after that."""
-    spec = define({"name": "web1", "hypervisor": hypervisor, "kernel": "/boot/vmlinuz"})
+    spec = completed({"name": "web1", "hypervisor": hypervisor, "kernel": "/boot/vmlinuz"})
     monkeypatch.setattr(store, "load", lambda _: spec)
     write_marker(MarkerKind.START, "web1", run="abc" if marked else "before")
     if marked:

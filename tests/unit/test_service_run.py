@@ -18,7 +18,7 @@ from brine.common import paths
 from brine.instance import store
 from brine.instance.kvm import resources
 from brine.instance.service import run as run_step
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen import config
 from brine.instance.xen import xl as tool
 from brine.vm.address import DeviceKind
@@ -70,7 +70,7 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def defined(**keys: Any) -> Spec:
     # What confines QEMU takes the program's version, and this one has none.
     plain = {"name": "web1", "accel": "tcg", "qemu": "/bin/true", **NOT_CONFINED}
-    spec = define({**plain, **keys})
+    spec = completed({**plain, **keys})
     store.save(spec)
     return spec
 
@@ -281,7 +281,7 @@ def test_a_vm_of_that_name_which_is_not_the_units_is_left_alone(
 @pytest.fixture
 def xl(node: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
     """web1 is a domain of Xen's, whose run before has left its marks."""
-    spec = define({"name": "web1", "uuid": UUID, "hypervisor": "xen-pvm", "kernel": "/dev/null"})
+    spec = completed({"name": "web1", "uuid": UUID, "hypervisor": "xen-pvm", "kernel": "/dev/null"})
     store.save(spec)
     config.write(spec)
     for kind in (Marker.STARTED, Marker.STOP, Marker.SHUTDOWN):

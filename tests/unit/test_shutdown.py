@@ -22,7 +22,7 @@ from brine.instance import shutdown, store
 from brine.instance.kvm import guest
 from brine.instance.kvm.guest import QemuGuest
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
 from brine.vm.run import Run
@@ -332,14 +332,14 @@ def run_main(
 def test_the_unit_gives_a_guest_the_time_that_its_spec_does_if_there_is_one(
     qemu: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    store.save(define({"name": "web1", "shutdown_timeout": 77}))
+    store.save(completed({"name": "web1", "shutdown_timeout": 77}))
     write_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time())
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid), is_ours=False) == []
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [77]
     assert not file_of(MarkerKind.REBOOT, "web1").exists()
     store.remove("web1")
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [120]
-    write_runtime_file(define({"name": "web1", "shutdown_timeout": 66}))
+    write_runtime_file(completed({"name": "web1", "shutdown_timeout": 66}))
     assert run_main(monkeypatch, qemu, main_pid=str(qemu.pid)) == [66]
     assert "warning: web1: there is no such instance" in capsys.readouterr().err
 

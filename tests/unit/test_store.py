@@ -17,7 +17,7 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance import store
 from brine.instance.store import DamagedSpecError, InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.spec import Spec, to_json
 
 
@@ -28,7 +28,7 @@ def folder(own_node: Path) -> Path:
 
 
 def saved(name: str = "web1", **keys: Any) -> Spec:
-    spec = define({"name": name, **keys})
+    spec = completed({"name": name, **keys})
     store.save(spec)
     return spec
 

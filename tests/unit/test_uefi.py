@@ -18,13 +18,13 @@ from brine.instance.kvm.command_line import qemu_args
 from brine.instance.kvm.layout import layout_of
 from brine.instance.kvm.resources import find_uefi, open_resources
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec
 
 
 def web1(**keys: Any) -> Spec:
-    return define({"name": "web1", "firmware": "uefi", **keys})
+    return completed({"name": "web1", "firmware": "uefi", **keys})
 
 
 class Node:

@@ -15,7 +15,7 @@ from brine.common import cli as brine_command
 from brine.common import paths
 from brine.common.cli import main
 from brine.common.entry_points import EntryPoint
-from brine.instance.validate import check, define
+from brine.instance.validate import check, completed
 from brine.vm.spec import Spec, SpecError, to_json
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
@@ -24,7 +24,7 @@ BR = {"link": "br0"}
 
 
 def web1(before: Spec | None = None, **keys: Any) -> Spec:
-    return define({"name": "web1", **keys}, before=before)
+    return completed({"name": "web1", **keys}, before=before)
 
 
 # What is filled in
@@ -39,7 +39,7 @@ def test_each_has_a_uuid_and_each_nic_a_mac() -> None:
     assert len(macs) == 2
     assert all(re.fullmatch("52:54:00(:[0-9a-f]{2}){3}", mac) for mac in macs)
     assert (spec.admin_state, spec.admin_state_source) == ("down", "admin")
-    other = define({"name": "web2", "nics": [BR]})
+    other = completed({"name": "web2", "nics": [BR]})
     assert spec.uuid != other.uuid
     assert other.nics[0].mac not in macs
 
@@ -56,7 +56,7 @@ def test_a_spec_without_a_processor_model_has_the_clusters(
         assert web1(accel="tcg").cpu == emulated
         assert web1(cpu="qemu64").cpu == "qemu64"
         assert web1(cpu="").cpu == ""
-    assert define({"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}).cpu == ""
+    assert completed({"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}).cpu == ""
     file.write_text("cpu_type=\n")
     assert web1().cpu == ""
 
@@ -86,7 +86,7 @@ def test_the_version_of_a_machine_type_stays() -> None:
     pcie = replace(web1(machine="q35"), machine="pc-q35-7.2")
     assert web1(before=pcie, machine="q35") == pcie
     domain = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}
-    assert define(domain, before=started).machine == "pc"
+    assert completed(domain, before=started).machine == "pc"
 
 
 def test_a_nic_without_a_link_has_the_clusters(
@@ -137,16 +137,16 @@ def test_the_same_again_is_the_same() -> None:
     assert web1(before, **given) == web1(**given) == before
     before = web1(disks=[{"path": "/a", "uuid": A}], nics=[BR, {"uuid": B, **BR}], vcpus=3)
     before = replace(before, admin_state="up")
-    assert define(to_json(before), before=before) == before
+    assert completed(to_json(before), before=before) == before
 
 
 def test_whether_the_format_of_a_disk_was_said_is_kept() -> None:
-    unsaid = define({"name": "web1", "disks": [{"path": "/a"}]})
+    unsaid = completed({"name": "web1", "disks": [{"path": "/a"}]})
     assert unsaid.disks[0].format_source == "default"
-    said = define({"name": "web1", "disks": [{"path": "/a", "format": "raw"}]}, before=unsaid)
+    said = completed({"name": "web1", "disks": [{"path": "/a", "format": "raw"}]}, before=unsaid)
     assert said.disks[0].format_source == "admin"
-    assert define({"name": "web1", "disks": [{"path": "/a"}]}, before=said) == said
-    again = define(to_json(unsaid), before=unsaid)
+    assert completed({"name": "web1", "disks": [{"path": "/a"}]}, before=said) == said
+    again = completed(to_json(unsaid), before=unsaid)
     assert again == unsaid
 
 
@@ -320,9 +320,9 @@ def test_a_spec_that_xen_knows() -> None:
     disks = [{"path": "/d", "format": "qcow2", "read_only": True, "discard": False}]
     nics = [{"mac": MAC, "mtu": 9000, **BR}]
     keys = {"memory_mib": 64, "vcpus": 2, "initrd": "/i", "append": "x", "cpu_weight": 512}
-    found = define({**SMALLEST, **keys, "disks": disks, "nics": nics})
+    found = completed({**SMALLEST, **keys, "disks": disks, "nics": nics})
     assert found.is_xen()
-    assert define({"name": "web1", "hypervisor": "xen-pvm", "disks": disks}).kernel == ""
+    assert completed({"name": "web1", "hypervisor": "xen-pvm", "disks": disks}).kernel == ""
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_a_spec_that_xen_knows() -> None:
 )
 def test_what_only_qemu_knows(keys: dict[str, Any], where: str) -> None:
     with pytest.raises(SpecError) as caught:
-        define({**SMALLEST, **keys})
+        completed({**SMALLEST, **keys})
     assert caught.value.where == where
 
 
@@ -364,17 +364,17 @@ def test_what_only_qemu_knows(keys: dict[str, Any], where: str) -> None:
 )
 def test_a_limit_has_room_for_the_guest_and_qemu(keys: dict[str, Any], least_mib: int) -> None:
     spec = {"name": "web1", **keys}
-    assert define({**spec, "memory_max_mib": least_mib}).memory_max_mib == least_mib
-    assert define({**spec, "memory_max_mib": 0}).memory_max_mib == 0
+    assert completed({**spec, "memory_max_mib": least_mib}).memory_max_mib == least_mib
+    assert completed({**spec, "memory_max_mib": 0}).memory_max_mib == 0
     with pytest.raises(SpecError) as caught:
-        define({**spec, "memory_max_mib": least_mib - 1})
+        completed({**spec, "memory_max_mib": least_mib - 1})
     assert caught.value.where == "/memory_max_mib"
     assert str(least_mib) in str(caught.value)
 
 
 def test_a_kernel_must_come_from_somewhere() -> None:
     with pytest.raises(SpecError) as caught:
-        define({"name": "web1", "hypervisor": "xen-pvm"})
+        completed({"name": "web1", "hypervisor": "xen-pvm"})
     assert caught.value.where == "/kernel"
 
 

@@ -24,7 +24,7 @@ from brine.instance.intent import ADMIN_STATE
 from brine.instance.observe import Observed
 from brine.instance.restart_counter import Tries
 from brine.instance.unit import Active, Unit
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen.xl import Domain
 from brine.vm.spec import Spec, parse
 from brine.watcher import cli, commands, settings
@@ -160,7 +160,7 @@ def test_where_nobody_hears_what_is_done_it_is_done_all_the_same(
 
 def test_a_pass_corrects_what_the_cluster_is_about_to_hear(watcher: Run) -> None:
     """A command was killed between the event and the spec."""
-    spec = define({"name": "web4", "admin_state": "up"})
+    spec = completed({"name": "web4", "admin_state": "up"})
     store.save(spec)
     data = {"admin_state": "down", "source": "user"}
     outbox.put(ADMIN_STATE, instance=spec.uuid, name="web4", data=data)

@@ -22,7 +22,7 @@ from brine.instance.observe import Observed
 from brine.instance.operations import define_instance
 from brine.instance.start import Started, start_instance
 from brine.instance.stop import stop_instance
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen import config
 from brine.instance.xen.domain import clean_up_ended, clear_domain
 from brine.instance.xen.xl import Domain, ShutdownReason
@@ -100,7 +100,7 @@ def ran_on_xen(name: str = "web1", **keys: Any) -> Spec:
 
 def ran(name: str = "web1", **keys: Any) -> Spec:
     """An instance that has run, and left no mark when it ended."""
-    spec = define({"name": name, "admin_state": "up", **keys})
+    spec = completed({"name": name, "admin_state": "up", **keys})
     store.save(spec)
     write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
     os.utime(file_of(MarkerKind.STARTED, name), (STARTED, STARTED))
@@ -270,7 +270,7 @@ def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedX
 def test_what_a_broken_start_left_is_cleaned_and_the_start_tried_again(
     on_xen: ScriptedXl, systemctl: ScriptedSystemctl
 ) -> None:
-    spec = define({"name": "web1", "admin_state": "up", "hypervisor": "xen-pvh", "kernel": "/k"})
+    spec = completed({"name": "web1", "admin_state": "up", "hypervisor": "xen-pvh", "kernel": "/k"})
     store.save(spec)
     config.write(spec)
     on_xen.domain("web1", 3, "--p---", spec.uuid, cpu_s=0.0)
@@ -572,7 +572,7 @@ def test_a_start_that_was_refused_is_tried_at_once_when_nothing_is_lacking_any_m
 def test_whose_turn_comes_while_the_node_starts_is_left_alone(
     systemctl: ScriptedSystemctl, state: Mapping[str, str]
 ) -> None:
-    store.save(define({"name": "web1", "admin_state": "up"}))
+    store.save(completed({"name": "web1", "admin_state": "up"}))
     ran("web2")
     systemctl.unit(unit_of("web2"), ActiveState="failed", **KILLED)
     systemctl.becomes("start", unit_of("web2"), ActiveState="active", InvocationID="b")

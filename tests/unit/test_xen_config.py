@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS, configuration
 from brine.vm.disk import Disk
 from brine.vm.nic import Nic
@@ -64,7 +64,7 @@ def test_no_string_ends_before_its_end(text: str) -> None:
 
 def test_a_link_brings_no_other_key() -> None:
     with pytest.raises(SpecError, match="can't be the name of a bridge"):
-        define({"name": "web1", "hypervisor": "xen-pvh", "nics": [{"link": "br0,script=/a"}]})
+        completed({"name": "web1", "hypervisor": "xen-pvh", "nics": [{"link": "br0,script=/a"}]})
 
 
 def test_disks_in_order_with_the_path_last() -> None:
@@ -97,9 +97,9 @@ ROUTED = {"mode": "routed", "ips": ["192.0.2.1"]}
 
 def test_a_routed_nic_has_no_table_of_its_own() -> None:
     given = {"name": "web1", "hypervisor": "xen-pvh", "kernel": "/k"}
-    assert define({**given, "nics": [ROUTED]}).nics[0].link == ""
+    assert completed({**given, "nics": [ROUTED]}).nics[0].link == ""
     with pytest.raises(SpecError, match="100 can't be the routing table") as caught:
-        define({**given, "nics": [{"link": "br0"}, {**ROUTED, "link": "100"}]})
+        completed({**given, "nics": [{"link": "br0"}, {**ROUTED, "link": "100"}]})
     assert caught.value.where == "/nics/1/link"
 
 

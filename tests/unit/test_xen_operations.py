@@ -26,7 +26,7 @@ from brine.instance.operations import (
 from brine.instance.service import run
 from brine.instance.stop import Stopped, stop_instance
 from brine.instance.store import InstanceError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen import config, last_start
 from brine.instance.xen import xl as tool
 from brine.instance.xen.domain import clean_up_ended
@@ -48,7 +48,7 @@ def xl(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
 
 def defined(name: str = "web1", **keys: Any) -> Spec:
     given = {"name": name, "hypervisor": "xen-pvm", "kernel": "/k", "admin_state": "up", **keys}
-    spec = define(given)
+    spec = completed(given)
     store.save(spec)
     return spec
 
@@ -326,7 +326,7 @@ def test_what_is_noted_for_good_is_not_told_again_when_it_is_cleaned_up(xl: Scri
 def test_an_xl_that_fails_is_told_of_its_instances_only(xl: ScriptedXl) -> None:
     defined("web1")
     defined("web2")
-    store.save(define({"name": "web3"}))
+    store.save(completed({"name": "web3"}))
     xl.refuse("list", "libxl: error: libxl.c:1:f: nobody answers\n")
     found = list(look_at_all())
     assert [isinstance(one, Observed) for one in found] == [False, False, True]
@@ -336,7 +336,7 @@ def test_an_xl_that_fails_is_told_of_its_instances_only(xl: ScriptedXl) -> None:
 
 
 def test_a_node_of_qemus_is_asked_nothing_of_xen(xl: ScriptedXl) -> None:
-    store.save(define({"name": "web3"}))
+    store.save(completed({"name": "web3"}))
     assert len(list(look_at_all())) == 1
     assert xl.lists() == 0
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from brine.common import paths
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.vm.spec import Spec, to_json
 from lab.command import CommandError
 from lab.waiting import wait_for
@@ -60,7 +60,7 @@ def spec_of(name: str, **keys: Any) -> dict[str, Any]:
 
 def have(node: XenNode, name: str, **keys: Any) -> Spec:
     """Have there be such an instance, as ``brine instance define`` makes it; that takes longer."""
-    spec = define(spec_of(name, **keys))
+    spec = completed(spec_of(name, **keys))
     node.write(f"{paths.SPECS_DIR}/{name}.json", json.dumps(to_json(spec)))
     return spec
 

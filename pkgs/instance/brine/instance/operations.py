@@ -50,7 +50,7 @@ from brine.instance.stop import (
 )
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import UnitError
-from brine.instance.validate import define
+from brine.instance.validate import completed
 from brine.instance.xen import last_start, xl
 from brine.vm import markers
 from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
@@ -99,7 +99,7 @@ def define_instance(
     """
     name = data.get("name") if isinstance(data, dict) else None
     if not isinstance(name, str):
-        return Defined(define(data), changed=True)  # which tells the fault
+        return Defined(completed(data), changed=True)  # which tells the fault
     with ExitStack() as locks:
         if not dry_run:
             locks.enter_context(store.alone(name))
@@ -116,7 +116,7 @@ def define_instance(
         taken = OtherIdentities(name, planned)
         if keeps_user_state and before and before.is_down_by_user():
             data = without_state(data)
-        spec = define(data, before=known, cluster=cluster_name(), taken=taken)
+        spec = completed(data, before=known, cluster=cluster_name(), taken=taken)
         if not is_here(spec):
             raise SpecError(
                 f"is {spec.node}, and this is {os.uname().nodename}", where="/node", hint=ELSEWHERE

@@ -45,7 +45,7 @@ _OF_NAMES = uuid.UUID("5c4a2a55-1d0f-5e0e-9c1a-6f6a0f9d7b12")
 _OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
 
 
-def define(
+def completed(
     data: Any, *, before: Spec | None = None, cluster: str = "", taken: Container[str] = ()
 ) -> Spec:
     """Make a complete spec of an object as people write it.
