@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.harness import UNITS, timed
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.store import spec_file_of
 from brine.vm.unit_name import PREFIX
 

@@ -35,7 +35,7 @@ from bench.harness import (
     timing,
 )
 from brine.common import paths
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.vm.spec import NOT_CONFINED
 from lab.errors import LabError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from bench import machine
 from bench.copies import define_copies, replace_programs
 from bench.harness import Plan, Report, Table, TableRow, in_turns, tell, timed, timing
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.xen.config import configuration
 from brine.vm.unit_name import unit_of
 

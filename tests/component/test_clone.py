@@ -12,7 +12,7 @@ import pytest
 
 from brine.common import paths
 from brine.instance.clone import clone_instance
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.store import InstanceError
 
 pytestmark = pytest.mark.usefixtures("own_node")

@@ -22,7 +22,7 @@ from brine.common.files import new_file, open_safely, read_regular
 from brine.instance import store
 from brine.instance.clone import clone_instance
 from brine.instance.kvm.resources import check_node
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.service.clear import clear
 from brine.instance.validate import completed
 from brine.vm.disk import Disk

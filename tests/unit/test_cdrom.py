@@ -15,7 +15,7 @@ from brine.common.errors import BrineError, UsageError
 from brine.instance import store
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.kvm.cdrom import change_medium
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles

@@ -19,7 +19,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.instance import store
 from brine.instance.conflicts import refuse_conflicts, refuse_in_use
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
 from brine.vm import conflicts, run
@@ -344,7 +344,7 @@ def test_of_many_definitions_at_once_one_gets_the_mac(own_node: Path) -> None:
         "for key in ('LOCK_DIR', 'RUNTIME_DIR', 'CONTROL_DIR', 'MARKS_DIR'):\n"
         "    setattr(paths, key, folder / key)\n"
         "paths.SPECS_DIR = folder / 'instances'\n"
-        "from brine.instance.operations import define_instance\n"
+        "from brine.instance.registry import define_instance\n"
         "print('ready', flush=True); sys.stdin.read()\n"
         "define_instance(json.loads(sys.argv[2]))\n"
     )

@@ -21,7 +21,7 @@ import pytest
 from brine.common import paths, process
 from brine.common.cli import Parser
 from brine.common.entry_points import EntryPoint
-from brine.instance import console, operations, store
+from brine.instance import console, operations, registry, store
 from brine.instance.stop import Stopped
 from brine.vm.arguments import instance_name
 from brine.vm.files import InstanceFiles
@@ -418,7 +418,7 @@ def test_what_the_system_refuses_one_instance_stops_no_other(
         if one.name == "web1":
             raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(operations, "refuse_other_formats", broken)
+    monkeypatch.setattr(registry, "refuse_other_formats", broken)
     status, out, err = brine("define", "-", "--json", stdin=[{"name": "web1"}, {"name": "web2"}])
     web1, web2 = json.loads(out)["instances"]
     assert (status, err) == (1, "brine: error: web1: the system: Input/output error\n")

@@ -15,7 +15,8 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.instance import store
 from brine.instance.observe import Observed, Oper, Status, look, look_at_all
-from brine.instance.operations import reboot_instance, rename_instance, undefine_instance
+from brine.instance.operations import reboot_instance
+from brine.instance.registry import rename_instance, undefine_instance
 from brine.instance.start import start_instance
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, Unit

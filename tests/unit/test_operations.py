@@ -29,14 +29,8 @@ from brine.instance.kvm import guest
 from brine.instance.kvm.runtime_devices import hot_changes_or_aside
 from brine.instance.listing import row, summary
 from brine.instance.observe import Oper, look
-from brine.instance.operations import (
-    define_instance,
-    reboot_instance,
-    rename_instance,
-    reset_instance,
-    set_paused,
-    undefine_instance,
-)
+from brine.instance.operations import reboot_instance, reset_instance, set_paused
+from brine.instance.registry import define_instance, rename_instance, undefine_instance
 from brine.instance.restart_counter import Tries
 from brine.instance.start import (
     Started,

@@ -20,7 +20,7 @@ from brine.common.entry_points import EntryPoint
 from brine.instance import store
 from brine.instance.clone import clone_instance
 from brine.instance.observe import look
-from brine.instance.operations import define_instance, rename_instance, undefine_instance
+from brine.instance.registry import define_instance, rename_instance, undefine_instance
 from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind, file_of

@@ -18,7 +18,7 @@ from brine.common import paths
 from brine.instance.kvm import resources
 from brine.instance.kvm.programs import version_of, with_machine_version
 from brine.instance.kvm.resources import check_node, read_password, set_limits
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
 from brine.vm.spec import Spec, SpecError, parse

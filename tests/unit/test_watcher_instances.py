@@ -19,7 +19,7 @@ from brine.common.errors import BrineError
 from brine.common.locks import locked
 from brine.instance import history, restart_counter, store, unit
 from brine.instance.observe import Observed
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.instance.start import Started, start_instance
 from brine.instance.stop import stop_instance
 from brine.instance.validate import completed

@@ -16,13 +16,8 @@ from brine.instance import intent, stop, store
 from brine.instance.definition import SpecInput, define_several
 from brine.instance.intent import forget_user_shutdown
 from brine.instance.observe import Observed, look, look_at_all
-from brine.instance.operations import (
-    define_instance,
-    reboot_instance,
-    rename_instance,
-    reset_instance,
-    undefine_instance,
-)
+from brine.instance.operations import reboot_instance, reset_instance
+from brine.instance.registry import define_instance, rename_instance, undefine_instance
 from brine.instance.service import run
 from brine.instance.stop import Stopped, stop_instance
 from brine.instance.store import InstanceError

@@ -28,8 +28,8 @@ from brine.instance.definition import print_spec
 from brine.instance.kvm import resources
 from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.observe import Oper, look
-from brine.instance.operations import define_instance, refuse_name
 from brine.instance.owner import remove_folder
+from brine.instance.registry import define_instance, refuse_name
 from brine.instance.store import InstanceError
 from brine.vm.spec import Spec, to_json
 from brine.vm.values import address_fault

@@ -31,7 +31,7 @@ from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.kvm.runtime_devices import KEYS, dropped
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, Oper, look, look_at_all
-from brine.instance.operations import Defined, define_instance, rename_instance, undefine_instance
+from brine.instance.registry import Defined, define_instance, rename_instance, undefine_instance
 from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import running_spec
 from brine.instance.store import InstanceError, system_error

@@ -24,7 +24,7 @@ from brine.instance import store
 from brine.instance.definition import SpecInput, define_as_asked, tell_results
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
-from brine.instance.operations import without_state
+from brine.instance.registry import without_state
 from brine.instance.store import InstanceError
 from brine.vm.rules import vnc_listener
 from brine.vm.spec import SecurityModel

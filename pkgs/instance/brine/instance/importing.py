@@ -22,7 +22,7 @@ from brine.instance.foreign.libvirt import spec_of_domain
 from brine.instance.foreign.parts import MOST_BYTES
 from brine.instance.foreign.proxmox import spec_of_config
 from brine.instance.messages import log_to_journal
-from brine.instance.operations import define_instance
+from brine.instance.registry import define_instance
 from brine.vm.spec import UEFI
 from brine.vm.values import new_name_fault
 

@@ -32,7 +32,7 @@ from brine.common.files import (
 from brine.common.locks import locked
 from brine.common.own_node import noted_node
 from brine.vm.files import InstanceFiles
-from brine.vm.instances import READERS, instance_names
+from brine.vm.instances import READERS, instance_names, started_with
 from brine.vm.markers import (
     MarkerKind,
     clear_way,
@@ -42,7 +42,18 @@ from brine.vm.markers import (
     this_run,
     write_marker,
 )
-from brine.vm.spec import VERSION, Spec, SpecError, known_part, parse, to_json, with_unknown
+from brine.vm.run import Run
+from brine.vm.spec import (
+    VERSION,
+    AdminState,
+    Source,
+    Spec,
+    SpecError,
+    known_part,
+    parse,
+    to_json,
+    with_unknown,
+)
 from brine.vm.values import vm_name_fault
 
 LOCK_TIMEOUT_S = 10.0
@@ -127,6 +138,18 @@ def load_sound(name: str) -> Spec | None:
     with suppress(FileNotFoundError, DamagedSpecError):
         return _parse(name, spec_file_of(name))
     return None
+
+
+def started_as(name: str) -> Spec | None:
+    """The spec of an instance's last start, down if it was stopped since; None if not known."""
+    try:
+        spec = parse(Spec, started_with(name))
+    except (SpecError, ValueError, RecursionError):
+        return None
+    if not Run.last(name).was_stopped():
+        return spec
+    down, admin = AdminState.DOWN.value, Source.ADMIN.value
+    return replace(spec, admin_state=down, admin_state_source=admin)
 
 
 def names() -> list[str]:
