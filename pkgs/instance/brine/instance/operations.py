@@ -119,7 +119,7 @@ def _start_again(before: Observed) -> None:
     if before.unit:
         wait_stopped(before.unit.run)
     if store.load(name).admin_state != before.spec.admin_state:
-        text = "was stopped, and not started again: somebody has wanted otherwise meanwhile"
+        text = "was stopped, and not started again: its admin_state changed meanwhile"
         raise InstanceError(name, text, hint=f"brine instance start {name}")
     start_instance(name)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
 from queue import Empty, SimpleQueue
@@ -36,11 +37,43 @@ _PAUSE_S = 0.05
 
 
 class Started(StrEnum):
-    """The result of a start, in words."""
+    """The result of a start. An instance that runs already may be *noted* to be up from now on."""
 
-    STARTED = "started: {name}"
-    NOTED = "noted: {name} runs already, and should from now on"
-    UNCHANGED = "unchanged: {name} runs"
+    STARTED = "started"
+    NOTED = "noted"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class _Queued:
+    """A start that systemd has queued.
+
+    :param before: the run before it.
+    :param since_us: when it was queued, by the clock that begins with the boot.
+    :param asides: the unusable runtime files that there were.
+    :param wait: waits for its end.
+    """
+
+    spec: Spec
+    before: Run
+    since_us: int
+    asides: frozenset[Path]
+    wait: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What was found, and done, while the lock of an instance was held. It runs, its unit is just
+    *ending*, or its start is *queued*.
+
+    :param is_noted: whether its admin_state changed, at this turn or before.
+    :param is_asked: whether its start was queued, at this turn or before.
+    """
+
+    is_noted: bool
+    is_asked: bool
+    ending: Unit | None = None
+    queued: _Queued | None = None
 
 
 def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
@@ -49,57 +82,77 @@ def start_instance(name: str, *, keeps_tries: bool = False) -> Started:
     :param keeps_tries: whether the watcher goes on counting where it is.
     """
     deadline = time.monotonic() + _ENDING_S
-    is_asked = is_wanted = is_noted = False
+    turn = None
     while True:
-        with store.alone(name):
-            spec = load_or_why(name)
-            refuse_elsewhere(spec)
-            # The user's shutdown may have been noted while it ended. This start came after that.
-            if is_wanted and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
-                text = "was not started: somebody has wanted otherwise while its QEMU was ending"
-                raise InstanceError(name, text, hint=f"brine instance start {name}")
-            runs, ending = _runs(spec)
-            if not runs:
-                refuse_without_owner(spec)
-                if spec.owner:
-                    warn_without_handler()
-            is_noted = want(spec, AdminState.UP) or is_noted
-            is_wanted = True
-            if not keeps_tries:
-                forget_tries(name)
-            if runs and not ending:
-                _keep_up(name)
-                if is_asked:
-                    return Started.STARTED
-                return Started.NOTED if is_noted else Started.UNCHANGED
-            if not ending:
-                try:
-                    forget_end(spec, starts=True)
-                except OSError as error:
-                    warn(f"{name}: its last end: {error}")
-                asides = asides_of(name)
-                messages.tell(messages.START_ASKED, name)
-                is_asked = True
-                run = Run.last(name)
-                since_us = time.monotonic_ns() // 1000
-                try:
-                    # Queued while the lock is held, so that a later stop finds the job.
-                    wait = unit.begin_start(name, slice_name=spec.slice)
-                except UnitError as error:
-                    raise start_failure(name, error, since_us=since_us) from error
-        if ending:
-            _wait_ended(name, ending, deadline)
-            continue
-        try:
-            with spoken_wait(f"{name}: waiting for its start, at most {spec.start_limit_s()} s"):
-                wait()
-        except UnitError as error:
-            raise start_failure(name, error, since_us=since_us) from error
-        finally:
-            _warn_of(spec, asides_of(name) - asides)
-        if not _is_still(run) or time.monotonic() > deadline:
+        turn = _take_turn(name, turn, keeps_tries=keeps_tries)
+        if turn.ending:
+            _wait_ended(name, turn.ending, deadline)
+        elif turn.queued:
+            _wait_started(turn.queued)
+            if not _is_still(turn.queued.before) or time.monotonic() > deadline:
+                return Started.STARTED
+            time.sleep(_PAUSE_S)
+        elif turn.is_asked:
             return Started.STARTED
-        time.sleep(_PAUSE_S)
+        else:
+            return Started.NOTED if turn.is_noted else Started.UNCHANGED
+
+
+def _take_turn(name: str, before: _Turn | None, *, keeps_tries: bool) -> _Turn:
+    """Look at an instance, note that it should be up, and queue its start if it does not run.
+
+    :param before: the turn before, of the same command.
+    """
+    with store.alone(name):
+        spec = load_or_why(name)
+        refuse_elsewhere(spec)
+        # The user's shutdown may have been noted while it ended. This start came after that.
+        if before and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
+            text = "was not started: its admin_state changed while its QEMU was ending"
+            raise InstanceError(name, text, hint=f"brine instance start {name}")
+        runs, ending = _runs(spec)
+        if not runs:
+            refuse_without_owner(spec)
+            if spec.owner:
+                warn_without_handler()
+        is_noted = want(spec, AdminState.UP) or (before is not None and before.is_noted)
+        if not keeps_tries:
+            forget_tries(name)
+        if runs and not ending:
+            _keep_up(name)
+        queued = None if runs else _queue(spec)
+        is_asked = queued is not None or (before is not None and before.is_asked)
+        return _Turn(is_noted, is_asked, ending, queued)
+
+
+def _queue(spec: Spec) -> _Queued:
+    """Queue the start of an instance whose lock the caller holds, so that a later stop finds it."""
+    name = spec.name
+    try:
+        forget_end(spec, starts=True)
+    except OSError as error:
+        warn(f"{name}: its last end: {error}")
+    asides = asides_of(name)
+    messages.tell(messages.START_ASKED, name)
+    run = Run.last(name)
+    since_us = time.monotonic_ns() // 1000
+    try:
+        wait = unit.begin_start(name, slice_name=spec.slice)
+    except UnitError as error:
+        raise start_failure(name, error, since_us=since_us) from error
+    return _Queued(spec, run, since_us, asides, wait)
+
+
+def _wait_started(queued: _Queued) -> None:
+    spec = queued.spec
+    name = spec.name
+    try:
+        with spoken_wait(f"{name}: waiting for its start, at most {spec.start_limit_s()} s"):
+            queued.wait()
+    except UnitError as error:
+        raise start_failure(name, error, since_us=queued.since_us) from error
+    finally:
+        _warn_of(spec, asides_of(name) - queued.asides)
 
 
 def forget_end(spec: Spec, *, starts: bool) -> None:
@@ -376,6 +429,12 @@ def storage_of(spec: Spec) -> frozenset[str]:
 
 # ``brine instance start``, which loads less than the other verbs.
 
+_STARTED = {
+    Started.STARTED: "",
+    Started.NOTED: " runs already, and should from now on",
+    Started.UNCHANGED: " runs",
+}
+
 
 def start(arguments: argparse.Namespace) -> int:
     if not (arguments.name or arguments.all):
@@ -391,7 +450,7 @@ def start(arguments: argparse.Namespace) -> int:
 
     def act(name: str) -> tuple[str, bool]:
         done = start_instance(name, keeps_tries=arguments.keep_tries)
-        return done.format(name=name), done is not Started.UNCHANGED
+        return f"{done}: {name}{_STARTED[done]}", done is not Started.UNCHANGED
 
     at_most = _parallel_starts() if len(arguments.name) > 1 else 1
     return act_on_each(arguments, act, at_most=at_most)
