@@ -29,7 +29,12 @@ from brine.instance.kvm import guest
 from brine.instance.kvm.runtime_devices import hot_changes_or_aside
 from brine.instance.listing import row, summary
 from brine.instance.observe import Oper, look
-from brine.instance.operations import reboot_instance, reset_instance, set_paused
+from brine.instance.operations import (
+    pause_instance,
+    reboot_instance,
+    reset_instance,
+    resume_instance,
+)
 from brine.instance.registry import define_instance, rename_instance, undefine_instance
 from brine.instance.restart_counter import Tries
 from brine.instance.start import (
@@ -942,44 +947,44 @@ def test_whoever_waits_for_a_reboot_makes_the_rest_of_it(
 
 
 @pytest.mark.parametrize(
-    ("paused", "status", "told"),
+    ("act", "status", "told"),
     [
-        (True, "running", "stop"),
-        (True, "paused", None),
-        (False, "paused", "cont"),
-        (False, "prelaunch", "cont"),
-        (False, "running", None),
-        (False, "watchdog", "cont"),
-        (False, "guest-panicked", "cont"),
-        (False, "suspended", "system_wakeup"),
+        (pause_instance, "running", "stop"),
+        (pause_instance, "paused", None),
+        (resume_instance, "paused", "cont"),
+        (resume_instance, "prelaunch", "cont"),
+        (resume_instance, "running", None),
+        (resume_instance, "watchdog", "cont"),
+        (resume_instance, "guest-panicked", "cont"),
+        (resume_instance, "suspended", "system_wakeup"),
     ],
 )
 def test_its_processors_stand_still_or_go_on(
-    running: Running, paused: bool, status: str, told: str | None
+    running: Running, act: Callable[[str], bool], status: str, told: str | None
 ) -> None:
     running.status = status
-    assert set_paused("web1", paused=paused) == (told is not None)
+    assert act("web1") == (told is not None)
     orders = [one for one in running.monitor.received if one in _ORDERS]
     assert orders == ([told] if told else [])
 
 
 @pytest.mark.parametrize(
-    ("paused", "status", "said"),
+    ("act", "status", "said"),
     [
-        (False, "internal-error", "can't be continued: .* internal-error"),
-        (False, "shutdown", "can't be continued"),
-        (False, "postmigrate", "can't be continued"),
-        (False, "io-error", "has stopped it again: io-error"),
-        (True, "io-error", "can't be paused: .* io-error"),
-        (True, "suspended", "can't be paused: .* suspended"),
+        (resume_instance, "internal-error", "can't be continued: .* internal-error"),
+        (resume_instance, "shutdown", "can't be continued"),
+        (resume_instance, "postmigrate", "can't be continued"),
+        (resume_instance, "io-error", "has stopped it again: io-error"),
+        (pause_instance, "io-error", "can't be paused: .* io-error"),
+        (pause_instance, "suspended", "can't be paused: .* suspended"),
     ],
 )
 def test_what_can_not_go_on_or_be_paused_says_so(
-    running: Running, paused: bool, status: str, said: str
+    running: Running, act: Callable[[str], bool], status: str, said: str
 ) -> None:
     running.status = status
     with pytest.raises(InstanceError, match=said):
-        set_paused("web1", paused=paused)
+        act("web1")
 
 
 @pytest.mark.parametrize("status", ["internal-error", "guest-panicked"])
@@ -1049,13 +1054,13 @@ def test_a_list_shows_what_is_paused(running: Running) -> None:
         return row(seen)[1], summary(seen)["paused"]
 
     assert shown() == ("running", False)
-    set_paused("web1", paused=True)
+    pause_instance("web1")
     running.status = "paused"
     assert shown() == ("running (paused)", True)
     running.status = "running"  # somebody else has resumed it
     assert shown() == ("running", False)
     running.status = "paused"
-    set_paused("web1", paused=False)
+    resume_instance("web1")
     assert shown() == ("running", False)
 
 

@@ -26,7 +26,7 @@ from brine.common.errors import BrineError, UsageError, install_hint, printable,
 from brine.common.unix_socket import is_listening
 from brine.config.schema import parse_json
 from brine.instance import store
-from brine.instance.action import act_on
+from brine.instance.action import Done, act_on
 from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.kvm.runtime_devices import KEYS, dropped
 from brine.instance.messages import log_to_journal
@@ -441,9 +441,9 @@ def _run_editor(file: Path) -> None:
 
 def undefine(arguments: argparse.Namespace) -> int:
 
-    def act(name: str) -> tuple[str, bool]:
+    def act(name: str) -> Done:
         undefine_instance(name)
-        return f"undefined: {name}", True
+        return Done("undefined")
 
     return act_on(arguments, act)
 

@@ -12,7 +12,7 @@ from brine.common.process import TERM_TIMEOUT_S, Process
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.transaction import being_released
 from brine.instance import messages, store
-from brine.instance.action import act_on, act_on_each
+from brine.instance.action import Done, act_on, act_on_each
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.kvm.guest import monitor_of, press_reset
@@ -124,8 +124,17 @@ def _start_again(before: Observed) -> None:
     start_instance(name)
 
 
-def set_paused(name: str, *, paused: bool) -> bool:
-    """Pause or resume an instance's processors. False if nothing changes."""
+def pause_instance(name: str) -> bool:
+    """Stop an instance's processors. False if nothing changes."""
+    return _set_paused(name, paused=True)
+
+
+def resume_instance(name: str) -> bool:
+    """Have a paused instance go on. False if nothing changes."""
+    return _set_paused(name, paused=False)
+
+
+def _set_paused(name: str, *, paused: bool) -> bool:
     seen = _look_to_change(name)
     if not hypervisor_of(seen.spec).set_paused(seen, run_of(seen.unit, name).id, paused=paused):
         return False
@@ -148,18 +157,17 @@ def _look_to_change(name: str) -> Observed:
 # The verbs of ``brine instance`` for a running instance.
 
 _STOPPED = {
-    Stopped.STOPPED: "",
-    Stopped.NOTED: " is down already, and should be from now on",
-    Stopped.CLEANED_UP: " was down already, and what was left of it is gone",
-    Stopped.UNCHANGED: " does not run",
+    Stopped.NOTED: "is down already, and should be from now on",
+    Stopped.CLEANED_UP: "was down already, and what was left of it is gone",
+    Stopped.UNCHANGED: "does not run",
 }
 
 
 def stop(arguments: argparse.Namespace) -> int:
 
-    def act(name: str) -> tuple[str, bool]:
+    def act(name: str) -> Done:
         done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
-        return f"{done}: {name}{_STOPPED[done]}", done is not Stopped.UNCHANGED
+        return Done(done.value, done is not Stopped.UNCHANGED, _STOPPED.get(done, ""))
 
     return act_on_each(arguments, act, runs="runs on, and may still do what it was asked")
 
@@ -169,27 +177,31 @@ def reboot(arguments: argparse.Namespace) -> int:
         hint = "leave out --force and --timeout, or --reset"
         raise UsageError("--reset asks nobody, and waits for nobody", hint=hint)
 
-    def act(name: str) -> tuple[str, bool]:
+    def act(name: str) -> Done:
         if arguments.reset:
             reset_instance(name)
-            return f"reset: {name}", True
+            return Done("reset")
         reboot_instance(name, force=arguments.force, timeout_s=arguments.timeout)
-        return f"rebooted: {name}", True
+        return Done("rebooted")
 
     return act_on(arguments, act, runs="runs, and may still reboot")
 
 
 def pause(arguments: argparse.Namespace) -> int:
-    return _set_paused(arguments, f"paused: {arguments.name}", "is paused", paused=True)
+
+    def act(name: str) -> Done:
+        return Done("paused") if pause_instance(name) else _unchanged("is paused")
+
+    return act_on(arguments, act)
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    return _set_paused(arguments, f"resumed: {arguments.name}", "is not paused", paused=False)
 
-
-def _set_paused(arguments: argparse.Namespace, done: str, already: str, *, paused: bool) -> int:
-    def act(name: str) -> tuple[str, bool]:
-        changed = set_paused(name, paused=paused)
-        return done if changed else f"unchanged: {name} {already}", changed
+    def act(name: str) -> Done:
+        return Done("resumed") if resume_instance(name) else _unchanged("is not paused")
 
     return act_on(arguments, act)
+
+
+def _unchanged(more: str) -> Done:
+    return Done("unchanged", changed=False, more=more)

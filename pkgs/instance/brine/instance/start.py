@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path, PurePosixPath
-from queue import Empty, SimpleQueue
-from threading import Thread
 
 from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.progress import spoken_wait
 from brine.instance import messages, restart_counter, store, unit
-from brine.instance.action import act_on_each
+from brine.instance.action import Done, act_on_each
 from brine.instance.failed_starts import why_not_started
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import forget_user_shutdown, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
 from brine.instance.owner import refuse_without_owner, warn_without_handler
+from brine.instance.parallel import SlotPool
 from brine.instance.restart_counter import TriesError
 from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
 from brine.instance.unit import CalledOffError, Unit, UnitError
@@ -335,22 +335,23 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     yield from starts.begin([seen for seen in due if seen.name not in failed], put_off=last)
     last.sort(key=lambda seen: (seen.name in failed, seen.spec.start_order))
     yield from starts.begin(last)
-    for name in sorted(starts.late):
+    for name in starts.late():
         text = f"is starting still, after {slot_s:g} s, and nobody waits for it"
         hint = f"brine instance info {name} tells how that goes on"
         yield name, StillStartingError(name, text, hint=hint)
 
 
 class _Starts:
-    """Starts of many, some of which hang; *late* are those that have had their time."""
+    """Starts of many, in the order of their *start_order*, some of which hang."""
 
     def __init__(self, parallel: int, slot_s: float) -> None:
-        self.late: set[str] = set()
+        self._pool = SlotPool[BrineError | None](parallel, slot_s, self._note_late)
+        self._specs: dict[str, Spec] = {}
         self._silent: set[str] = set()  # storage of late ones
-        self._parallel = parallel
-        self._slot_s = slot_s
-        self._ended: SimpleQueue[_Result] = SimpleQueue()
-        self._slots: dict[str, tuple[Spec, float]] = {}  # with when each is given back
+
+    def late(self) -> list[str]:
+        """Those that have had their time, and have not ended."""
+        return sorted(self._pool.late)
 
     def begin(
         self, several: Sequence[Observed], put_off: list[Observed] | None = None
@@ -360,55 +361,47 @@ class _Starts:
         :param put_off: collects those with disks on the storage of late ones; None starts them.
         """
         for seen in several:
-            while self._slots and not self._has_room(seen):
+            while not self._has_room(seen.spec):
                 yield from self._next()
             if put_off is not None and not self._silent.isdisjoint(storage_of(seen.spec)):
                 put_off.append(seen)
                 continue
-            self._slots[seen.name] = (seen.spec, time.monotonic() + self._slot_s)
-            # A daemon thread: one that hangs must not keep the program from ending.
-            Thread(target=lambda seen=seen: self._ended.put(_start(seen)), daemon=True).start()
-        while self._slots:
+            self._specs[seen.name] = seen.spec
+            self._pool.begin(seen.name, partial(_start, seen))
+        while self._pool.holders():
             yield from self._next()
 
-    def _has_room(self, seen: Observed) -> bool:
-        orders = {spec.start_order for spec, _ in self._slots.values()}
-        return len(self._slots) < self._parallel and orders == {seen.spec.start_order}
+    def _has_room(self, spec: Spec) -> bool:
+        orders = {self._specs[name].start_order for name in self._pool.holders()}
+        return not orders or (orders == {spec.start_order} and not self._pool.is_full())
 
     def _next(self) -> Iterator[_Result]:
-        """Wait for the end of any start, or until one has had its time."""
-        left_s = min(until for _, until in self._slots.values()) - time.monotonic()
-        try:
-            name, error = self._ended.get(timeout=max(left_s, 0))
-        except Empty:
-            now = time.monotonic()
-            for name in [one for one, (_, until) in self._slots.items() if until <= now]:
-                self.late.add(name)
-                self._silent |= storage_of(self._slots.pop(name)[0])
-            return
-        self._slots.pop(name, None)
-        self.late.discard(name)
-        yield name, error
+        if ended := self._pool.wait():
+            yield ended
+
+    def _note_late(self, name: str) -> None:
+        self._silent |= storage_of(self._specs[name])
 
 
-def _start(seen: Observed) -> _Result:
+def _start(seen: Observed) -> BrineError | None:
+    """Start an instance that should be up still; returns why it did not start."""
     name = seen.name
     try:
         with store.alone(name):  # until it is queued, or who stops it now would miss it
             # Other instances were started first, so its admin_state may have changed.
             spec = store.load(name)
             if spec.admin_state != AdminState.UP:
-                return name, None
+                return None
             messages.tell(messages.START_ASKED, name)
             wait = unit.begin_start(name, slice_name=spec.slice)
         wait()
     except UnitError as error:
-        return name, start_failure(name, error, seen.unit)
+        return start_failure(name, error, seen.unit)
     except BrineError as error:
-        return name, error
+        return error
     except OSError as error:
-        return name, system_error(name, error)
-    return name, None
+        return system_error(name, error)
+    return None
 
 
 def storage_of(spec: Spec) -> frozenset[str]:
@@ -430,9 +423,8 @@ def storage_of(spec: Spec) -> frozenset[str]:
 # ``brine instance start``, which loads less than the other verbs.
 
 _STARTED = {
-    Started.STARTED: "",
-    Started.NOTED: " runs already, and should from now on",
-    Started.UNCHANGED: " runs",
+    Started.NOTED: "runs already, and should from now on",
+    Started.UNCHANGED: "runs",
 }
 
 
@@ -448,9 +440,9 @@ def start(arguments: argparse.Namespace) -> int:
         messages.log_to_journal("brine")
         return _start_all()
 
-    def act(name: str) -> tuple[str, bool]:
+    def act(name: str) -> Done:
         done = start_instance(name, keeps_tries=arguments.keep_tries)
-        return f"{done}: {name}{_STARTED[done]}", done is not Started.UNCHANGED
+        return Done(done.value, done is not Started.UNCHANGED, _STARTED.get(done, ""))
 
     at_most = _parallel_starts() if len(arguments.name) > 1 else 1
     return act_on_each(arguments, act, at_most=at_most)

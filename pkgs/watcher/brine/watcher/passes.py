@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from threading import Event, Semaphore, Thread
+from threading import Thread
 
 from brine.common import paths
 from brine.common.errors import BrineError, printable
@@ -26,6 +26,7 @@ from brine.instance.history import needs_verdict, verdicts_on
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, Observed, look, look_at_all
+from brine.instance.parallel import SlotPool
 from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
 from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
@@ -167,27 +168,15 @@ class Pass:
         """Begin starts in their order, so many at a time; one that takes long gives its slot to the
         next, and goes on."""
         futures: list[Future[PassOutcome]] = [Future() for _ in works]
-        slots = Semaphore(self.settings.parallel)
-
-        def run(work: Callable[[], PassOutcome], future: Future[PassOutcome], ended: Event) -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-            ended.set()
-
-        def hold_slot(ended: Event) -> None:
-            ended.wait(self.slot_s)
-            slots.release()
 
         def begin() -> None:
-            for work, future in zip(works, futures, strict=True):
-                slots.acquire()
+            pool = SlotPool[None](self.settings.parallel, self.slot_s)
+            for number, (work, future) in enumerate(zip(works, futures, strict=True)):
+                while pool.is_full():
+                    pool.wait()
                 if not future.set_running_or_notify_cancel():
                     return
-                ended = Event()
-                Thread(target=run, args=(work, future, ended), daemon=True).start()
-                Thread(target=hold_slot, args=(ended,), daemon=True).start()
+                pool.begin(str(number), partial(_fulfil, future, work))
 
         Thread(target=begin, daemon=True).start()
         return futures
@@ -257,6 +246,13 @@ class Pass:
                 if action is not Action.GIVE_UP:
                     messages.tell_action(now, action, tries)
         return runs
+
+
+def _fulfil(future: Future[PassOutcome], work: Callable[[], PassOutcome]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
 
 
 def _wait_while_any_ends(works: Iterable[Future[PassOutcome]]) -> None:
