@@ -13,8 +13,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
@@ -28,7 +27,7 @@ from brine.instance.conflicts import refuse_conflicts
 from brine.instance.kvm.command_line import medium_node
 from brine.instance.kvm.layout import cdrom_id
 from brine.instance.kvm.resources import medium
-from brine.instance.observe import Oper, look
+from brine.instance.observe import Observed, Oper, look
 from brine.instance.running_spec import running_spec
 from brine.instance.start import being_stopped
 from brine.instance.store import InstanceError
@@ -63,7 +62,7 @@ def change_medium(
     """
     with store.alone(name):
         seen = look(name)
-        spec = _with_medium(seen.spec, number, path)
+        new = _new_medium(seen.spec, number, path)
         if seen.state.oper is Oper.STOPPING:
             raise being_stopped(name)
         if seen.state.oper is Oper.STARTING:
@@ -71,44 +70,44 @@ def change_medium(
         if path:
             with opened(medium(path)):  # or it says why it can't be
                 pass
-        has_changed = spec != seen.spec
-        check = partial(_refuse_conflicts, seen.spec, spec, path)
-        with ExitStack() as stack:
-            undo = ExitStack()
-            if seen.state.oper is Oper.RUNNING:
-                running = running_spec(seen)
-                found = running.started.get("cdroms") if running else None
-                cdroms = found if isinstance(found, list) else []
-                # What QEMU was given last.
-                last = cdroms[number : number + 1]
-                vm = stack.enter_context(working_on(InstanceFiles(name).qmp, dry_run=dry_run))
-                stack.enter_context(undo)
-                drive = _Drive(vm.machine, name, cdrom_id(number))
-                if last != [path] or not drive.is_closed_with(path):
-                    has_changed = True
-                    if not dry_run:
-                        before = str(last[0]) if last else ""
-                        # QEMU gets no medium that the instance has not claimed. If this command is
-                        # killed, the run keeps both, and the drive has none by name.
-                        with claiming(check):
-                            _record(name, [*_replaced(cdroms, number, ""), before, path])
-                        undo.callback(_record, name, cdroms)
-                        drive.change(path, 0.0 if force else timeout_s, force=force)
-                        undo.callback(drive.change, before, 0.0, force=True)
-            if not has_changed or dry_run:
-                return has_changed
-            with claiming(check):  # the guest may have taken its time
-                if seen.state.oper is Oper.RUNNING:
-                    _record(name, _replaced(cdroms, number, path))
-                if spec != seen.spec:
-                    store.save(spec)
-            undo.pop_all()
-    how = f"{cdrom_id(number)} has {path or 'none'}"
-    messages.tell(messages.MEDIUM_CHANGED, name, how=how)
-    return True
+        if seen.state.oper is Oper.RUNNING:
+            limit_s = 0.0 if force else timeout_s
+            has_changed = _change_running(seen, new, limit_s, force=force, dry_run=dry_run)
+        else:
+            has_changed = new.spec != new.before
+            if has_changed and not dry_run:
+                with claiming(new.refuse_conflicts):
+                    store.save(new.spec)
+    if has_changed and not dry_run:
+        how = f"{cdrom_id(number)} has {path or 'none'}"
+        messages.tell(messages.MEDIUM_CHANGED, name, how=how)
+    return has_changed
 
 
-def _with_medium(spec: Spec, number: int, path: str) -> Spec:
+@dataclass(frozen=True, slots=True)
+class _NewMedium:
+    """Another medium for a drive, in the spec.
+
+    :param path: empty for none.
+    """
+
+    before: Spec
+    spec: Spec
+    number: int
+    path: str
+
+    def refuse_conflicts(self, identities: Identities | None = None) -> None:
+        """Refuse a medium that the instance or another one writes."""
+        name = self.before.name
+        try:
+            refuse_conflicts(self.spec, self.before, identities=identities)
+        except SpecError as error:
+            raise InstanceError(name, str(error), hint=error.hint) from error
+        if self.path:
+            refuse_taken(name, [Claim(ClaimKind.DISK, self.path, read_only=True)], identities)
+
+
+def _new_medium(spec: Spec, number: int, path: str) -> _NewMedium:
     if spec.is_xen():
         raise InstanceError(spec.name, "is a domain of Xen's, and has no CD-ROM drive")
     if not 0 <= number < len(spec.cdroms):
@@ -117,20 +116,46 @@ def _with_medium(spec: Spec, number: int, path: str) -> Spec:
         text = f"{spec.name} has {count}, and none with the number {number}"
         raise UsageError(text, hint=hint)
     changed = replace(spec, cdroms=tuple(_replaced(spec.cdroms, number, path)))
-    _refuse_conflicts(spec, changed, path)
-    return changed
+    new = _NewMedium(spec, changed, number, path)
+    new.refuse_conflicts()
+    return new
 
 
-def _refuse_conflicts(
-    spec: Spec, changed: Spec, path: str, identities: Identities | None = None
-) -> None:
-    """Refuse a medium that the instance or another one writes."""
-    try:
-        refuse_conflicts(changed, spec, identities=identities)
-    except SpecError as error:
-        raise InstanceError(spec.name, str(error), hint=error.hint) from error
-    if path:
-        refuse_taken(spec.name, [Claim(ClaimKind.DISK, path, read_only=True)], identities)
+def _change_running(
+    seen: Observed, new: _NewMedium, limit_s: float, *, force: bool, dry_run: bool
+) -> bool:
+    """Change the medium of a running QEMU, and of the spec; False if nothing changes."""
+    name, number, path = seen.name, new.number, new.path
+    cdroms = _media_of_run(seen)
+    last = cdroms[number : number + 1]
+    with working_on(InstanceFiles(name).qmp, dry_run=dry_run) as vm, ExitStack() as undo:
+        drive = _Drive(vm.machine, name, cdrom_id(number))
+        changes_drive = last != [path] or not drive.is_closed_with(path)
+        has_changed = changes_drive or new.spec != new.before
+        if dry_run or not has_changed:
+            return has_changed
+        if changes_drive:
+            before = str(last[0]) if last else ""
+            # QEMU gets no medium that the instance has not claimed. If this command is killed, the
+            # run keeps both, and the drive has none by name.
+            with claiming(new.refuse_conflicts):
+                _record(name, [*_replaced(cdroms, number, ""), before, path])
+            undo.callback(_record, name, cdroms)
+            drive.change(path, limit_s, force=force)
+            undo.callback(drive.change, before, 0.0, force=True)
+        with claiming(new.refuse_conflicts):  # the guest may have taken its time
+            _record(name, _replaced(cdroms, number, path))
+            if new.spec != new.before:
+                store.save(new.spec)
+        undo.pop_all()
+    return True
+
+
+def _media_of_run(seen: Observed) -> list[Any]:
+    """The media that QEMU was given last, by drive."""
+    running = running_spec(seen)
+    found = running.started.get("cdroms") if running else None
+    return found if isinstance(found, list) else []
 
 
 def _replaced(cdroms: Any, number: int, path: str) -> list[str]:
