@@ -38,6 +38,12 @@ _LONGEST_LIST = 200
 _MOST_NAMES = 5
 _OF_A_WHOLE_FILE = frozenset({"version", "serial_no", "ctime", "mtime", "filters"})
 # Networks come before what names them as a key.
+_USUALLY_APART = frozenset({"uuid", "name"})
+_APART = {
+    "disks": frozenset({"uuid"}),
+    "instances": frozenset({"uuid", "name", "nics", "disks"}),
+}
+"""The keys of a section's objects that are not merged like the others."""
 _ORDER = ("networks", "nodegroups", "nodes", "instances", "disks")
 
 
@@ -77,6 +83,24 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     :param prune: remove objects that a declared section does not name.
     :raises InputError: with all mistakes of the input.
     """
+    declared = _unwrapped(declared)
+    foreign = _is_whole(declared)
+    if current is None and foreign:
+        return _imported(declared)
+    draft = Draft(current, declared, foreign=foreign)
+    new = _merged(draft, prune=prune)
+    draft.mistakes.extend(_new_faults(draft, new))
+    _check_moves(draft, new)
+    if draft.mistakes:
+        raise InputError(draft.mistakes, _GANETIS if foreign else _MANUAL)
+    return Applied(new, tuple(draft.notes), tuple(without_effect(declared, new)))
+
+
+def _unwrapped(declared: Any) -> Json:
+    """The object that an input consists of, without the keys that Salt and pillar put around it.
+
+    :raises InputError: if it is none, or has masked values.
+    """
     if isinstance(declared, dict) and [*declared] == ["local"]:
         declared = declared["local"]
     if isinstance(declared, dict) and isinstance(declared.get("brine"), dict):
@@ -88,17 +112,30 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     if not isinstance(declared, dict):
         text = f"must be an object with cluster, nodes, instances, ..., but is {shown(declared)}"
         raise InputError([Mistake("/", text, "type")])
+    return declared
+
+
+def _is_whole(declared: Json) -> bool:
+    """Whether an input is a configuration of Ganeti's, rather than one that a person wrote."""
     cluster = declared.get("cluster")
-    # Whether it is a configuration of Ganeti's, rather than an input that a person wrote.
-    foreign = isinstance(cluster, dict) and "cluster_name" in cluster
-    foreign = foreign and type(declared.get("version")) is int
-    if current is None and foreign:
-        new = Configuration.from_json(declared)
-        notes = ["imported as it is, with its serial numbers"]
-        if faults := verify.find(new):
-            notes.append(f"it has faults: {len(faults)}; brine config verify lists them")
-        return Applied(new, tuple(notes), tuple(without_effect(declared, new)))
-    draft = Draft(current, declared, foreign=foreign)
+    is_ganetis = isinstance(cluster, dict) and "cluster_name" in cluster
+    return is_ganetis and type(declared.get("version")) is int
+
+
+def _imported(declared: Json) -> Applied:
+    """A configuration of Ganeti's as the first one."""
+    new = Configuration.from_json(declared)
+    notes = ["imported as it is, with its serial numbers"]
+    if faults := verify.find(new):
+        notes.append(f"it has faults: {len(faults)}; brine config verify lists them")
+    return Applied(new, tuple(notes), tuple(without_effect(declared, new)))
+
+
+def _merged(draft: Draft, *, prune: bool) -> Configuration:
+    """The configuration that the input of a draft makes; mistakes are noted in the draft.
+
+    :raises InputError: if it makes none.
+    """
     _check_keys(draft)
     cluster = _merge_cluster(draft)
     for section in _ORDER:
@@ -109,15 +146,10 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     _choose_master(draft, cluster)
     _choose_family(draft, cluster)
     try:
-        new = _build(draft, cluster)
+        return _build(draft, cluster)
     except SchemaError as error:
         draft.wrong(error.where or "/", error.text)
         raise InputError(draft.mistakes) from error
-    draft.mistakes.extend(_new_faults(draft, new))
-    _check_moves(draft, new)
-    if draft.mistakes:
-        raise InputError(draft.mistakes, _GANETIS if foreign else _MANUAL)
-    return Applied(new, tuple(draft.notes), tuple(without_effect(declared, new)))
 
 
 def _masked(value: Any, where: str) -> Iterator[str]:
@@ -202,24 +234,40 @@ def _choose_master(draft: Draft, cluster: Json) -> None:
             draft.wrong("/cluster/master", "is needed: the master node's name")
     master = cluster.get("master_node", "")
     if master in nodes:
-        is_out = any(draft.value("nodes", master, state) for state in ("offline", "drained"))
-        is_own = draft.foreign or draft.value("nodes", master, "master_candidate")
-        is_said = draft.said("nodes", master).get("master_candidate") is False
-        if is_said and not (draft.foreign or is_out):
-            where = member("/nodes", draft.keys["nodes"][master]) + "/master_candidate"
-            draft.wrong(where, "the master is always a master candidate")
-        elif not is_out and not is_own:  # one that is out can't be the master, as verify finds
-            draft.edit("nodes", master)["master_candidate"] = True
-        # The cluster's address is its master's, unless it has one of its own.
-        current = draft.current
-        before = current.nodes.get(current.cluster.master_node) if current else None
-        declared = draft.declared.get("cluster")
-        is_given = type(declared) is dict and declared.get("master_ip") is not None
-        taken = (None, "") if draft.foreign or not before else (None, "", before.primary_ip)
-        if not is_given and cluster.get("master_ip") in taken:
+        _make_candidate(draft, master)
+        if _takes_masters_address(draft, cluster):
             cluster["master_ip"] = draft.value("nodes", master, "primary_ip")
-    size = cluster.get("candidate_pool_size", 10)
-    count = sum(1 for key in nodes if draft.value("nodes", key, "master_candidate"))
+    _fill_candidate_pool(draft, cluster.get("candidate_pool_size", 10))
+
+
+def _make_candidate(draft: Draft, master: str) -> None:
+    """Make the master a master candidate. One that is out can't be the master, as verify finds."""
+    is_out = any(draft.value("nodes", master, state) for state in ("offline", "drained"))
+    if is_out:
+        return
+    is_said = draft.said("nodes", master).get("master_candidate") is False
+    if is_said and not draft.foreign:
+        where = member("/nodes", draft.keys["nodes"][master]) + "/master_candidate"
+        draft.wrong(where, "the master is always a master candidate")
+    elif not (draft.foreign or draft.value("nodes", master, "master_candidate")):
+        draft.edit("nodes", master)["master_candidate"] = True
+
+
+def _takes_masters_address(draft: Draft, cluster: Json) -> bool:
+    """Whether the cluster's address is its master's: it has none of its own."""
+    current = draft.current
+    before = current.nodes.get(current.cluster.master_node) if current else None
+    declared = draft.declared.get("cluster")
+    is_given = type(declared) is dict and declared.get("master_ip") is not None
+    taken = (None, "") if draft.foreign or not before else (None, "", before.primary_ip)
+    return not is_given and cluster.get("master_ip") in taken
+
+
+def _fill_candidate_pool(draft: Draft, size: int) -> None:
+    """Make new nodes master candidates, until there are as many as *size*."""
+    nodes = draft.edited("nodes")
+    every = draft.objects["nodes"]
+    count = sum(1 for key in every if draft.value("nodes", key, "master_candidate"))
     for key, node in nodes.items():
         if key not in draft.old["nodes"] and "master_candidate" not in node:
             node["master_candidate"] = bool(node.get("master_capable", True) and count < size)
@@ -309,52 +357,78 @@ def _is_short(draft: Draft, section: str, key: str) -> bool:
 
 def _merge_object(draft: Draft, section: str, key: str, value: Json) -> None:
     where = member(f"/{section}", key)
-    found = _identify(draft, section, where, key, value)
+    found = _mergeable(draft, section, where, key, value)
     if found is None:
         return
-    if found in draft.keys[section]:
-        draft.wrong(where, f"is there twice: also as {draft.keys[section][found]}")
-        return
     old = draft.old[section].get(found)
-    if old and found not in draft.objects[section]:
-        return  # it is removed by another of its names
-    if old is None and value.get("uuid") is None and _is_short(draft, section, key):
-        return
     base: Json = old.to_json() if old else {"uuid": found}
-    apart = {"uuid", "name"}
-    if section == "disks":
-        apart = {"uuid"}
-    elif not _is_uuid(draft, section, key):
-        if not old or not _is_named(section, old.name, key):
-            base["name"] = key
-    elif type(value.get("name")) is str:
-        base["name"] = value["name"]
-    elif value.get("name") is not None:
-        draft.wrong(f"{where}/name", f"must be a string, but is {shown(value['name'])}")
-        return
-    elif old is None:
-        draft.wrong(where, "a new object by UUID needs a name")
+    if section != "disks" and not _set_name(draft, section, base, key, value, old):
         return
     if section == "nodegroups" and "networks" in value and not draft.foreign:
         networks = _by_network(draft, value["networks"], f"{where}/networks")
         value = value | {"networks": networks}
     elif section == "instances":
-        apart |= {"nics", "disks"}
-        own = value.get("hvparams")
-        for name in sorted(params.GLOBAL_HYPERVISOR.intersection(own if type(own) is dict else ())):
-            if not draft.foreign:
-                text = "is a parameter of the whole cluster, not of an instance"
-                draft.wrong(f"{where}/hvparams/{name}", text)
-        if old:
-            value = _kept_state(draft, base, value)
-        elif not value.get("primary_node") and not value.get("forthcoming"):
-            draft.wrong(f"{where}/primary_node", "is needed")
-            base["primary_node"] = ""
+        value = _prepared_instance(draft, where, base, value, new=old is None)
+    apart = _APART.get(section, _USUALLY_APART)
     draft.merge(section, base, value, where, new=old is None, apart=apart)
     if section == "nodes":
         _finish_node(draft, where, base, value)
     draft.objects[section][found] = base
     draft.keys[section][found] = key
+
+
+def _mergeable(draft: Draft, section: str, where: str, key: str, value: Json) -> str | None:
+    """The UUID of the object that a declaration is merged into; None after a mistake, and if the
+    object is removed."""
+    found = _identify(draft, section, where, key, value)
+    if found is None:
+        return None
+    if found in draft.keys[section]:
+        draft.wrong(where, f"is there twice: also as {draft.keys[section][found]}")
+        return None
+    if found in draft.old[section]:
+        # One that is gone was removed by another of its names.
+        return found if found in draft.objects[section] else None
+    if value.get("uuid") is None and _is_short(draft, section, key):
+        return None
+    return found
+
+
+def _set_name(draft: Draft, section: str, base: Json, key: str, value: Json, old: Any) -> bool:
+    """Set the name of an object in *base*, its JSON; False after a mistake.
+
+    :param key: its name or UUID in the input.
+    :param old: the present object, if there is one.
+    """
+    if not _is_uuid(draft, section, key):
+        if not old or not _is_named(section, old.name, key):
+            base["name"] = key
+        return True
+    where, name = member(f"/{section}", key), value.get("name")
+    if type(name) is str:
+        base["name"] = name
+    elif name is not None:
+        draft.wrong(f"{where}/name", f"must be a string, but is {shown(name)}")
+        return False
+    elif old is None:
+        draft.wrong(where, "a new object by UUID needs a name")
+        return False
+    return True
+
+
+def _prepared_instance(draft: Draft, where: str, base: Json, value: Json, *, new: bool) -> Json:
+    """The declaration of an instance as it is merged into *base*, its JSON."""
+    own = value.get("hvparams")
+    for name in sorted(params.GLOBAL_HYPERVISOR.intersection(own if type(own) is dict else ())):
+        if not draft.foreign:
+            text = "is a parameter of the whole cluster, not of an instance"
+            draft.wrong(f"{where}/hvparams/{name}", text)
+    if not new:
+        return _kept_state(draft, base, value)
+    if not value.get("primary_node") and not value.get("forthcoming"):
+        draft.wrong(f"{where}/primary_node", "is needed")
+        base["primary_node"] = ""
+    return value
 
 
 def _identify(draft: Draft, section: str, where: str, key: str, value: Json) -> str | None:

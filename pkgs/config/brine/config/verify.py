@@ -6,6 +6,7 @@ import dataclasses
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from brine.common.errors import closest, nearest
@@ -151,29 +152,36 @@ class _Verifier:
             text = unknown_key(key, shape_of(type(item)).by_key)
             yield Mistake(member(where, key), text, "unknown-key")
         for field in _RULES[type(item)]:
-            value, rules = getattr(item, field.name), field.metadata["rules"]
             place = f"{where}/{field.metadata['key'] or field.name}"
-            if "fault" in rules:
-                if fault := rules["fault"](value):
-                    yield Mistake(place, fault, rules["kind"])
-            elif "params" in rules:
-                if value:
-                    yield from params.validate(rules["params"], value, place)
-            elif "texts" in rules:
-                yield from _not_texts(place, value, rules["texts"], secret=field.metadata["secret"])
-            elif "groups" in rules:
-                yield from _grouped(place, value, rules["groups"])
-            else:
-                several = isinstance(value, list)
-                for index, one in enumerate(value if several else [value]):
-                    its_place = f"{place}/{index}" if several else place
-                    if "choices" in rules:
-                        yield from _choice(its_place, one, rules["choices"])
-                    elif "lines" in rules:
-                        if fault := line_fault(one):
-                            yield Mistake(its_place, fault, "value")
-                    elif one:
-                        yield from self._reference(its_place, rules["refers"], one)
+            yield from self._value(place, getattr(item, field.name), field)
+
+    def _value(self, place: str, value: Any, field: dataclasses.Field[Any]) -> Iterable[Mistake]:
+        """The faults of a field's value by its rules."""
+        rules = field.metadata["rules"]
+        if "fault" in rules:
+            fault = rules["fault"](value)
+            return (Mistake(place, fault, rules["kind"]),) if fault else ()
+        if "params" in rules:
+            return params.validate(rules["params"], value, place) if value else ()
+        if "texts" in rules:
+            return _not_texts(place, value, rules["texts"], secret=field.metadata["secret"])
+        if "groups" in rules:
+            return _grouped(place, value, rules["groups"])
+        if isinstance(value, list):
+            singles = (
+                self._single(f"{place}/{index}", one, rules) for index, one in enumerate(value)
+            )
+            return chain.from_iterable(singles)
+        return self._single(place, value, rules)
+
+    def _single(self, place: str, value: Any, rules: Mapping[str, Any]) -> Iterable[Mistake]:
+        """The faults of a single value by rules that hold for each value of a list, too."""
+        if "choices" in rules:
+            return _choice(place, value, rules["choices"])
+        if "lines" in rules:
+            fault = line_fault(value)
+            return (Mistake(place, fault, "value"),) if fault else ()
+        return self._reference(place, rules["refers"], value)
 
     def _node(self, where: str, node: Node) -> Iterator[Mistake]:
         yield from self._object(where, node)
