@@ -18,7 +18,7 @@ from brine.common.cli import table
 from brine.instance import history
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
-from brine.instance.report import details, text
+from brine.instance.report import details, report_lines
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import completed
 from brine.instance.xen import config
@@ -172,7 +172,7 @@ def test_what_differs_from_what_runs_waits_for_a_restart() -> None:
     memory, vcpus, why = row(one)[-3:]
     assert (memory, vcpus) == ("512 MiB", "1")
     assert why == "restart pending: vcpus, memory_mib, nics"
-    lines = list(text(details(one)))
+    lines = list(report_lines(details(one)))
     (line,) = [line for line in lines if line.startswith("Restart pending:")]
     assert line.split(":", 1)[1].strip() == "vcpus (1, then 2), memory_mib (512, then 1024), nics"
 
@@ -181,7 +181,7 @@ def test_what_takes_no_restart_is_not_pending() -> None:
     write_runtime_file(seen().spec)
     one = seen(running(), start_order=7, shutdown_timeout=9, user_shutdown="restart", tags=["a"])
     assert summary(one)["restart_pending"] == []
-    assert not any(line.startswith("Restart") for line in text(details(one)))
+    assert not any(line.startswith("Restart") for line in report_lines(details(one)))
 
 
 def test_what_was_plugged_is_not_pending() -> None:
@@ -203,7 +203,7 @@ def test_a_domain_of_xens_waits_for_a_restart_too() -> None:
     config.write(seen(memory_mib=512, **keys).spec)
     told = summary(seen(running(), memory_mib=1024, nics=[{"link": "br0"}], **keys))
     assert (told["restart_pending"], told["memory_mib"]) == (["memory_mib", "nics"], 512)
-    lines = list(text(details(seen(running(), memory_mib=1024, **keys))))
+    lines = list(report_lines(details(seen(running(), memory_mib=1024, **keys))))
     assert any(line.endswith(" memory_mib (512, then 1024)") for line in lines)
 
 
@@ -286,7 +286,7 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
     (one,) = found["disks"]
     assert (one["slot"], one["since_start"]) == (20, False)
     assert found["nics"] == []
-    lines = list(text(found))
+    lines = list(report_lines(found))
     assert not [line for line in lines if not line.isprintable()]
     (line,) = [line for line in lines if line.startswith("Disk:")]
     assert line.endswith("slot 20, plugged in since the start")
@@ -307,7 +307,7 @@ def test_where_the_tap_of_a_nic_leads(mode: str, link: str, ips: list[str], said
     (row,) = found["spec"]["nics"]
     plugged = {"mac": row["mac"], "uuid": row["uuid"], "tap": "vm-1", "link": link or None}
     found["nics"] = [{**plugged, "slot": 13, "since_start": True}]
-    (line,) = [line for line in text(found) if line.startswith("NIC:")]
+    (line,) = [line for line in report_lines(found) if line.startswith("NIC:")]
     assert said in line
 
 
@@ -380,7 +380,8 @@ def test_of_one_that_has_run_the_verdict_is_told(monkeypatch: pytest.MonkeyPatch
     assert found["verdict"] == {"who": "crash", "cause": "guest-panic"}
     assert asked == [{"web1": history.EndReference(1000.0, UNKNOWN_RUN)}]
     assert any(
-        line.endswith("crash (guest-panic), by the verdict of brine-kvmd") for line in text(found)
+        line.endswith("crash (guest-panic), by the verdict of brine-kvmd")
+        for line in report_lines(found)
     )
 
 
@@ -388,7 +389,7 @@ def test_that_nobody_knows_who_ended_it_is_no_verdict_of_kvmds() -> None:
     write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="unknown", cause="kvmd is off")
     found = details(replace(seen(), run=Run("web1", RUN)))
     assert found["verdict"] == {"who": "unknown", "cause": "kvmd is off"}
-    assert any(line.endswith(" unknown (kvmd is off)") for line in text(found))
+    assert any(line.endswith(" unknown (kvmd is off)") for line in report_lines(found))
 
 
 def test_who_only_says_to_be_qemu_is_not_believed(
@@ -421,7 +422,7 @@ def test_what_does_not_run_is_not_asked(qemus: FakeQemus, unit: Unit | None) -> 
 
 def test_a_person_is_told_in_lines(qemus: FakeQemus) -> None:
     qemus.start(InstanceFiles("web1").qmp, answers={"query-status": {"status": "running"}})
-    lines = list(text(details(seen(running(), tags=["a"]))))
+    lines = list(report_lines(details(seen(running(), tags=["a"]))))
     known = dict(line.split(":", 1) for line in lines)
     assert known["Instance"].strip() == "web1"
     assert known["Status"].strip() == "running"
@@ -436,7 +437,7 @@ def test_a_person_is_told_in_lines(qemus: FakeQemus) -> None:
 
 
 def test_a_person_is_told_why() -> None:
-    lines = list(text(details(seen(shut_down=True))))
+    lines = list(report_lines(details(seen(shut_down=True))))
     (why,) = [line for line in lines if line.startswith("Why:")]
     assert why.endswith(f" {BY_USER}")
     assert not any(line.startswith(("QEMU", "Since")) for line in lines)

@@ -124,7 +124,7 @@ def test_what_it_can_not_mend_is_odd_and_told(
 ) -> None:
     status, output, _ = watcher(Unchanging(UNTOLD), "run")
     assert status == commands.ODD
-    assert "nobody knows who did it" in output
+    assert "the cause is not known" in output
     fields: list[Any] = [vars(record)["fields"] for record in caplog.records]
     assert [one["BRINE_EVENT"] for one in fields] == ["odd"]
 

@@ -237,7 +237,7 @@ def test_what_somebody_else_works_on_or_what_is_gone_is_no_fault() -> None:
         raise LockedError("web1.lock: locked by another process, and was for 5 s")
 
     for before_work, why in (
-        (locked, "somebody is working on it"),
+        (locked, "another process is working on it"),
         (node.found.clear, "it is gone"),
     ):
         node.before_work = before_work

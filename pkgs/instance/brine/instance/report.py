@@ -74,55 +74,83 @@ def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
     }
 
 
-def text(found: Mapping[str, Any]) -> Iterator[str]:
+_LABELS = {
+    "name": "Instance",
+    "uuid": "UUID",
+    "status": "Status",
+    "why": "Why",
+    "restart_pending": "Restart pending",
+    "admin_state": "Admin state",
+    "oper_state": "Oper state",
+    "since": "Since",
+    "pid": "QEMU's process",
+    "domain": "Domain",
+    "xen": "Xen says",
+    "qemu": "QEMU says",
+    "verdict": "Last end",
+    "vnc": "VNC",
+    "console": "Serial line",
+    "qmp": "QMP socket",
+    "disks": "Disk",
+    "nics": "NIC",
+    "guest_addresses": "Guest address",
+}
+_WIDTH = max(map(len, _LABELS.values())) + 1
+
+
+def report_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """The same in lines for people."""
-    labels = {
-        "name": "Instance",
-        "uuid": "UUID",
-        "status": "Status",
-        "why": "Why",
-        "restart_pending": "Restart pending",
-        "admin_state": "Admin state",
-        "oper_state": "Oper state",
-        "since": "Since",
-        "pid": "xl's process" if found["spec"]["hypervisor"] != "kvm" else "QEMU's process",
-        "domain": "Domain",
-        "xen": "Xen says",
-        "qemu": "QEMU says",
-        "verdict": "Last end",
-        "vnc": "VNC",
-        "console": "Serial line",
-        "qmp": "QMP socket",
-        "disks": "Disk",
-        "nics": "NIC",
-        "guest_addresses": "Guest address",
-    }
-    width = max(map(len, labels.values())) + 1
+    is_qemu = found["spec"]["hypervisor"] == "kvm"
+    labels = _LABELS if is_qemu else {**_LABELS, "pid": "xl's process"}
     for key, label in labels.items():
-        if key in _ONE_A_LINE:
-            for one in found[key] or ():
-                yield f"{label + ':':<{width}} {_ONE_A_LINE[key](one, found)}"
-        elif found[key] not in (None, "", []):
-            value = found[key]
-            if key == "restart_pending":
-                value = ", ".join(_pending_line(found, one) for one in value)
-            if key == "verdict":
-                by = "" if value["who"] == WHO_UNKNOWN else ", by the verdict of brine-kvmd"
-                value = f"{value['who']} ({value['cause']}){by}"
-            source = f", said by the {found['admin_state_source']}" if key == "admin_state" else ""
-            yield f"{label + ':':<{width}} {value}{source}"
+        for value in _values(key, found):
+            yield f"{label + ':':<{_WIDTH}} {value}"
     if found["last_words"]:
         yield "Last words, of which brine instance log has more:"
         yield from (f"  {line}" for line in found["last_words"])
-    if found["spec"]["hypervisor"] == "kvm" and found["spec"]["security_model"] == "none":
-        yield f"{'Warning:':<{width}} {AS_ROOT}"
-    if found["ignored"]:
-        names = ", ".join(found["ignored"])
-        yield f"{'Warning:':<{width}} set, and without effect: {names}"
+    for warning in _warnings(found, is_qemu=is_qemu):
+        yield f"{'Warning:':<{_WIDTH}} {warning}"
     yield "Spec:"
     for key, value in found["spec"].items():
-        if key not in _SAID_ABOVE and (found["spec"]["hypervisor"] == "kvm" or key in KEYS):
+        if key not in _SAID_ABOVE and (is_qemu or key in KEYS):
             yield f"  {key}: {json.dumps(value)}"
+
+
+def _values(key: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """The values of a key in words, a line each."""
+    value = found[key]
+    if key in _ONE_A_LINE:
+        yield from (_ONE_A_LINE[key](one, found) for one in value or ())
+    elif value not in (None, "", []):
+        yield _IN_WORDS[key](found) if key in _IN_WORDS else str(value)
+
+
+def _warnings(found: Mapping[str, Any], *, is_qemu: bool) -> Iterator[str]:
+    if is_qemu and found["spec"]["security_model"] == "none":
+        yield AS_ROOT
+    if found["ignored"]:
+        yield f"set, and without effect: {', '.join(found['ignored'])}"
+
+
+def _admin_state_in_words(found: Mapping[str, Any]) -> str:
+    return f"{found['admin_state']}, said by the {found['admin_state_source']}"
+
+
+def _verdict_in_words(found: Mapping[str, Any]) -> str:
+    who, cause = found["verdict"]["who"], found["verdict"]["cause"]
+    by = "" if who == WHO_UNKNOWN else ", by the verdict of brine-kvmd"
+    return f"{who} ({cause}){by}"
+
+
+def _pending_in_words(found: Mapping[str, Any]) -> str:
+    return ", ".join(_pending_line(found, one) for one in found["restart_pending"])
+
+
+_IN_WORDS = {
+    "admin_state": _admin_state_in_words,
+    "verdict": _verdict_in_words,
+    "restart_pending": _pending_in_words,
+}
 
 
 def _pending_line(found: Mapping[str, Any], key: str) -> str:
@@ -236,5 +264,5 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
 def info(arguments: argparse.Namespace) -> int:
     (seen,) = with_reasons([look(arguments.name)])
     found = details(seen, reasons_to_wait()(seen.name))
-    print(json.dumps(found, indent=2) if arguments.json else "\n".join(text(found)))
+    print(json.dumps(found, indent=2) if arguments.json else "\n".join(report_lines(found)))
     return 0

@@ -172,42 +172,50 @@ def decide(
         return Decision(why=f"its state is not known: {domain.state}", is_odd=True)
     if isinstance(seen, Domain):
         return _not_ours(life, clean_all=settings.manage == "all")
-    end = end_of(seen)
-    if seen.overdue:
-        return Decision(why=seen.overdue, is_odd=True)
-    if seen.run.is_being_stopped() or seen.awaits_node:
-        return Decision(why="somebody is working on it")
-    if life in _MOVING:
-        return Decision(why=_MOVING[life])
+    if reason := _reason_to_wait(seen, life):
+        return reason
     if life in (Life.RUNNING, Life.PAUSED, Life.HALTED):
         return _running(seen, life, tries, settings, now)
     clean_up = (Action.CLEAN_UP,) if life is Life.PRESERVED else ()
-    spec = seen.spec
-    if spec.is_down_by_user() and end is EndCause.USER and seen.run.was_shut_down():
-        return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
-    if spec.admin_state != AdminState.UP:
-        why = "it should be down, and what is left of it takes memory" if clean_up else ""
-        return Decision(clean_up, why)
-    restarts = spec.user_shutdown == "restart" if end in _BY_USER else end in _CRASHED
+    if seen.spec.admin_state != AdminState.UP:
+        return _should_be_down(seen, clean_up)
+    end, restarts_for_user = end_of(seen), seen.spec.user_shutdown == "restart"
+    restarts = restarts_for_user if end in _BY_USER else end in _CRASHED
     if seen.lacks_owner and restarts:
         return Decision(clean_up, f"its owner is not there: {seen.lacks_owner}")
-    if end in _BY_USER:
-        if spec.user_shutdown == "restart":
-            why = f"{_BY_USER[end]}, and it is to start again"
-            return Decision((*clean_up, Action.START), why)
-        return Decision((Action.SET_DOWN, *clean_up), _BY_USER[end])
-    if end is EndCause.ADMIN:
-        return Decision(clean_up, "it was stopped by an administrator")
     if end in _CRASHED:
         found = _crashed(seen, end, tries, settings, now)
         return replace(found, actions=(*clean_up, *found.actions))
-    text = f"it ended, and nobody knows who did it: {seen.state.why}"
-    return Decision(why=text, is_odd=True)
+    if end in _BY_USER and restarts:
+        return Decision((*clean_up, Action.START), f"{_BY_USER[end]}, and it is to start again")
+    if end in _BY_USER:
+        return Decision((Action.SET_DOWN, *clean_up), _BY_USER[end])
+    if end is EndCause.ADMIN:
+        return Decision(clean_up, "it was stopped by an administrator")
+    return Decision(why=f"it ended, and the cause is not known: {seen.state.why}", is_odd=True)
+
+
+def _reason_to_wait(seen: Observed, life: Life) -> Decision | None:
+    """The decision about an instance that another process or systemd is just changing."""
+    if seen.overdue:
+        return Decision(why=seen.overdue, is_odd=True)
+    if seen.run.is_being_stopped() or seen.awaits_node:
+        return Decision(why="another process is working on it")
+    return Decision(why=_MOVING[life]) if life in _MOVING else None
+
+
+def _should_be_down(seen: Observed, clean_up: tuple[Action, ...]) -> Decision:
+    """The decision about an instance that is down, as it should be."""
+    spec = seen.spec
+    if spec.is_down_by_user() and end_of(seen) is EndCause.USER and seen.run.was_shut_down():
+        return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
+    why = "it should be down, and what is left of it takes memory" if clean_up else ""
+    return Decision(clean_up, why)
 
 
 def _not_ours(life: Life, *, clean_all: bool) -> Decision:
     if life is Life.ZOMBIE:
-        return Decision(why="Xen can't get rid of it: somebody has its memory", is_odd=True)
+        return Decision(why="Xen can't get rid of it: another domain has its memory", is_odd=True)
     if life is not Life.PRESERVED:
         return Decision(why="not ours", is_usual=True)
     if clean_all:
@@ -242,7 +250,7 @@ def _crashed(
     if not settings.tries:
         return Decision(why=f"{why}, and is not to be started again: tries = 0")
     if is_reset(seen):
-        tries, why = NONE, f"{why}, and somebody had systemd forget that"
+        tries, why = NONE, f"{why}, and systemd was told to forget that"
     if tries.count >= settings.tries and not tries.given_up:
         text = f"{_lacking(why, seen)}, and is given up after {tries.count} tries"
         return Decision((Action.GIVE_UP,), text, is_odd=True)

@@ -196,7 +196,7 @@ class Pass:
                 why = f"{outcome.decision.why}; and it was stopped meanwhile"
                 outcome.decision = replace(outcome.decision, why=why)
         except LockedError:
-            outcome.decision = Decision(why="somebody is working on it")
+            outcome.decision = Decision(why="another process is working on it")
         except BrineError as error:
             outcome.fault = error
         except OSError as error:
