@@ -69,6 +69,19 @@ def test_what_is_left_of_it_is_cleared(control: InstanceFiles) -> None:
     clear.main()
 
 
+def test_the_sockets_of_a_vm_that_runs_on_stay(control: InstanceFiles) -> None:
+    """One that is not the unit's, or whose process waits for the kernel: the next start sees it."""
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(control.qmp))
+        other.listen()
+        control.events.touch()
+        clear.main()
+        assert control.qmp.exists()
+        assert not control.events.exists()
+    clear.main()
+    assert not control.qmp.exists()
+
+
 def test_what_somebody_has_put_in_a_sockets_place_is_moved_aside(control: InstanceFiles) -> None:
     for file in control.sockets():
         (file / "in the way").mkdir(parents=True)

@@ -72,13 +72,18 @@ def _warned(text: str) -> Iterator[None]:
 
 def clear(name: str) -> None:
     """Remove an ended instance's sockets, and the leftovers of its taps. The next start tries again
-    to remove what is left."""
+    to remove what is left.
+
+    A socket stays if a process listens there: a VM of that name that is not this unit's, or a QEMU
+    that even SIGKILL has not ended yet. The next start must not begin beside it.
+    """
     last = None
     with _warned(f"{name}: its runtime file"), contextlib.suppress(FileNotFoundError):
         last = LastStart.read(name)
     for socket in InstanceFiles(name).sockets():
         with _warned(f"{name}: its sockets"):
-            markers.clear_way(socket)
+            if not is_listening(socket):
+                markers.clear_way(socket)
     with _warned(f"{name}: its socket for VNC"):
         _remove_vnc_socket(last)
     _disconnect_taps(name)
