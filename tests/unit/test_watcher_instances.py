@@ -39,6 +39,7 @@ from lab.scripted_systemctl import ScriptedSystemctl
 from lab.scripted_xl import ScriptedXl
 
 STARTED, ENDED = 1000.0, 1001.0
+RUN = "0d" * 16
 KILLED = {"Result": "signal", "ExecMainStatus": "9", "InvocationID": "a"}
 FAILED = {"ActiveState": "failed", "Result": "exit-code", "InvocationID": "a"}
 THEIRS = "6c1f0000-0000-0000-0000-000000000001"
@@ -148,9 +149,25 @@ def done_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str
         return lambda: None
 
     monkeypatch.setattr(unit, "begin_start", begin_start)
+    monkeypatch.setattr(passes, "_LOCK_S", 0.0)
     assert start_instance("web1") is Started.STARTED
     (found,) = in_between
     return found
+
+
+@pytest.mark.parametrize("who", ["user", "admin"])
+def test_a_start_that_systemd_has_refused_is_not_undone_for_the_end_before(
+    systemctl: ScriptedSystemctl, who: str
+) -> None:
+    store.save(completed({"name": "web1", "admin_state_source": "user"}))
+    for kind in (MarkerKind.START, MarkerKind.STARTED):
+        write_marker(kind, "web1", run=RUN)
+    write_marker(MarkerKind.VERDICT, "web1", run=RUN, who=who, cause="guest-shutdown")
+    systemctl.refuse("start", "Job failed.\n")
+    with pytest.raises(BrineError, match="did not start"):
+        start_instance("web1")
+    (outcome,) = outcomes(dry_run=True)
+    assert outcome.actions == ("try",)
 
 
 def test_a_users_will_that_left_no_mark_is_kept_all_the_same(

@@ -282,7 +282,7 @@ def _forget_end(spec: Spec) -> None:
     except BrineError:
         return  # of what can't be known nothing is forgotten
     try:
-        forget_end(spec, starts=False)
+        forget_end(spec)
     except OSError as error:
         raise InstanceError(spec.name, f"its last end: {error}") from error
 

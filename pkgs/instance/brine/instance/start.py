@@ -129,7 +129,7 @@ def _queue(spec: Spec) -> _Queued:
     """Queue the start of an instance whose lock the caller holds, so that a later stop finds it."""
     name = spec.name
     try:
-        forget_end(spec, starts=True)
+        forget_end(spec)
     except OSError as error:
         warn(f"{name}: its last end: {error}")
     asides = asides_of(name)
@@ -155,21 +155,16 @@ def _wait_started(queued: _Queued) -> None:
         _warn_of(spec, asides_of(name) - queued.asides)
 
 
-def forget_end(spec: Spec, *, starts: bool) -> None:
-    """Forget an instance's last end, because its admin wants it up now.
+def forget_end(spec: Spec) -> None:
+    """Forget an instance's last end, because its admin wants it up now: it counts as never started
+    until it has come up, also if its start does not even begin.
 
     The caller holds the instance's lock. The marker of a stop in progress stays.
-
-    :param starts: whether the caller starts it next. If not, it counts as never started.
     """
     name = spec.name
     forget_user_shutdown(name)
     markers.remove_unheld(MarkerKind.STOP, name)
-    if starts:
-        with suppress(FileNotFoundError):  # no verdict from before counts
-            os.utime(markers.file_of(MarkerKind.STARTED, name), follow_symlinks=False)
-    else:
-        markers.remove_marker(MarkerKind.STARTED, name)
+    markers.remove_marker(MarkerKind.STARTED, name)  # no verdict from before counts
     hypervisor_of(spec).remove_rest(name)
 
 
