@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from brine.common import paths
-from brine.instance.kvm import resources
+from brine.instance.kvm import confinement, resources
+from brine.instance.kvm.confinement import set_limits
 from brine.instance.kvm.programs import version_of, with_machine_version
-from brine.instance.kvm.resources import check_node, read_password, set_limits
+from brine.instance.kvm.resources import check_node, read_password
 from brine.instance.registry import define_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
@@ -239,7 +240,7 @@ NOTHING |= {"CPUWeight": "", "IOWeight": "", "IPAddressAllow": ""}
 @pytest.fixture
 def limits(systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where systemd keeps the limits that were set before: there are none."""
-    monkeypatch.setattr(resources, "_SET_BEFORE", tmp_path / "system.control")
+    monkeypatch.setattr(confinement, "_SET_BEFORE", tmp_path / "system.control")
     return tmp_path / "system.control"
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from brine.common import paths
 from brine.instance import store
-from brine.instance.kvm import resources
+from brine.instance.kvm import confinement, resources
 from brine.instance.service import run as run_step
 from brine.instance.validate import completed
 from brine.instance.xen import config
@@ -52,7 +52,7 @@ class BecameError(Exception):
 def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of its own, where this process becomes no other program."""
     monkeypatch.setattr(paths, "TAPS_DIR", own_node / "taps")
-    monkeypatch.setattr(resources, "_SET_BEFORE", own_node / "system.control")
+    monkeypatch.setattr(confinement, "_SET_BEFORE", own_node / "system.control")
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
 
     def become(program: str, args: list[str], _: object = None) -> None:

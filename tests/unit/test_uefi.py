@@ -13,10 +13,11 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import install_hint
-from brine.instance.kvm import resources
+from brine.instance.kvm import uefi
 from brine.instance.kvm.command_line import qemu_args
 from brine.instance.kvm.layout import layout_of
-from brine.instance.kvm.resources import find_uefi, open_resources
+from brine.instance.kvm.resources import open_resources
+from brine.instance.kvm.uefi import find_uefi
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
 from brine.vm.files import InstanceFiles
@@ -35,7 +36,7 @@ class Node:
         self.images = folder / "images"
         for each in (self.own, self.packages, self.images):
             each.mkdir()
-        monkeypatch.setattr(resources, "FOLDERS", (self.own, self.packages))
+        monkeypatch.setattr(uefi, "FOLDERS", (self.own, self.packages))
         monkeypatch.setattr(paths, "UEFI_DIR", folder / "variables")
 
     def image(self, name: str, content: bytes = b"") -> Path:
@@ -131,11 +132,11 @@ def test_a_node_without_any_says_what_to_install(node: Node) -> None:
 
 def test_variables_are_made_once_and_kept(node: Node) -> None:
     template = node.image("template", b"empty")
-    with resources.opened_variables("web1", template) as descriptor:
+    with uefi.opened_variables("web1", template) as descriptor:
         os.pwrite(descriptor, b"guest", 0)
     file = InstanceFiles("web1").uefi_variables
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    with resources.opened_variables("web1", template) as descriptor:
+    with uefi.opened_variables("web1", template) as descriptor:
         assert os.pread(descriptor, 10, 0) == b"guest"
     assert template.read_bytes() == b"empty"
 
@@ -153,7 +154,7 @@ def test_what_is_no_file_of_this_firmware_is_refused(node: Node, kind: str) -> N
         case _:
             file.write_bytes(b"1")
     with pytest.raises(InstanceError, match="web1") as told:
-        with resources.opened_variables("web1", template):
+        with uefi.opened_variables("web1", template):
             pass
     if file.is_file() and not file.is_symlink():
         assert "holds no variables of this firmware" in str(told.value)

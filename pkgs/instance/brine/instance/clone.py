@@ -25,7 +25,7 @@ from brine.common.files import FileMark, new_file, open_safely, remove_same
 from brine.common.operation import Facts, OperationKind, Work
 from brine.instance import messages, store
 from brine.instance.definition import print_spec
-from brine.instance.kvm import resources
+from brine.instance.kvm import uefi
 from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.observe import Oper, look
 from brine.instance.owner import remove_folder
@@ -135,7 +135,7 @@ def _is_defined(facts: Facts) -> bool:
 
 def _copy_variables(facts: Facts) -> None:
     if _is_defined(facts):
-        resources.copy_variables(facts["source"], facts["name"])
+        uefi.copy_variables(facts["source"], facts["name"])
 
 
 def _undefine(facts: Facts) -> None:

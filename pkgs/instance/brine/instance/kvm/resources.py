@@ -8,40 +8,35 @@ last step.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
-import grp
 import itertools
-import json
 import os
-import pwd
 import resource
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from brine.common import paths
 from brine.common.background import begun
 from brine.common.errors import install_hint, warn
-from brine.common.files import open_regular, read_regular, write_whole
-from brine.common.privileges import Capability, keep_for_programs, keep_only, may
-from brine.common.uids import parse_uid_pool, request_unused_uid
+from brine.common.files import open_regular, read_regular
+from brine.common.privileges import Capability, may
 from brine.instance import messages
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.kvm.command_line import DiskFiles, Resources, TapFiles, qemu_args
+from brine.instance.kvm.confinement import confine_qemu, confine_runner, set_limits, user_of
 from brine.instance.kvm.layout import Layout, layout_of
 from brine.instance.kvm.programs import faults_of_writers, version_of
+from brine.instance.kvm.uefi import find_uefi, opened_variables
 from brine.instance.store import InstanceError, clear_last_run, telling
-from brine.instance.unit import UnitError, set_properties
 from brine.vm.conflicts import claiming
 from brine.vm.disk import Disk
 from brine.vm.disk_files import Opened, opened
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import write_first
-from brine.vm.spec import MACHINE_VERSIONS, QEMU_ITSELF_MIB, UEFI, SecurityModel, Spec, to_json
+from brine.vm.spec import QEMU_ITSELF_MIB, UEFI, SecurityModel, Spec, to_json
 from brine.vm.unit_name import unit_of
 from brine.vm.vif import Vif
 
@@ -204,7 +199,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
         uefi = (files.open(medium(code)), files.of(stack.enter_context(variables)))
     console_log = _open_console_log(spec, files, stack) if spec.serial_console else None
     nics = _open_nics(spec, stack) if spec.nics else {}
-    user = _user(spec, stack)
+    user = user_of(spec, stack)
     if spec.chroot:
         EMPTY_ROOT.mkdir(mode=0o555, parents=True, exist_ok=True)
     return Resources(
@@ -292,217 +287,3 @@ def _inherited(descriptors: Iterable[int]) -> tuple[int, ...]:
     for number in numbers:
         os.set_inheritable(number, True)
     return numbers
-
-
-# The confinement: a user, capabilities, and the limits of the control group.
-
-# What preparing a QEMU needs; the unit has more, for Xen.
-_RUNNERS = tuple(set(Capability) - {Capability.SYS_ADMIN})
-# What QEMU needs to become another user, in another root directory.
-_TO_BECOME_ANOTHER = (Capability.SETUID, Capability.SETGID, Capability.SYS_CHROOT)
-
-_SET_BEFORE = Path("/run/systemd/system.control")
-
-_MIGHTY_GROUPS = frozenset(
-    {
-        *("adm", "brine", "brine-kvmd", "dialout", "disk", "docker", "incus-admin", "input"),
-        *("kmem", "libvirt", "lxd", "root", "shadow", "sudo", "systemd-journal", "tape", "tty"),
-        "wheel",
-    }
-)
-"""Groups that own devices, secrets or other VMs, or can become root."""
-
-
-def confine_runner() -> None:
-    """Give up the capabilities that preparing a QEMU does not need."""
-    keep_for_programs(*_RUNNERS)
-    keep_only(*_RUNNERS)
-
-
-def confine_qemu(spec: Spec) -> None:
-    """Leave to QEMU only the capabilities that it needs to become the guest's own user. A QEMU that
-    stays root keeps those of this process."""
-    if spec.security_model != SecurityModel.NONE:
-        keep_for_programs(*_TO_BECOME_ANOTHER)
-
-
-def set_limits(spec: Spec) -> None:
-    """Set the limits of this process's unit, until the next boot."""
-    addresses = _addresses_of(spec)
-    limits = (spec.memory_max_mib, spec.cpu_limit_percent, spec.cpu_weight, spec.io_weight)
-    were_set = (_SET_BEFORE / f"{unit_of(spec.name)}.d").exists()
-    if not (any(limits) or addresses or were_set):
-        return
-    memory_max = f"{spec.memory_max_mib}M" if spec.memory_max_mib else "infinity"
-    cpu_quota = f"{spec.cpu_limit_percent}%" if spec.cpu_limit_percent else ""
-    properties = [  # systemd.resource-control(5)
-        f"MemoryMax={memory_max}",
-        f"MemorySwapMax={memory_max}",
-        f"CPUQuota={cpu_quota}",
-        f"CPUWeight={spec.cpu_weight or ''}",
-        f"IOWeight={spec.io_weight or ''}",
-        "IPAddressAllow=",  # a list that grows, so it is emptied first
-    ]
-    if addresses:
-        properties.append(f"IPAddressAllow={addresses}")
-    try:
-        set_properties(spec.name, properties)
-    except UnitError as error:
-        raise InstanceError(spec.name, f"its limits can't be set: {error}") from error
-
-
-def _addresses_of(spec: Spec) -> str:
-    """The IP addresses that QEMU may talk with, as systemd writes them: those of VNC clients.
-
-    The guest's own packets pass through its taps and do not count as QEMU's. With extra arguments
-    all addresses are allowed, as their effect is not known.
-    """
-    if spec.extra_arguments:
-        return "any"
-    if not spec.vnc_bind or spec.vnc_bind.startswith("/"):
-        return ""
-    from ipaddress import ip_address  # few have VNC
-
-    return "localhost" if ip_address(spec.vnc_bind).is_loopback else "any"
-
-
-def _user(spec: Spec, stack: ExitStack) -> tuple[int, int] | None:
-    """The ids of the user and the group that QEMU becomes; None if it stays root."""
-    if spec.security_model == SecurityModel.NONE:
-        return None
-    if spec.security_model == SecurityModel.USER:
-        try:
-            user = pwd.getpwnam(spec.security_user)
-        except KeyError:
-            hint = f"useradd --system {spec.security_user}"
-            text = f"there is no user {spec.security_user}"
-            raise InstanceError(spec.name, text, hint=hint) from None
-        _refuse_mighty(spec.name, user)
-        return user.pw_uid, user.pw_gid
-    uid = stack.enter_context(request_unused_uid(_uid_pool()))
-    uid.hand_over()
-    return uid.uid, uid.uid
-
-
-def _refuse_mighty(name: str, user: pwd.struct_passwd) -> None:
-    """Refuse a user with privileges that a guest must not get by breaking out. QEMU gets the user's
-    primary group only."""
-    if user.pw_uid == 0:
-        raise InstanceError(name, "security_user must not be root")
-    group = "root" if user.pw_gid == 0 else ""
-    with contextlib.suppress(KeyError):  # a group without a name owns nothing that counts
-        group = group or grp.getgrgid(user.pw_gid).gr_name
-    if group in _MIGHTY_GROUPS:
-        text = f"security_user must not be of the group {group}, as {user.pw_name} is"
-        raise InstanceError(name, text, hint=f"useradd --system --user-group {name}")
-
-
-def _uid_pool() -> list[list[int]]:
-    """The node's own pool, or else the cluster's, or else the default pool."""
-    from brine.config.ssconf import Ssconf, SsconfError  # few starts need these
-    from brine.instance.settings import DEFAULT_UID_POOL, load_uid_pool
-
-    if pool := load_uid_pool():
-        return pool
-    with contextlib.suppress(SsconfError):  # it is a node of no cluster
-        if pool := Ssconf().uid_pool():
-            return pool
-    return parse_uid_pool(DEFAULT_UID_POOL)
-
-
-# UEFI: the firmware of a machine, and the variables of each instance, made from a template.
-
-FOLDERS = (Path("/etc/qemu/firmware"), Path("/usr/share/qemu/firmware"))
-"""Folders of firmware descriptors; a file in an earlier folder replaces one of its name in a
-later."""
-
-# Features that need another machine than a spec describes, or that need enrolled keys.
-_UNWANTED = {"requires-smm", "enrolled-keys", "amd-sev-es-only", "intel-tdx", "amd-sev-snp"}
-
-
-def find_uefi(spec: Spec) -> tuple[Path, Path]:
-    """The first firmware that fits a machine and does not need Secure Boot: its program, and the
-    template of its variables."""
-    files: dict[str, Path] = {}
-    for folder in reversed(FOLDERS):
-        with contextlib.suppress(OSError):
-            files |= {name: folder / name for name in os.listdir(folder) if name.endswith(".json")}
-    for _, file in sorted(files.items()):  # an empty file hides the one of its name
-        try:
-            found = _fitting(spec, json.loads(read_regular(file)))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # another program made it, and others may do
-        if found and all(part.exists() for part in found):
-            return found
-    folders = " and ".join(map(str, FOLDERS))
-    hint = install_hint(apt="ovmf", dnf="edk2-ovmf")
-    raise InstanceError(
-        spec.name,
-        f"this node has no UEFI firmware for the machine {spec.machine}: none of {folders}",
-        hint=f"{hint}, or have its spec name a firmware's image",
-    )
-
-
-def _fitting(spec: Spec, descriptor: dict[str, Any]) -> tuple[Path, Path] | None:
-    """The firmware of a descriptor; None if it is not for this machine."""
-    mapping = descriptor["mapping"]
-    is_split = mapping["device"] == "flash" and mapping.get("mode", "split") == "split"
-    if "uefi" not in descriptor["interface-types"] or not is_split:
-        return None
-    if _UNWANTED & set(descriptor["features"]):
-        return None
-    if not any(_is_for(spec, target) for target in descriptor["targets"]):
-        return None
-    code, variables = mapping["executable"], mapping["nvram-template"]
-    if (code["format"], variables["format"]) != ("raw", "raw"):
-        return None
-    return Path(code["filename"]), Path(variables["filename"])
-
-
-def _is_for(spec: Spec, target: dict[str, Any]) -> bool:
-    program = Path(spec.qemu).name
-    architecture = program.removeprefix("qemu-system-")
-    # A QEMU of another name, such as kvm, emulates the node's own kind of processor.
-    if architecture == program:
-        architecture = os.uname().machine
-    versions = MACHINE_VERSIONS.get(spec.machine)
-    machine = f"{versions}0" if versions else spec.machine  # descriptors name all versions
-    is_machine = any(fnmatch.fnmatchcase(machine, pattern) for pattern in target["machines"])
-    return bool(target["architecture"] == architecture and is_machine)
-
-
-@contextlib.contextmanager
-def opened_variables(name: str, template: Path) -> Iterator[int]:
-    """Open an instance's variables, for the time of the block, as a descriptor to read and write.
-
-    :param template: the initial variables. Variables of another size belong to another firmware,
-        and are refused.
-    """
-    file = InstanceFiles(name).uefi_variables
-    with telling(name, f"{file}, or {template}: can't be used"):
-        if not file.exists():
-            paths.UEFI_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_whole(file, read_regular(template), mode=_MODE, alone=True)
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        size = template.stat().st_size
-        descriptor = os.open(file, flags)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
-            raise InstanceError(
-                name,
-                f"{file}: holds no variables of this firmware, which has {size} bytes of them",
-                hint=f"move {file} away, and the next start makes new ones from {template}",
-            )
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def copy_variables(name: str, other: str) -> None:
-    """Copy the UEFI variables of an instance, such as its boot order, to another, if there are
-    any."""
-    file = InstanceFiles(name).uefi_variables
-    with telling(other, f"{file}: can't be copied"), contextlib.suppress(FileNotFoundError):
-        variables = read_regular(file)
-        write_whole(InstanceFiles(other).uefi_variables, variables, mode=_MODE, alone=True)
