@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from brine.common import cli, operation, paths
+from brine.common.files import unfinished
 from brine.common.operation import (
     Facts,
     OperationError,
@@ -171,6 +172,38 @@ def test_what_is_committed_is_completed_later(
     assert (files(folder), left()) == (["a", "storage"], [])
 
 
+def test_a_commit_that_can_not_be_recorded_undoes_and_nothing_follows_it(folder: Path) -> None:
+    """Else a kill after that would undo what has replaced the old already."""
+    (folder / "old").touch()
+    with pytest.raises(OperationError, match="can't be written"), begin(TOY, KEY) as work:
+        work.step("make new", undo=("remove", {"path": str(folder / "new")}))
+        (folder / "new").touch()
+        in_the_way = unfinished(paths.OPERATIONS_DIR / f"{work.record.id}.json")
+        in_the_way.mkdir()
+        work.commit(("remove", {"path": str(folder / "old")}))
+    assert files(folder) == ["old"]
+    in_the_way.rmdir()
+    settle(KEY)
+    assert (files(folder), pending()) == (["old"], [])
+
+
+def test_how_far_it_is_survives_a_power_cut_and_is_no_reason_to_fail(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced = set[int]()
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    with begin(TOY, KEY) as work:
+        work.progress(0.5, "half")
+        record = paths.OPERATIONS_DIR / f"{work.record.id}.json"
+        assert record.stat().st_ino in synced
+        in_the_way = unfinished(record)
+        in_the_way.mkdir()
+        monkeypatch.setattr(operation, "_PROGRESS_S", 0.0)
+        work.progress(0.6)
+        in_the_way.rmdir()
+    assert pending() == []
+
+
 def test_what_is_in_progress_is_left_alone_and_listed(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +264,8 @@ def test_a_record_that_this_version_does_not_know_is_left_alone_and_named(
     assert cli.main(["operations", "list", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["id"], row["in_progress"]) == (data["id"], False)
+    with pytest.raises(OperationError, match=data["id"]):
+        settle(KEY)  # a command on that key does not work beside it
     assert file.read_bytes() == before
 
 

@@ -193,21 +193,34 @@ class Work:
         self.record.progress = {"done": round(done, 3), "text": text}
         if time.monotonic() - self._told >= _PROGRESS_S:
             self._told = time.monotonic()
-            self._write(durable=False)
+            self._try_to_write()
 
     def commit(self, *rest: Call) -> None:
-        """Record that nothing is undone from now on. At the end of the block, *rest* is done."""
+        """Record that nothing is undone from now on. At the end of the block, *rest* is done.
+
+        :raises OperationError: if that can't be recorded; then it is not so.
+        """
         self._done()
+        count = len(self.record.steps)
         for name, facts in rest:
             self._added(name, facts=facts, state=StepState.WAITING)
         self.record.state = OperationState.COMMITTED
-        self._write()
+        try:
+            self._write()
+        except OperationError:
+            there = find(self.record.id)  # it may only not survive a power cut
+            if there is None or there.state is not OperationState.COMMITTED:
+                # What a later process reads says that the steps are undone.
+                self.record.state = OperationState.BEGUN
+                del self.record.steps[count:]
+                raise
 
     @contextlib.contextmanager
     def committing(self, decided_by: Call, *rest: Call) -> Iterator[None]:
         """Commit by the one step of the block, whose effect others see at once; *rest* follows.
 
-        :param decided_by: returns whether the step was done: it decides after a kill or an error.
+        :param decided_by: returns whether the step was done: it decides after a kill or an error,
+            also when *rest* is done in part.
         """
         self._done()
         for name, facts in rest:
@@ -262,14 +275,14 @@ class Work:
         with contextlib.suppress(OperationError):
             self._write()
 
-    def _write(self, *, durable: bool = True) -> None:
+    def _write(self) -> None:
         file = _file(self.record.id)
         try:
             if not file.parent.is_dir():
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync_folder(file.parent.parent)
             data = json.dumps(asdict(self.record), indent=1).encode() + b"\n"
-            write_whole(file, data, mode=0o600, alone=True, durable=durable)
+            write_whole(file, data, mode=0o600, alone=True)
         except OSError as error:
             raise OperationError(f"{file}: can't be written: {error.strerror}") from error
 
@@ -332,10 +345,11 @@ def recorded() -> list[Operation]:
 
 
 def find(identity: str) -> Operation | None:
-    """An operation by its id; None if it has ended. What this version can't read is unknown."""
+    """An operation by its id; None if it has ended. What this version can't read is unknown, but
+    for its keys, if these can be read."""
     if "/" in identity:
         return None
-    file = _file(identity)
+    file, data = _file(identity), None
     try:
         data = json.loads(read_regular(file))
         if data["version"] != VERSION:
@@ -350,7 +364,15 @@ def find(identity: str) -> Operation | None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         why = f"{file}: can't be used: {error}"
         state = OperationState.UNKNOWN
-        return Operation(identity, "unknown", "unknown", state=state, waits_for=why)
+        key, *also = _keys_in(data) or ["unknown"]
+        return Operation(identity, "unknown", key, also=also, state=state, waits_for=why)
+
+
+def _keys_in(data: Any) -> list[str]:
+    found = data if isinstance(data, dict) else {}
+    also = found.get("also")
+    keys = [found.get("key"), *(also if isinstance(also, list) else ())]
+    return [one for one in keys if isinstance(one, str)]
 
 
 def _step_of(data: Facts) -> Step:
