@@ -32,6 +32,7 @@ _NODE_PACKAGES = [
     "python3-pyinotify",
     "python3-pyroute2",
     "python3-systemd",
+    "python3-tomlkit",
     "python3-venv",
     "qemu-system-x86",
     "socat",

@@ -16,6 +16,7 @@ PKGS = TREE / "pkgs"
 BELOW = {
     "common": set(),
     "vm": {"common"},
+    "storage": {"common", "vm"},
     "config": {"common", "vm"},
     "kvmd": {"common", "vm"},
     "confd": {"common", "config"},

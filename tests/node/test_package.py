@@ -40,6 +40,7 @@ PACKAGES = [
     "brine-kvmd",
     "brine-lifecycle",
     "brine-salt",
+    "brine-storage",
     "brine-watcher",
 ]
 BUILT = "/srv/built"
@@ -59,6 +60,7 @@ NOUNS = {
     "nic",
     "operations",
     "outbox",
+    "storage",
     "tap",
     "uidpool",
     "watcher",
@@ -361,6 +363,10 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
         ("brine watcher run --d", {"--dry-run"}),
         ("brine watcher pause ", {"30m", "2h", "1d"}),
         ("brine watcher forget ", {"db1"}),
+        ("brine storage c", {"check", "create"}),
+        ("brine storage list --type lvm", {"lvm-pv", "lvm-vg"}),
+        ("brine storage modify lvm-pv /dev/sda --allocatable ", {"yes", "no"}),
+        ("brine storage create ", {"file"}),
         ("brine operations settle ", {"01700000000000000000-0123abcd"}),
         ("brine outbox acknowledge ", {"01700000000000000000-0123abcd"}),
     ],

@@ -23,7 +23,7 @@ from node.watcher_on_node import changed_s, moment_of
 NEEDED = ["brine-common", "brine-config", "brine-hotplug", "brine-instance", "brine-kvmd"]
 """The packages that a running instance needs."""
 
-RECOMMENDED = ["brine-confd", "brine-lifecycle", "brine-watcher"]
+RECOMMENDED = ["brine-confd", "brine-lifecycle", "brine-storage", "brine-watcher"]
 PARTS = sorted([*NEEDED, *RECOMMENDED])
 
 ENABLED = [

@@ -41,6 +41,7 @@ _PACKAGES = {
     "tap": "brine-hotplug",
     "instance": "brine-instance",
     "lifecycle": "brine-lifecycle",
+    "storage": "brine-storage",
     "watcher": "brine-watcher",
 }
 """The package of each command, which may not be installed."""

@@ -1,0 +1,1 @@
+"""Storage units, which have the space for the disks of virtual machines."""

@@ -1,0 +1,46 @@
+"""The command line of ``brine storage``."""
+
+from __future__ import annotations
+
+import argparse
+
+from brine.common.cli import Command, add_verb
+
+_TYPES = ("lvm-pv", "lvm-vg", "file")
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+
+    def verb(name: str, function: str, text: str) -> argparse.ArgumentParser:
+        added = add_verb(verbs, name, f"brine.storage.{function}", text)
+        added.add_argument("--json", action="store_true", help="print JSON, for programs")
+        return added
+
+    def of_one_type(added: argparse.ArgumentParser) -> None:
+        added.add_argument("--type", choices=_TYPES, help="only units of this type")
+
+    of_one_type(verb("list", "commands:list_units", "list the storage units of this node"))
+    of_one_type(
+        verb(
+            "check", "commands:check_units", "list units that are not ok; status 1 if there are any"
+        )
+    )
+    modify = verb(
+        "modify", "commands:modify_unit", "change whether new volumes may take space in a unit"
+    )
+    modify.add_argument("type", metavar="TYPE", choices=_TYPES, help=" or ".join(_TYPES))
+    modify.add_argument("name", metavar="NAME", help="as brine storage list shows it")
+    modify.add_argument("--allocatable", choices=("yes", "no"), required=True)
+    create = verb(
+        "create", "directory_commands:create_unit", "make a folder that is a storage unit"
+    )
+    remove = verb(
+        "remove", "directory_commands:remove_unit", "remove an empty folder that is a storage unit"
+    )
+    for each in (create, remove):
+        each.add_argument("type", metavar="TYPE", choices=("file",), help="file")
+        each.add_argument("name", metavar="DIR", help="an absolute path")
+
+
+COMMAND = Command("show and change the storage units, where disks have their space", _configure)

@@ -1,0 +1,110 @@
+"""Which folders are storage units: they are made and listed, or removed.
+
+``/etc/brine/storage.toml`` is changed in its list of folders alone; people's comments stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tomlkit import dumps, parse
+
+from brine.common.errors import root_hint
+from brine.common.files import fault_of_writers, read_regular, write_whole
+from brine.common.locks import node_lock
+from brine.common.settings import SettingsError
+from brine.storage.file_directory import FileDirectory
+from brine.storage.settings import (
+    StorageSettings,
+    checked,
+    folder_fault,
+    load_settings,
+    settings_file,
+)
+from brine.storage.unit import StorageError
+
+_LOCK = "storage-settings"
+_LOCK_TIMEOUT_S = 10.0
+_OF_FILE_SYSTEMS = {"lost+found"}
+
+
+def create(folder: str) -> bool:
+    """Make a folder, if it is not there, and list it; returns whether it was not listed.
+
+    :raises BrineError: why it can't be a unit; then nothing has changed.
+    """
+    _refuse(folder)
+    with node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S):
+        listed = load_settings().directories
+        is_made = _make(folder)
+        try:
+            if why := FileDirectory.at(folder).why:
+                raise StorageError(f"{folder}: {why}")
+            if folder in listed:
+                return is_made
+            _write((*listed, folder))
+        except BaseException:
+            if is_made:
+                os.rmdir(folder)
+            raise
+    return True
+
+
+def remove(folder: str) -> None:
+    """Remove a unit that has nothing in it, and its folder unless that is a mount point.
+
+    :raises BrineError: why it can't be removed; then nothing has changed.
+    """
+    with node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S):
+        listed = load_settings().directories
+        unit = FileDirectory.find(folder)
+        try:
+            inside = sorted(set(os.listdir(folder)) - _OF_FILE_SYSTEMS)
+        except FileNotFoundError:
+            inside = []
+        except OSError as error:
+            raise StorageError(f"{folder}: {error.strerror}", hint=root_hint(error)) from error
+        if inside:
+            text = f"{folder}: has {len(inside)} files, such as {inside[0]}"
+            raise StorageError(text, hint="remove or move them before")
+        _write(tuple(one for one in listed if one != unit.name))
+        with contextlib.suppress(OSError):  # a mount point stays, and so does what just got a file
+            os.rmdir(folder)
+
+
+def _refuse(folder: str) -> None:
+    if fault := folder_fault(folder):
+        raise StorageError(f"{folder}: {fault}")
+    if os.path.realpath(folder) != folder:
+        text = f"{folder}: a link is on its path"
+        raise StorageError(text, hint=f"the folder is {os.path.realpath(folder)}")
+    if fault := fault_of_writers(folder):
+        raise StorageError(f"{folder}: {fault}")
+
+
+def _make(folder: str) -> bool:
+    try:
+        os.mkdir(folder, 0o750)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        parent = Path(folder).parent
+        raise StorageError(f"{parent}: there is no such folder", hint=f"mkdir {parent}") from None
+    except OSError as error:
+        raise StorageError(f"{folder}: {error.strerror}", hint=root_hint(error)) from error
+    return True
+
+
+def _write(folders: Sequence[str]) -> None:
+    checked(StorageSettings(tuple(folders)))
+    file = settings_file()
+    try:
+        document = parse(read_regular(file).decode() if file.exists() else "")
+        document["directories"] = list(folders)
+        file.parent.mkdir(mode=0o755, exist_ok=True)
+        write_whole(file, dumps(document).encode())
+    except OSError as error:
+        raise SettingsError(file, f"can't be written: {error.strerror}") from error

@@ -1,0 +1,127 @@
+"""LVM: one report of all that a node has, and commands that change something.
+
+LVM is run with an environment of its own and for a limited time: it waits for devices, and for
+locks that other commands of LVM hold. See :manpage:`lvm(8)` and :manpage:`lvmreport(7)`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from brine.common.errors import install_hint, printable, warn
+from brine.common.process import run_bounded
+from brine.storage.unit import StorageError
+
+TIMEOUT_S = 60.0
+"""How long a command may take."""
+
+_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+_PROGRAM = "lvm"
+_REPORTED = {
+    "vg": "vg_name,vg_uuid,vg_size,vg_free,vg_partial,vg_exported,vg_missing_pv_count",
+    "pv": "pv_name,pv_uuid,pv_size,pv_free,pv_allocatable,pv_missing,pv_exported,vg_uuid,vg_name",
+    # What the report would otherwise have of all that it knows.
+    "lv": "lv_uuid",
+    "pvseg": "pvseg_start",
+    "seg": "segtype",
+}
+_NO_FAULT = re.compile(
+    # What LVM says of a node without device-mapper, such as a container.
+    r"WARNING:|File descriptor|/dev/mapper/control|Failure to communicate with kernel"
+    r"|Check that device-mapper|Incompatible libdevmapper"
+)
+
+Row = Mapping[str, str]
+
+
+class LvmError(StorageError):
+    """A command of LVM that failed, or did not end in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LvmReport:
+    """All volume groups and physical volumes of a node, in LVM's own fields.
+
+    Sizes are in bytes; what is true is ``1``, and what is not is ``0``.
+    """
+
+    groups: tuple[Row, ...] = ()
+    physical: tuple[Row, ...] = ()
+
+    def physical_of(self, group: Row) -> list[Row]:
+        """The physical volumes of a volume group."""
+        return [one for one in self.physical if one["vg_uuid"] == group["vg_uuid"]]
+
+
+@lru_cache(maxsize=1)
+def report() -> LvmReport:
+    """What LVM has on this node; nothing, where LVM is not installed. LVM is asked once a process,
+    and after each change.
+
+    :raises LvmError: if it can't be found out.
+    """
+    if not is_installed():
+        return LvmReport()
+    options = ["--reportformat", "json", "--units", "b", "--nosuffix", "--binary"]
+    for kind, fields in _REPORTED.items():
+        options += ["--configreport", kind, "-o", fields]
+    text, fault = _run("fullreport", *options)
+    try:
+        parts = json.loads(text)["report"]
+        report = LvmReport(_rows(parts, "vg"), _rows(parts, "pv"))
+    except (ValueError, LookupError, TypeError):
+        raise LvmError(f"lvm fullreport: {fault or 'its output is no report'}") from None
+    if fault:  # of one of the groups; the others are in the report
+        warn(f"lvm fullreport: {fault}")
+    return report
+
+
+def _rows(parts: list[dict[str, list[Row]]], kind: str) -> tuple[Row, ...]:
+    return tuple(row for part in parts for row in part.get(kind, ()))
+
+
+def is_installed() -> bool:
+    return shutil.which(_PROGRAM, path=_PATH) is not None
+
+
+def change(*command: str) -> None:
+    """Run a command of LVM's that changes something, such as ``pvchange``.
+
+    :raises LvmError: if it fails.
+    """
+    try:
+        _, fault = _run(*command)
+    finally:
+        report.cache_clear()
+    if fault:
+        raise LvmError(f"lvm {' '.join(command)}: {fault}")
+
+
+def _run(*arguments: str) -> tuple[str, str]:
+    """The output of a command of LVM's, and its fault in one line, if it failed."""
+    command = f"lvm {arguments[0]}"
+    if os.geteuid():
+        raise LvmError(f"{command}: only root can run it", hint="be root")
+    environment = {"PATH": _PATH, "LC_ALL": "C", "LVM_SUPPRESS_FD_WARNINGS": "1"}
+    if folder := os.environ.get("LVM_SYSTEM_DIR"):  # an admin's own configuration of LVM
+        environment["LVM_SYSTEM_DIR"] = folder
+    try:
+        done = run_bounded([_PROGRAM, *arguments], timeout_s=TIMEOUT_S, environment=environment)
+    except TimeoutError:
+        text = f"{command}: no answer within {TIMEOUT_S:g} s"
+        hint = "a device may not answer, or another command of LVM's holds a lock: see ps -e"
+        raise LvmError(text, hint=hint) from None
+    except FileNotFoundError:
+        hint = install_hint(apt="lvm2", dnf="lvm2")
+        raise LvmError(f"{command}: LVM is not installed", hint=hint) from None
+    if done.returncode == 0:
+        return done.stdout, ""
+    lines = (line.strip() for line in done.stderr.splitlines())
+    faults = [line for line in lines if line and not _NO_FAULT.match(line)]
+    return done.stdout, printable(faults[0]) if faults else f"exit status {done.returncode}"

@@ -1,0 +1,315 @@
+"""`brine storage`, with LVM's metadata on loop devices, and folders."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from brine.common import cli, paths
+from brine.common.entry_points import EntryPoint
+from brine.storage import lvm
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="makes loop devices; ./dev test runs as root"
+)
+
+MIB = 2**20
+GROUP = "brine-test"
+CONFIGURATION = """
+# There are neither udev nor device-mapper here.
+activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 }
+backup { backup=0 archive=0 }
+devices { filter=[ %(devices)s, "r|.*|" ] }
+global { locking_dir="%(folder)s/locks" }
+"""
+
+
+class Said(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Brine = Callable[..., Said]
+
+
+@pytest.fixture
+def brine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Brine:
+    """Runs `brine storage`, with settings of its own."""
+    monkeypatch.setattr(paths, "ETC_DIR", tmp_path / "etc")
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "lock")
+    entry = EntryPoint("storage", "brine.storage.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+
+    def run(*arguments: str) -> Said:
+        lvm.report.cache_clear()  # each command is a process
+        try:
+            status = cli.main(["storage", *arguments])
+        except SystemExit as error:
+            assert isinstance(error.code, int)
+            status = error.code
+        return Said(status, *capsys.readouterr())
+
+    return run
+
+
+def units(brine: Brine, *arguments: str) -> dict[str, dict[str, Any]]:
+    said = brine("list", "--json", *arguments)
+    assert (said.status, said.err) == (0, "")
+    return {row["name"]: row for row in json.loads(said.out)}
+
+
+def run_lvm(*arguments: str) -> None:
+    subprocess.run(["lvm", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Three physical volumes; two of them are a volume group with two volumes, one striped."""
+    devices: list[str] = []
+    try:
+        for name in ("a", "b", "c"):
+            (tmp_path / name).touch()
+            os.truncate(tmp_path / name, 64 * MIB)
+            made = subprocess.run(
+                ["losetup", "--find", "--show", tmp_path / name],
+                check=True,
+                capture_output=True,
+                text=True,
+            )
+            devices.append(made.stdout.strip())
+        folder = tmp_path / "lvm"
+        (folder / "locks").mkdir(parents=True)
+        names = ", ".join(f'"a|^{one}$|"' for one in devices)
+        facts = {"devices": names, "folder": folder}
+        (folder / "lvm.conf").write_text(CONFIGURATION % facts)
+        monkeypatch.setenv("LVM_SYSTEM_DIR", str(folder))
+        monkeypatch.setenv("LVM_SUPPRESS_FD_WARNINGS", "1")
+        run_lvm("pvcreate", *devices)
+        run_lvm("vgcreate", GROUP, *devices[:2])
+        in_metadata = ["--driverloaded", "n", "-an", "-Zn", "-Wn"]
+        run_lvm("lvcreate", *in_metadata, "-L", "40M", "-n", "one", GROUP, devices[0])
+        run_lvm("lvcreate", *in_metadata, "-L", "16M", "-i", "2", "-n", "two", GROUP)
+        yield devices
+    finally:
+        for device in devices:
+            subprocess.run(["losetup", "--detach", device], check=True)
+
+
+def test_free_space_of_a_volume_group_is_that_of_its_allocatable_volumes(
+    brine: Brine, devices: list[str]
+) -> None:
+    first, second, third = devices
+    found = units(brine)
+    assert [found[one]["free"] // MIB for one in devices] == [12, 52, 64]
+    assert (found[first]["size"], found[first]["used"]) == (60 * MIB, 48 * MIB)
+    assert found[first]["group"] == GROUP
+    assert found[GROUP] == {
+        "type": "lvm-vg",
+        "name": GROUP,
+        "size": 120 * MIB,
+        "used": 56 * MIB,
+        "free": 64 * MIB,
+        "allocatable": True,
+        "status": "ok",
+        "why": "",
+    }
+    assert (found[third]["allocatable"], found[third]["status"]) == (False, "ok")
+    assert "no volume group" in found[third]["why"]
+
+    modify = ("modify", "lvm-pv", second, "--allocatable")
+    assert brine(*modify, "no").out == f"modified: {second}\n"
+    assert brine(*modify, "no").out == f"unchanged: {second}\n"
+    found = units(brine)
+    assert (found[second]["allocatable"], found[second]["free"]) == (False, 52 * MIB)
+    assert (found[GROUP]["free"], found[GROUP]["allocatable"]) == (12 * MIB, True)
+
+    brine("modify", "lvm-pv", first, "--allocatable", "no")
+    found = units(brine)
+    assert (found[GROUP]["free"], found[GROUP]["allocatable"]) == (0, False)
+    assert json.loads(brine(*modify, "yes", "--json").out) == {
+        "type": "lvm-pv",
+        "name": second,
+        "result": "modified",
+    }
+    assert units(brine)[GROUP]["free"] == 52 * MIB
+
+
+def test_a_device_has_several_names(brine: Brine, devices: list[str], tmp_path: Path) -> None:
+    (tmp_path / "by-id").symlink_to(devices[0])
+    by_link = brine("modify", "lvm-pv", str(tmp_path / "by-id"), "--allocatable", "no")
+    assert by_link.out == f"modified: {devices[0]}\n"
+    uuid = units(brine)[devices[0]]["uuid"]
+    assert brine("modify", "lvm-pv", uuid, "--allocatable", "yes").status == 0
+    assert units(brine)[devices[0]]["allocatable"] is True
+
+
+def test_a_missing_device_has_a_row_and_makes_its_group_degraded(
+    brine: Brine, devices: list[str], tmp_path: Path
+) -> None:
+    uuid = units(brine)[devices[1]]["uuid"]
+    with (tmp_path / "b").open("r+b") as device:
+        device.write(bytes(32 * 1024))
+    found = units(brine)
+    assert devices[1] not in found
+    assert (found[uuid]["status"], found[uuid]["allocatable"]) == ("missing", False)
+    assert found[GROUP]["status"] == "degraded"
+    assert "1 of its 2" in found[GROUP]["why"]
+    assert (found[GROUP]["free"], found[GROUP]["allocatable"]) == (12 * MIB, False)
+
+    said = brine("check", "--json")
+    assert (said.status, len(json.loads(said.out))) == (1, 2)
+    for name in (uuid, devices[0]):
+        said = brine("modify", "lvm-pv", name, "--allocatable", "no")
+        assert said.status == 1
+        assert said.err.startswith("brine: error: ")
+    assert units(brine)[devices[0]]["allocatable"] is True
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        (("lvm-pv", "{third}"), "no volume group"),
+        (("lvm-pv", "/dev/none"), "no lvm-pv /dev/none"),
+        (("lvm-pv", "brine-test"), "no lvm-pv"),
+        (("lvm-vg", "other"), "no lvm-vg other"),
+        (("lvm-vg", "brine-test"), "lvm-vg brine-test"),
+    ],
+)
+def test_what_can_not_be_modified_is_told_in_one_line(
+    brine: Brine, devices: list[str], unit: tuple[str, str], expected: str
+) -> None:
+    kind, name = unit
+    before = units(brine)
+    said = brine("modify", kind, name.format(third=devices[2]), "--allocatable", "no")
+    assert said.status == 1
+    assert expected in said.err.splitlines()[0]
+    assert units(brine) == before
+
+
+def test_a_command_of_lvm_that_waits_without_end_is_named_and_hides_no_folder(
+    brine: Brine,
+    devices: list[str],
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert devices
+    brine("create", "file", str(folder))
+    monkeypatch.setattr(lvm, "TIMEOUT_S", 1)
+    with (tmp_path / "lvm/locks/P_global").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = brine("list", "--json")
+        assert said.status == 1
+        assert [row["name"] for row in json.loads(said.out)] == [str(folder)]
+        assert said.err.splitlines()[0] == "brine: error: lvm fullreport: no answer within 1 s"
+        said = brine("modify", "lvm-pv", devices[0], "--allocatable", "no")
+        assert (said.status, said.out) == (1, "")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that could be made and is no one's: nothing below /tmp can be a unit."""
+    folder = Path("/opt") / f"brine-test-{os.getpid()}"
+    yield folder
+    for one in (folder / "disk", folder / "in"):
+        one.unlink(missing_ok=True)
+    if folder.is_dir():
+        folder.rmdir()
+
+
+def test_a_folder_becomes_a_unit_and_is_none_any_more(
+    brine: Brine, folder: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "etc/storage.toml"
+    settings.parent.mkdir()
+    settings.write_text("# ours\ndirectories = []  # none yet\n")
+    assert brine("create", "file", str(folder)).out == f"created: {folder}\n"
+    assert brine("create", "file", str(folder)).out == f"unchanged: {folder}\n"
+    assert settings.read_text().startswith("# ours\n")
+    assert folder.stat().st_mode & 0o7777 == 0o750
+    space = os.statvfs(folder)
+    row = units(brine, "--type", "file")[str(folder)]
+    assert row["size"] == space.f_blocks * space.f_frsize
+    assert 0 < row["free"] <= row["size"] - row["used"]
+    assert (row["allocatable"], row["status"]) == (True, "ok")
+
+    (folder / "disk").touch()
+    said = brine("remove", "file", str(folder))
+    assert said.status == 1
+    assert "disk" in said.err
+    assert units(brine, "--type", "file")
+    (folder / "disk").unlink()
+    assert brine("remove", "file", str(folder)).out == f"removed: {folder}\n"
+    assert not folder.exists()
+    assert brine("list", "--type", "file").out == "no storage unit is there\n"
+    assert brine("remove", "file", str(folder)).status == 1
+
+
+def test_a_folder_that_is_gone_or_belongs_to_others_is_told(brine: Brine, folder: Path) -> None:
+    brine("create", "file", str(folder))
+    folder.chmod(0o777)
+    row = units(brine, "--type", "file")[str(folder)]
+    assert (row["status"], row["allocatable"]) == ("degraded", False)
+    assert "write" in row["why"]
+    folder.rmdir()
+    row = units(brine, "--type", "file")[str(folder)]
+    assert (row["status"], row["size"]) == ("missing", 0)
+    said = brine("check", "--type", "file")
+    assert said.status == 1
+    assert str(folder) in said.out
+    # It can be made again, or given up.
+    assert brine("create", "file", str(folder)).out == f"created: {folder}\n"
+    folder.rmdir()
+    assert brine("remove", "file", str(folder)).out == f"removed: {folder}\n"
+
+
+def test_a_link_or_an_open_folder_can_not_become_a_unit(
+    brine: Brine, folder: Path, tmp_path: Path
+) -> None:
+    folder.mkdir()
+    (folder / "in").symlink_to("/opt")
+    for path, expected in (
+        (folder / "in", "link"),
+        (folder / "in" / folder.name, "link"),
+        (folder / "none" / "deeper", "no such folder"),
+    ):
+        said = brine("create", "file", str(path))
+        assert said.status == 1
+        assert expected in said.err
+    folder.chmod(0o777)
+    said = brine("create", "file", str(folder))
+    assert said.status == 1
+    assert "chmod go-w" in said.err
+    assert not (tmp_path / "etc/storage.toml").exists()
+
+
+def test_a_unit_within_another_is_refused_and_leaves_nothing(brine: Brine, folder: Path) -> None:
+    brine("create", "file", str(folder))
+    said = brine("create", "file", str(folder / "in"))
+    assert said.status == 1
+    assert "one is in the other" in said.err
+    assert not (folder / "in").exists()
+
+
+def test_settings_that_are_not_good_are_left_alone(
+    brine: Brine, folder: Path, tmp_path: Path
+) -> None:
+    settings = tmp_path / "etc/storage.toml"
+    settings.parent.mkdir()
+    settings.write_text("directory = []\n")
+    for verb in ("create", "remove"):
+        said = brine(verb, "file", str(folder))
+        assert said.status == 1
+        assert "directory" in said.err
+    assert settings.read_text() == "directory = []\n"
+    assert not folder.exists()
