@@ -222,6 +222,36 @@ def test_many_that_take_and_give_it_up_at_once_each_hold_the_mark_that_is_there(
     assert faults == []
 
 
+def test_two_that_replace_the_mark_of_another_run_hold_the_same(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the one that gives up removes what the other goes on doing."""
+    write_marker(MarkerKind.STOP, "web1", run=OTHER)
+    is_held_too, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with held_marker(MarkerKind.STOP, "web1", run=RUN):
+            is_held_too.set()
+            may_end.wait(60)
+
+    second, lstat = threading.Thread(target=hold), os.lstat
+
+    def overtaken(path: Path) -> os.stat_result:
+        status = lstat(path)
+        if threading.current_thread() is threading.main_thread() and not second.ident:
+            second.start()
+            is_held_too.wait(0.5)  # or it waits
+        return status
+
+    monkeypatch.setattr(os, "lstat", overtaken)
+    with held_marker(MarkerKind.STOP, "web1", run=RUN):
+        assert is_held_too.wait(60)
+    remove_unheld(MarkerKind.STOP, "web1")
+    assert read_marker(MarkerKind.STOP, "web1", run=RUN)
+    may_end.set()
+    second.join()
+
+
 def test_another_process_sees_it_too(folder: Path) -> None:
     program = """
 import sys, pathlib

@@ -198,8 +198,11 @@ def is_held(kind: MarkerKind, name: str) -> bool:
     return _is_locked(file_of(kind, name))
 
 
-def remove_unheld(kind: MarkerKind, name: str) -> None:
-    """Remove a marker unless a process holds it. Its last holder may have been killed."""
+def remove_unheld(kind: MarkerKind, name: str, *, but: str = "") -> None:
+    """Remove a marker unless a process holds it. Its last holder may have been killed.
+
+    :param but: a run whose marker stays.
+    """
     path = file_of(kind, name)
     for _ in range(_TRIES):
         try:
@@ -215,7 +218,9 @@ def remove_unheld(kind: MarkerKind, name: str) -> None:
             if not _lock(descriptor, fcntl.F_WRLCK):
                 return
             if _is_at(path, descriptor):
-                clear_way(path)
+                marker = _parse(kind, name, descriptor)
+                if marker is None or marker.run != but:
+                    clear_way(path)
                 return
         finally:
             os.close(descriptor)
@@ -317,10 +322,10 @@ def _hold(kind: MarkerKind, name: str, run: str, path: Path, *, is_late: bool) -
                 is_kept = _is_at(path, descriptor)
                 return descriptor if is_kept else None
             # remove_unheld() holds it for a moment; no process of Brine does for long.
-            is_over = is_late
-        else:
-            is_over = is_late or not _is_locked(path)
-        if is_over and _is_at(path, descriptor):
+        elif not is_late:
+            # One that replaces it at the same time may have done so by now.
+            remove_unheld(kind, name, but=run)
+        if is_late and _is_at(path, descriptor):
             clear_way(path)
         return None
     finally:
