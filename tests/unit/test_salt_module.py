@@ -58,6 +58,14 @@ def test_the_health_of_a_node_is_one_answer() -> None:
         ("disk_list", ["web1"], {}, "disk list web1"),
         ("disk_add", ["web1", "/d"], {"read_only": True}, "disk add web1 --path=/d --read-only"),
         ("disk_remove", ["web1", "/d"], {"__pub_jid": "1"}, "disk remove web1 /d"),
+        ("storage_list", [], {"type": "file"}, "storage list --type=file"),
+        ("storage_check", [], {}, "storage check"),
+        (
+            "storage_modify",
+            ["lvm-pv", "/dev/sdb", False],
+            {},
+            "storage modify lvm-pv /dev/sdb --allocatable=no",
+        ),
         ("verdicts", ["web1"], {"since": "1h"}, "kvmd verdicts web1 --since=1h"),
         ("confd_ping", [], {"timeout": 5}, "confd ping --timeout=5"),
         ("confd_query", ["node-role", "kvm1"], {}, "confd query node-role kvm1"),
@@ -92,7 +100,10 @@ def test_each_function_is_a_command_with_json_that_brine_understands(
 
 
 COMMANDS = [
-    *((noun, f"brine.{noun}.cli:COMMAND") for noun in ("instance", "config", "confd", "watcher")),
+    *(
+        (noun, f"brine.{noun}.cli:COMMAND")
+        for noun in ("instance", "config", "confd", "storage", "watcher")
+    ),
     ("kvmd", "brine.kvmd.cli:COMMAND"),
     ("nic", "brine.hotplug.cli:NIC"),
     ("disk", "brine.hotplug.cli:DISK"),

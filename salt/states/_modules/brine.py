@@ -284,6 +284,40 @@ def disk_remove(name: str, disk: str, test: bool = False, **options: Any) -> Any
     return _said("disk", "remove", name, disk, *_options({"dry_run": test, **options}))
 
 
+def storage_list(type: str | None = None) -> Any:
+    """
+    List the storage units of a node; type is lvm-pv, lvm-vg or file.
+
+    CLI Example::
+
+        salt '*' brine.storage_list type=lvm-vg
+    """
+    return _said("storage", "list", *_options({"type": type}))
+
+
+def storage_check() -> Any:
+    """
+    List the storage units that are not ok. If there are any, the return code is 1.
+
+    CLI Example::
+
+        salt '*' brine.storage_check
+    """
+    return _said("storage", "check")
+
+
+def storage_modify(type: str, name: str, allocatable: bool) -> Any:
+    """
+    Change whether new volumes may take space in a storage unit.
+
+    CLI Example::
+
+        salt kvm1 brine.storage_modify lvm-pv /dev/sdb allocatable=False
+    """
+    options = _options({"allocatable": "yes" if allocatable else "no"})
+    return _said("storage", "modify", type, name, *options)
+
+
 def verdicts(*names: str, since: str | None = None) -> Any:
     """
     List who ended which instance.
