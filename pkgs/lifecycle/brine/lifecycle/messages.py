@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import time
+
+from brine.common.journal import tell
 from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
+from brine.lifecycle.owner_watch import OwnerWatch
 
 OWNER_THERE = Message("5d0c4d0a3fd84c0ab4b21d0f6d3a7c11", "owner-there", INFO, "its owner is there")
 OWNER_GONE = Message(
@@ -39,3 +44,17 @@ OWNER_BACK = Message(
     "7b1d9c3e5f2a4b6c8d0e1f3a5b7c9d67", "owner-back", NOTICE, "has started, as its owner is back"
 )
 FAULT = Message("c4e6a8b0d2f44e1c9a3b5d7f90a1c2e8", "owner-fault", WARNING, "{reason}")
+
+log = logging.getLogger(__name__)
+
+
+def tell_instance(message: Message, name: str, reason: str | None = None) -> None:
+    """Log a message about an instance."""
+    fields = {} if reason is None else {"BRINE_REASON": reason}
+    tell(log, message, message.text.format(reason=reason), instance=name, **fields)
+
+
+def tell_fault(owned: OwnerWatch, reason: str) -> None:
+    """Tell the fault of an owner's files, which may be read each second."""
+    if owned.is_to_tell(reason, time.monotonic()):
+        tell_instance(FAULT, owned.name, reason)
