@@ -360,6 +360,24 @@ def test_a_renamed_one_is_the_same_in_all_but_its_name() -> None:
     assert marked("web1") == []
 
 
+def test_a_renamed_one_keeps_its_files_over_a_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its new name must not be there without them: those of the old name are removed then."""
+    defined()
+    with_files("web1")
+    synced, rename = set[int](), os.rename
+    monkeypatch.setattr(os, "fsync", lambda file: synced.add(os.fstat(file).st_ino))
+
+    def renamed(file: Path, new_file: Path, **options: Any) -> None:
+        if new_file == InstanceFiles("web2").spec and file == InstanceFiles("web1").spec:
+            assert paths.RUNTIME_DIR.stat().st_ino in synced
+            synced.add(0)
+        rename(file, new_file, **options)
+
+    monkeypatch.setattr(os, "rename", renamed)
+    rename_instance("web1", "web2")
+    assert 0 in synced
+
+
 @pytest.mark.parametrize("is_unit", [True, False])
 @pytest.mark.parametrize(
     "give",

@@ -350,9 +350,14 @@ def forget(name: str) -> None:
 def share(name: str, new_name: str) -> None:
     """Link the files of an instance to another name, and remove other files of that name."""
     forget(new_name)  # of one that had this name before
+    folders = set[Path]()
     for file, renamed in zip(_files(name), _files(new_name), strict=True):
         with telling(name, f"{file}: can't be renamed"), suppress(FileNotFoundError):
             os.link(file, renamed, follow_symlinks=False)
+            folders.add(renamed.parent)
+    for folder in folders:  # before the spec is renamed: the former names are removed then
+        with telling(name, f"{folder}: can't be written"):
+            sync_folder(folder)
 
 
 def clear_last_run(name: str) -> None:
