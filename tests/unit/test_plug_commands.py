@@ -19,7 +19,8 @@ from brine.common.errors import BrineError, UsageError
 from brine.hotplug import commands
 from brine.hotplug.cli import NIC
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.target import find_socket, instance_of, runtime_file
+from brine.hotplug.list_commands import target_of
+from brine.hotplug.target import Target
 
 # The VM that is meant.
 
@@ -34,7 +35,7 @@ def test_an_instance_of_our_own_has_its_runtime_file_unasked(
     own.write_text("{}")
 
     def found(socket: str, runtime: Path | None = None) -> Path | None:
-        return runtime_file(Namespace(qmp=tmp_path / socket, runtime=runtime))
+        return Target(tmp_path / socket, runtime).runtime_file()
 
     assert found("ctrl/web1.example.com.qmp") == own
     assert found("ctrl/web2.qmp") is None
@@ -45,18 +46,18 @@ def test_an_instance_of_our_own_has_its_runtime_file_unasked(
 def test_an_instance_that_has_lost_its_runtime_file_is_not_changed(own_node: Path) -> None:
     paths.SPECS_DIR.mkdir()
     (paths.SPECS_DIR / "web1.json").write_text("{}")
-    arguments = Namespace(qmp=paths.CONTROL_DIR / "web1.qmp", runtime=None)
+    target = Target(paths.CONTROL_DIR / "web1.qmp")
     with pytest.raises(HotplugError, match="web1: there is no .*web1.json") as caught:
-        runtime_file(arguments)
+        target.runtime_file()
     assert "brine instance reboot web1" in str(caught.value.hint)
     # Who names one knows what he does.
     other = own_node / "other.json"
-    assert runtime_file(Namespace(qmp=arguments.qmp, runtime=other)) == other
+    assert Target(target.qmp, other).runtime_file() == other
 
 
 def test_an_instance_is_meant_by_its_socket_or_its_runtime_file(own_node: Path) -> None:
     def meant(qmp: Path, runtime: Path | None = None) -> str | None:
-        return instance_of(Namespace(qmp=qmp, runtime=runtime))
+        return Target(qmp, runtime).instance()
 
     elsewhere = own_node / "web1.qmp"
     assert meant(paths.CONTROL_DIR / "web1.qmp") == "web1"
@@ -83,10 +84,9 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_vm_is_an_instances_name_or_a_socket(running: Path) -> None:
     by_name, by_socket = parsed("remove", "web1", "M"), parsed("remove", "M", "--qmp", "/s.qmp")
-    for arguments in (by_name, by_socket):
-        find_socket(arguments)
-        assert arguments.device == "M"
-    assert (by_name.qmp, by_socket.qmp) == (running, Path("/s.qmp"))
+    assert (by_name.device, by_socket.device) == ("M", "M")
+    assert target_of(by_name).qmp == running
+    assert target_of(by_socket).qmp == Path("/s.qmp")
     # Whose NIC it is is another matter.
     arguments = parsed("add", "--qmp", "/s", "--link", "br0", "--instance", "other")
     assert (arguments.vm, arguments.instance) == (None, "other")
@@ -104,14 +104,14 @@ def test_a_vm_is_an_instances_name_or_a_socket(running: Path) -> None:
 )
 def test_a_vm_that_is_not_to_be_found_is_told(running: Path, words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
-        find_socket(parsed(*words))
+        target_of(parsed(*words))
     assert caught.value.hint or said.startswith("not the name")
 
 
 @pytest.mark.parametrize("verb", [["remove"], ["modify", "--link", "br1"]])
 def test_a_device_that_is_forgotten_is_asked_for(running: Path, verb: list[str]) -> None:
     with pytest.raises(UsageError, match="which NIC") as caught:
-        find_socket(parsed(*verb, "web1"))
+        target_of(parsed(*verb, "web1"))
     assert caught.value.hint == "brine nic list web1"
 
 
@@ -119,7 +119,7 @@ def test_one_that_is_defined_and_does_not_run_is_no_wrong_command_line(own_node:
     paths.SPECS_DIR.mkdir()
     (paths.SPECS_DIR / "web2.json").write_text("{}")
     with pytest.raises(BrineError, match="^web2: does not run$") as caught:
-        find_socket(parsed("add", "web2", "--link", "br0"))
+        target_of(parsed("add", "web2", "--link", "br0"))
     assert not isinstance(caught.value, UsageError)
     assert caught.value.hint == "brine instance start web2"
 
@@ -130,13 +130,13 @@ def test_who_may_not_look_is_told_who_may(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Path, "stat", refuse)
     with pytest.raises(BrineError, match="web1.qmp: Permission denied") as caught:
-        find_socket(parsed("list", "web1"))
+        target_of(parsed("list", "web1"))
     assert caught.value.hint == "be root, or in the group brine-ctrl"
 
 
 def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:
     words = ("add", "web2", "--link", "br0", "--no-hotplug")
-    find_socket(parsed(*words))
+    assert target_of(parsed(*words)).qmp == running.with_name("web2.qmp")
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_nothing_is_plugged_into_a_domain_of_xens(own_node: Path) -> None:
     paths.SPECS_DIR.mkdir()
     (paths.SPECS_DIR / "web2.json").write_text('{"hypervisor": "xen-pvh"}')
     with pytest.raises(BrineError, match="^web2: is a domain of Xen's"):
-        find_socket(parsed("list", "web2"))
+        target_of(parsed("list", "web2"))
 
 
 # Verbs that are told to end while they work.

@@ -192,7 +192,7 @@ def _configure_nic(parser: Parser) -> None:
     text = "change a NIC: unplug it, and plug it in again in the same slot"
     _add_nic_options(_add_changing(verbs, "modify", "modify_nic", text, device=nic), changes=True)
     _add_changing(verbs, "remove", "remove_nic", "unplug a NIC", device=nic)
-    _add_looking(verbs, "list", "target:list_nics", "list NICs")
+    _add_looking(verbs, "list", "list_commands:list_nics", "list NICs")
 
 
 NIC = Command("plug NICs into running VMs, change them and take them out", _configure_nic)
@@ -226,7 +226,7 @@ def _configure_disk(parser: Parser) -> None:
     add.add_argument("--controller", metavar="ID", help=text)
     disk = ("DISK", "its path, device id, UUID or serial")
     _add_changing(verbs, "remove", "remove_disk", "unplug a disk", device=disk)
-    _add_looking(verbs, "list", "target:list_disks", "list disks")
+    _add_looking(verbs, "list", "list_commands:list_disks", "list disks")
 
 
 DISK = Command("plug disks into running VMs and take them out", _configure_disk)

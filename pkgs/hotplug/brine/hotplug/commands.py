@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable
@@ -14,17 +13,24 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.hotplug import plug_disk
+from brine.hotplug.list_commands import target_of
 from brine.hotplug.locked_vm import Vm
+from brine.hotplug.next_start import (
+    How,
+    NextStart,
+    with_changed_nic,
+    with_disk,
+    with_nic,
+    without,
+)
 from brine.hotplug.options import disk_from, nic_from, with_options
 from brine.hotplug.qemu import DeviceChange
 from brine.hotplug.session import remove_device, working_on
-from brine.hotplug.target import find_socket, give_up_privileges, instance_of, runtime_file, waiting
+from brine.hotplug.target import Target, give_up_privileges, waiting
 from brine.hotplug.transaction import Pending
 from brine.vm.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
 from brine.vm.claims import Claim, claims_of
-from brine.vm.conflicts import claiming, refuse_taken
 from brine.vm.disk_files import refuse_other_format, size_of
-from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change, in_brines_form
 from brine.vm.vif import Vif
 
 _NO_DIFFERENCE = {
@@ -39,11 +45,12 @@ Result = tuple[dict[str, Any], str]
 
 
 def add_nic(arguments: argparse.Namespace) -> int:
-    find_socket(arguments)
-    if arguments.instance not in (None, arguments.qmp.stem):
+    target = target_of(arguments)
+    vm_name = target.vm_name()
+    if arguments.instance not in (None, vm_name):
         # The names of a VM's taps come from this name. They must not lead to another VM's taps.
         raise UsageError(
-            f"{arguments.qmp}: its VM is called {arguments.qmp.stem}, not {arguments.instance}",
+            f"{target.qmp}: its VM is called {vm_name}, not {arguments.instance}",
             hint="a QMP socket has its VM's name, with .qmp after it",
         )
     request = _request("add", arguments)
@@ -52,9 +59,9 @@ def add_nic(arguments: argparse.Namespace) -> int:
         arguments.mac = arguments.mac or new_mac()
     nic_uuid = arguments.uuid or uuid_of_mac(arguments.mac)
     if arguments.no_hotplug:
-        nic = nic_from(arguments, arguments.qmp.stem, nic_uuid)
-        how = partial(_with_nic, nic.recorded())
-        return _record(arguments, how, "nic {} is there at the next start", nic.claims())
+        nic = nic_from(arguments, vm_name, nic_uuid)
+        how = partial(with_nic, nic.recorded())
+        return _record(target, arguments, how, "nic {} is there at the next start", nic.claims())
 
     from brine.hotplug import plug_nic  # with netlink, of which disks need none
 
@@ -68,16 +75,17 @@ def add_nic(arguments: argparse.Namespace) -> int:
             done = plug_nic.add_nic(vm, nic, reserved=arguments.reserved_slots, request=request)
         return _nic_result(arguments, done, "plugged in", nic)
 
-    return _run(arguments, DeviceKind.NIC, work)
+    return _run(target, arguments, DeviceKind.NIC, work)
 
 
 def modify_nic(arguments: argparse.Namespace) -> int:
-    find_socket(arguments)
+    target = target_of(arguments)
     if arguments.no_hotplug:
-        how = partial(_with_changed_nic, arguments)
+        changed = partial(with_options, arguments)
+        how = partial(with_changed_nic, target.vm_name(), arguments.device, changed)
         # A NIC that has no new MAC address claims nothing that it does not have.
         claims = claims_of({"nics": [{"mac": arguments.mac}]})
-        return _record(arguments, how, "nic {} is changed at the next start", claims)
+        return _record(target, arguments, how, "nic {} is changed at the next start", claims)
 
     from brine.hotplug import plug_nic  # as above
 
@@ -95,7 +103,7 @@ def modify_nic(arguments: argparse.Namespace) -> int:
             done = plug_nic.modify_nic(vm, found, nic, request=request)
         return _nic_result(arguments, done, "changed", nic)
 
-    return _run(arguments, DeviceKind.NIC, work)
+    return _run(target, arguments, DeviceKind.NIC, work)
 
 
 def remove_nic(arguments: argparse.Namespace) -> int:
@@ -123,13 +131,13 @@ def _nic_result(arguments: argparse.Namespace, done: DeviceChange, word: str, ni
 
 
 def add_disk(arguments: argparse.Namespace) -> int:
-    find_socket(arguments)
+    target = target_of(arguments)
     disk = disk_from(arguments)
     if arguments.no_hotplug:
         if not disk.is_format_said():
             refuse_other_format(disk)
-        how = partial(_with_disk, disk.entry(size_of(disk)))
-        return _record(arguments, how, "disk {} is there at the next start", disk.claims())
+        how = partial(with_disk, disk.entry(size_of(disk)))
+        return _record(target, arguments, how, "disk {} is there at the next start", disk.claims())
 
     def work(vm: Vm) -> Result:
         if vm.dry_run:
@@ -143,7 +151,7 @@ def add_disk(arguments: argparse.Namespace) -> int:
         text = f"{done.device_id}, serial {done.value}"
         return _result(arguments, done, "plugged in", text)
 
-    return _run(arguments, DeviceKind.DISK, work)
+    return _run(target, arguments, DeviceKind.DISK, work)
 
 
 def remove_disk(arguments: argparse.Namespace) -> int:
@@ -153,8 +161,10 @@ def remove_disk(arguments: argparse.Namespace) -> int:
 # For NICs and disks.
 
 
-def _run(arguments: argparse.Namespace, kind: DeviceKind, work: Callable[[Vm], Result]) -> int:
-    """Do the work of a verb on the VM that the options name, and lock it meanwhile.
+def _run(
+    target: Target, arguments: argparse.Namespace, kind: DeviceKind, work: Callable[[Vm], Result]
+) -> int:
+    """Do the work of a verb on a VM, and lock it meanwhile.
 
     A signal that ends this process makes it undo what it began.
 
@@ -164,8 +174,8 @@ def _run(arguments: argparse.Namespace, kind: DeviceKind, work: Callable[[Vm], R
     give_up_privileges(kind)
     undo_when_told_to_end()
     session = working_on(
-        arguments.qmp,
-        runtime=runtime_file(arguments),
+        target.qmp,
+        runtime=target.runtime_file(),
         timeout_s=arguments.timeout,
         dry_run=arguments.dry_run,
         lock_timeout_s=arguments.lock_timeout,
@@ -182,10 +192,10 @@ def _run(arguments: argparse.Namespace, kind: DeviceKind, work: Callable[[Vm], R
 
 
 def _remove(arguments: argparse.Namespace, kind: DeviceKind) -> int:
-    find_socket(arguments)
+    target = target_of(arguments)
     if arguments.no_hotplug:
-        how = partial(_without, kind, arguments.device)
-        return _record(arguments, how, f"{kind} {{}} is not there at the next start")
+        how = partial(without, kind, arguments.device)
+        return _record(target, arguments, how, f"{kind} {{}} is not there at the next start")
 
     def work(vm: Vm) -> Result:
         found = vm.find(kind, arguments.device)
@@ -195,7 +205,7 @@ def _remove(arguments: argparse.Namespace, kind: DeviceKind) -> int:
         text = f"{found.device_id}, {known_as} {found.value}"
         return _result(arguments, remove_device(vm, found), "unplugged", text)
 
-    return _run(arguments, kind, work)
+    return _run(target, arguments, kind, work)
 
 
 def _not_there(arguments: argparse.Namespace, vm: Vm, kind: DeviceKind) -> Result:
@@ -232,115 +242,22 @@ def _tell(arguments: argparse.Namespace, result: Result) -> int:
     return 0
 
 
-# What ``--no-hotplug`` does: it changes the runtime file alone, for the next start.
-
-How = Callable[[Runtime], tuple[Runtime, str]]
-"""Changes the content of a runtime file; returns the UUID of the device, too."""
-
-
 def _record(
-    arguments: argparse.Namespace, how: How, said: str, claims: Iterable[Claim] = ()
+    target: Target,
+    arguments: argparse.Namespace,
+    how: How,
+    said: str,
+    claims: Iterable[Claim] = (),
 ) -> int:
-    """Change the runtime file, and print the result.
+    """Change the runtime file alone, and print the result.
 
     :param said: what happens at the next start, with braces for the UUID.
     :param claims: what the VM gets that no other instance may have.
     """
-    file = runtime_file(arguments)
-    if file is None:
-        hint = "name the VM's runtime file with --runtime"
-        raise UsageError("--no-hotplug changes a runtime file, and none is named", hint=hint)
-    uuid = ""
-
-    def changed(runtime: Runtime) -> Runtime:
-        nonlocal uuid
-        new, uuid = how(runtime)
-        return new
-
     dry_run = arguments.dry_run
-    check = partial(refuse_taken, instance_of(arguments), list(claims))
-    with contextlib.nullcontext() if dry_run else claiming(check):
-        if dry_run:
-            check()
-            old = Runtime.load(file)
-            is_changed = changed(old) != old
-        else:
-            is_changed = change(file, changed, timeout_s=arguments.lock_timeout)
+    next_start = NextStart(target, dry_run, arguments.lock_timeout)
+    uuid, is_changed = next_start.record(how, claims)
     result = {"uuid": uuid, "recorded": not dry_run, "changed": is_changed, "dry_run": dry_run}
     word = "would be recorded" if dry_run else "recorded"
     text = printable(said.format(uuid))
     return _tell(arguments, (result, f"{word if is_changed else 'unchanged'}: {text}"))
-
-
-def _with_disk(disk: Json, runtime: Runtime) -> tuple[Runtime, str]:
-    return runtime.with_device(DeviceKind.DISK, disk, link=disk["path"]), disk["uuid"]
-
-
-def _with_nic(nic: Json, runtime: Runtime) -> tuple[Runtime, str]:
-    """Add a NIC, completed from the file: the UUID that its MAC has there, or the MAC of its
-    UUID."""
-    uuid, mac = nic["uuid"], nic["mac"]
-    if not mac:
-        there = runtime.find(DeviceKind.NIC, uuid) or {}
-        nic = {**nic, "mac": str(there.get("mac") or new_mac())}
-    elif taken := _other_with(runtime, mac, uuid):
-        if uuid != uuid_of_mac(mac):
-            raise _taken(runtime, mac, taken, "choose another --mac, or leave out --uuid")
-        # With another UUID, its tap has another name.
-        nic = Vif.from_recorded({**nic, "uuid": taken}).recorded()
-    return runtime.with_device(DeviceKind.NIC, nic), nic["uuid"]
-
-
-def _other_with(runtime: Runtime, mac: str, uuid: str) -> str | None:
-    """The UUID of another NIC with that MAC."""
-    uuids = [one["uuid"] for one in runtime.known_as(DeviceKind.NIC, mac)] if mac else []
-    return next((one for one in uuids if one != uuid), None)
-
-
-def _taken(runtime: Runtime, mac: str, uuid: str, hint: str) -> RuntimeFileError:
-    text = f"{mac} is the MAC address of NIC {uuid} there"
-    return RuntimeFileError(runtime.file, text, hint=hint)
-
-
-def _with_changed_nic(arguments: argparse.Namespace, runtime: Runtime) -> tuple[Runtime, str]:
-    found = _recorded(runtime, DeviceKind.NIC, arguments.device, must=True) or {}
-    before = _nic_of(runtime, found, arguments.qmp.stem)
-    nic = with_options(arguments, before)
-    if nic == before:
-        return runtime, nic.uuid
-    if taken := _other_with(runtime, nic.mac, nic.uuid):
-        raise _taken(runtime, nic.mac, taken, "choose another --mac")
-    return runtime.with_device(DeviceKind.NIC, nic.recorded()), nic.uuid
-
-
-def _without(kind: DeviceKind, reference: str, runtime: Runtime) -> tuple[Runtime, str]:
-    found = _recorded(runtime, kind, reference, must=not is_like_ours(kind, reference))
-    if found is None:
-        return runtime, reference
-    return runtime.without_device(kind, found["uuid"]), found["uuid"]
-
-
-def _recorded(runtime: Runtime, kind: DeviceKind, reference: str, *, must: bool) -> Json | None:
-    """The device that a reference names, which there must be, or may be."""
-    found = runtime.known_as(kind, reference)
-    if must and not found:
-        known = ", ".join(one["uuid"] for one in runtime.devices[kind]) or "none"
-        raise UsageError(f"no {kind} is known as {reference}", hint=f"recorded are: {known}")
-    if len(found) > 1:
-        uuids = ", ".join(one["uuid"] for one in found)
-        raise UsageError(f"several are known as {reference}", hint=f"choose one of {uuids}")
-    return found[0] if found else None
-
-
-def _nic_of(runtime: Runtime, nic: Json, instance: str) -> Vif:
-    """A NIC of a file of any form; what Ganeti's form lacks is as ``nic add`` makes it.
-
-    :param instance: the instance of the NIC, if the file does not name it.
-    """
-    usual = Vif(instance=instance, uuid=nic["uuid"]).recorded()
-    try:
-        return Vif.from_recorded(in_brines_form(nic, usual))
-    except (KeyError, TypeError, ValueError) as error:
-        hint = "record its removal, and then another NIC with the same --uuid"
-        text = f"NIC {nic['uuid']} is not as Brine records one: {error}"
-        raise RuntimeFileError(runtime.file, text, hint=hint) from error

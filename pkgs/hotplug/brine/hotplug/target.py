@@ -1,56 +1,89 @@
-"""The VM that a command line names: its socket, its runtime file, its instance and its devices."""
+"""The VM that a command works on: its socket, its runtime file and its instance."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from brine.common import paths
-from brine.common.cli import print_table
-from brine.common.errors import BrineError, UsageError, printable
+from brine.common.errors import BrineError, UsageError
 from brine.common.privileges import Capability, keep_only
 from brine.common.progress import spoken_wait
-from brine.common.qmp.client import LIMIT_S
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.qemu import Device, Machine, devices_of, monitor
 from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import hypervisor_in_spec, instance_behind
 
 
-def find_socket(arguments: argparse.Namespace) -> None:
-    """Set ``qmp`` to the QMP socket of the VM, whether it was named by instance or by socket.
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A VM that is named by its QMP socket.
 
-    :raises UsageError: if the VM was not named, or twice.
+    :param runtime: its runtime file, if that is named, too.
     """
-    name = arguments.vm
-    if name is None and arguments.qmp is None:
-        _refuse_without_device(arguments)
-    if (name is None) == (arguments.qmp is None):
-        text = "which VM?" if name is None else f"{name} and --qmp are two names of a VM"
-        raise UsageError(text, hint="give the name of an instance, or --qmp SOCKET")
-    if name is not None:
-        if not name or "/" in name:
-            raise UsageError(f"not the name of an instance: {name!r}")
-        arguments.qmp = InstanceFiles(name).qmp
-        if not getattr(arguments, "no_hotplug", False):
-            _refuse_down(name, arguments.qmp)
+
+    qmp: Path
+    runtime: Path | None = None
+
+    def vm_name(self) -> str:
+        """The name of the VM, as its socket has it."""
+        return self.qmp.stem
+
+    def instance(self) -> str | None:
+        """The name of the instance; None if the VM may be none."""
+        return instance_behind(self.qmp, self.runtime)
+
+    def runtime_file(self) -> Path | None:
+        """The VM's runtime file: the named one, or that of the instance.
+
+        :raises HotplugError: if the instance has lost it.
+        """
+        if self.runtime:
+            return self.runtime.absolute()
+        name = instance_behind(self.qmp, None)
+        if name is None:
+            return None
+        files = InstanceFiles(name)
+        if files.runtime.exists():
+            return files.runtime
+        if files.spec.exists():
+            text = f"{name}: there is no {files.runtime}, without which its next start does not "
+            text += "know of changes"
+            hint = f"brine instance reboot {name}, or start if it does not run, writes it"
+            raise HotplugError(text, hint=hint)
+        return None
 
 
-def _refuse_without_device(arguments: argparse.Namespace) -> None:
-    """Refuse a single name where two are due, if it is the name of an instance."""
-    name = getattr(arguments, "device", None)
+def find_target(
+    name: str | None, qmp: Path | None, runtime: Path | None = None, *, must_run: bool = True
+) -> Target:
+    """The VM that was named by instance or by socket.
+
+    :raises UsageError: if it was not named, or twice.
+    :raises BrineError: if the instance does not run, and *must_run* is given.
+    """
+    hint = "give the name of an instance, or --qmp SOCKET"
+    if name is None:
+        if qmp is None:
+            raise UsageError("which VM?", hint=hint)
+        return Target(qmp, runtime)
+    if qmp is not None:
+        raise UsageError(f"{name} and --qmp are two names of a VM", hint=hint)
     if not name or "/" in name:
-        return
+        raise UsageError(f"not the name of an instance: {name!r}")
+    target = Target(InstanceFiles(name).qmp, runtime)
+    if must_run:
+        _refuse_down(name, target.qmp)
+    return target
+
+
+def is_instance(name: str) -> bool:
+    """Whether an instance has that name, or runs by it."""
     files = InstanceFiles(name)
-    if os.path.lexists(files.spec) or os.path.lexists(files.qmp):
-        noun = arguments.noun
-        raise UsageError(f"which {noun}?", hint=f"brine {noun.lower()} list {name}")
+    return os.path.lexists(files.spec) or os.path.lexists(files.qmp)
 
 
 def _refuse_down(name: str, qmp: Path) -> None:
@@ -72,28 +105,6 @@ def _refuse_down(name: str, qmp: Path) -> None:
         raise UsageError(f"{name}: does not run here, or is no instance", hint=hint) from None
 
 
-def runtime_file(arguments: argparse.Namespace) -> Path | None:
-    """The VM's runtime file: the named one, or that of the instance."""
-    if arguments.runtime:
-        return Path(arguments.runtime).absolute()
-    name = instance_behind(arguments.qmp, None)
-    if name is None:
-        return None
-    own = InstanceFiles(name).runtime
-    if own.exists():
-        return own
-    if InstanceFiles(name).spec.exists():
-        text = f"{name}: there is no {own}, without which its next start does not know of changes"
-        hint = f"brine instance reboot {name}, or start if it does not run, writes it"
-        raise HotplugError(text, hint=hint)
-    return None
-
-
-def instance_of(arguments: argparse.Namespace) -> str | None:
-    """The name of the instance; None if the VM may be none."""
-    return instance_behind(arguments.qmp, arguments.runtime and Path(arguments.runtime))
-
-
 def give_up_privileges(kind: DeviceKind) -> None:
     """Give up the privileges that work on devices of a kind does not need."""
     # Sockets, disks and runtime files may belong to any user. So may the process that holds a
@@ -107,40 +118,3 @@ def waiting() -> contextlib.AbstractContextManager[None]:
     if sys.stderr.isatty():
         return spoken_wait("waiting for the VM ...")
     return contextlib.nullcontext()
-
-
-# ``brine nic list`` and ``brine disk list``, which load nothing that changes a VM.
-
-
-def list_nics(arguments: argparse.Namespace) -> int:
-    return _list(arguments, DeviceKind.NIC)
-
-
-def list_disks(arguments: argparse.Namespace) -> int:
-    return _list(arguments, DeviceKind.DISK)
-
-
-def _list(arguments: argparse.Namespace, kind: DeviceKind) -> int:
-    """Print the devices that Brine plugged into a VM."""
-    find_socket(arguments)
-    give_up_privileges(kind)
-    devices = [device.described() for device in _look(arguments, kind)]
-    if arguments.json:
-        print(json.dumps(devices, indent=2))
-    else:
-        heading = [key.upper().replace("_", " ") for one in devices[:1] for key in one]
-        rows = [[_cell(value) for value in one.values()] for one in devices]
-        print_table(heading, rows, none="nothing is plugged in")
-    return 0
-
-
-def _cell(value: Any) -> str:
-    return "-" if value in (None, "") else printable(str(value))
-
-
-def _look(arguments: argparse.Namespace, kind: DeviceKind) -> list[Device]:
-    timeout_s = arguments.qmp_timeout
-    limit_s = max(LIMIT_S, 2 * timeout_s)
-    with waiting(), monitor(arguments.qmp, timeout_s=timeout_s, limit_s=limit_s) as qmp:
-        machine = Machine(qmp)
-        return devices_of(machine, kind, machine.vm_name())

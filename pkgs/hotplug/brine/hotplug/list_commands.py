@@ -1,0 +1,61 @@
+"""``brine nic list`` and ``brine disk list``, which load nothing that changes a VM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from brine.common.cli import print_table
+from brine.common.errors import UsageError, printable
+from brine.common.qmp.client import LIMIT_S
+from brine.hotplug.qemu import Device, Machine, devices_of, monitor
+from brine.hotplug.target import Target, find_target, give_up_privileges, is_instance, waiting
+from brine.vm.address import DeviceKind
+
+
+def target_of(arguments: argparse.Namespace) -> Target:
+    """The VM that the options of any verb name."""
+    given = vars(arguments)
+    device = given.get("device")
+    is_named = arguments.vm is not None or arguments.qmp is not None
+    # A single name where two are due.
+    if not is_named and device and "/" not in device and is_instance(device):
+        noun = arguments.noun
+        raise UsageError(f"which {noun}?", hint=f"brine {noun.lower()} list {device}")
+    must_run = not given.get("no_hotplug")
+    return find_target(arguments.vm, arguments.qmp, given.get("runtime"), must_run=must_run)
+
+
+def list_nics(arguments: argparse.Namespace) -> int:
+    return _list(arguments, DeviceKind.NIC)
+
+
+def list_disks(arguments: argparse.Namespace) -> int:
+    return _list(arguments, DeviceKind.DISK)
+
+
+def _list(arguments: argparse.Namespace, kind: DeviceKind) -> int:
+    """Print the devices that Brine plugged into a VM."""
+    target = target_of(arguments)
+    give_up_privileges(kind)
+    found = _devices(target, kind, timeout_s=arguments.qmp_timeout)
+    devices = [device.described() for device in found]
+    if arguments.json:
+        print(json.dumps(devices, indent=2))
+    else:
+        heading = [key.upper().replace("_", " ") for one in devices[:1] for key in one]
+        rows = [[_cell(value) for value in one.values()] for one in devices]
+        print_table(heading, rows, none="nothing is plugged in")
+    return 0
+
+
+def _cell(value: Any) -> str:
+    return "-" if value in (None, "") else printable(str(value))
+
+
+def _devices(target: Target, kind: DeviceKind, *, timeout_s: float) -> list[Device]:
+    limit_s = max(LIMIT_S, 2 * timeout_s)
+    with waiting(), monitor(target.qmp, timeout_s=timeout_s, limit_s=limit_s) as qmp:
+        machine = Machine(qmp)
+        return devices_of(machine, kind, machine.vm_name())
