@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+import textwrap
 from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
-from unit.salt_loader import execution_module, load, load_map
+from unit.salt_loader import SALT, execution_module, load, load_map
+
+STATE_MODULES = sorted(file.stem for file in (SALT / "states/_states").glob("*.py"))
 
 
 @pytest.fixture
@@ -152,3 +158,29 @@ def test_what_can_not_be_run_or_read_is_one_line_without_secrets(run_all: Any, s
         assert said in result["comment"]
         assert "secret" not in result["comment"]
         assert "\n" not in result["comment"]
+
+
+@pytest.mark.parametrize("module", STATE_MODULES)
+def test_each_state_says_what_it_ensures_and_has_an_example(module: str) -> None:
+    """The example is a state that Salt can read, with arguments that the function takes."""
+    of_module = vars(load("states", module))
+    states = {
+        name: function
+        for name, function in of_module.items()
+        if inspect.isfunction(function) and name[0] != "_" and name != "mod_init"
+    }
+    assert states
+    for name, function in states.items():
+        said = inspect.getdoc(function) or ""
+        assert said.startswith("Ensure "), name
+        example = re.search(r"^Example::\n\n((?:    .*\n|\n)+)(?=:param )", said, re.MULTILINE)
+        assert example, name
+        calls = [
+            given[f"{module}.{name}"]
+            for given in yaml.safe_load(textwrap.dedent(example[1])).values()
+            if f"{module}.{name}" in given
+        ]
+        assert calls, name
+        given = {key for call in calls for one in call for key in one}
+        known = {*inspect.signature(function).parameters, "require", "onchanges"}
+        assert given <= known, name

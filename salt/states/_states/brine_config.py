@@ -64,7 +64,14 @@ _OTHERS += ("hotplug", "instance", "lifecycle", "watcher", "distributed")
 
 
 def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
-    """Merge what pillar declares into the configuration, as ``brine config apply`` does.
+    """Ensure the configuration has all that pillar declares, as ``brine config apply`` does.
+
+    Example::
+
+        cluster-configuration:
+          brine_config.applied:
+            - pillar: brine
+            - prune: true
 
     :param name: for people; nothing depends on it.
     :param pillar: the key of pillar under which the sections are (cluster, nodes, instances, ...).
@@ -94,8 +101,15 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
 
 
 def announced(name: str) -> Result:
-    """Tell the master that the configuration is there. While this node had no ``brine``, pillar of
-    the other nodes was rendered without their parts.
+    """Ensure the master knows that the configuration exists. While this node had no ``brine``,
+    pillar of the other nodes was rendered without their parts.
+
+    Example::
+
+        cluster-known-to-the-master:
+          brine_config.announced:
+            - onchanges:
+              - pkg: brine-common
 
     :param name: for people; nothing depends on it.
     """
@@ -112,7 +126,13 @@ def _ring() -> None:
 
 
 def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Result:
-    """Write what every node should know of the cluster, as ``brine config export-ssconf`` does.
+    """Ensure a folder has the values that every node of the cluster knows, as ``brine config
+    export-ssconf`` writes them.
+
+    Example::
+
+        /var/lib/brine/ssconf:
+          brine_config.ssconf_exported: []
 
     :param name: the folder.
     :param config: the configuration; where there is none, nothing is done.
@@ -133,11 +153,16 @@ def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Re
 
 
 def copied(name: str = "/var/lib/brine/config.data") -> Result:
-    """Have a master candidate's configuration be the one that the external pillar gives it.
+    """Ensure a master candidate has the configuration that the external pillar gives it.
 
     One that is damaged, or older than the node's, replaces nothing. A node that is no candidate
     has no configuration: one that it had is kept aside as ``config.data.former-TIME``, so that no
     daemon answers with it.
+
+    Example::
+
+        /var/lib/brine/config.data:
+          brine_config.copied: []
 
     :param name: the configuration.
     """
@@ -153,7 +178,7 @@ def copied(name: str = "/var/lib/brine/config.data") -> Result:
 
 
 def _kept_aside(name: str) -> Result:
-    """Have a node that is no candidate have no configuration."""
+    """Keep the configuration of a node that is no candidate aside."""
     if not os.path.lexists(name):
         return _result(name, {}, "this node is no master candidate, and has no configuration")
     aside = f"{name}.former-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
@@ -165,7 +190,7 @@ def _kept_aside(name: str) -> Result:
 
 
 def _replaced(name: str, configuration: str, serial: int) -> Result:
-    """Have a candidate's configuration be the master's, unless ``brine`` refuses that."""
+    """Replace a candidate's configuration by the master's, unless ``brine`` refuses that."""
     before, data = _content(name), configuration.encode()
     if before == data:
         return _result(name, {}, f"the configuration is as the master has it: serial {serial}")
@@ -183,7 +208,12 @@ def _replaced(name: str, configuration: str, serial: int) -> Result:
 
 
 def ssconf_copied(name: str = "/var/lib/brine/ssconf") -> Result:
-    """Have the values that every node knows be those that the external pillar gives.
+    """Ensure a folder has the values for every node that the external pillar gives.
+
+    Example::
+
+        /var/lib/brine/ssconf:
+          brine_config.ssconf_copied: []
 
     :param name: the folder.
     """
@@ -210,12 +240,17 @@ def ssconf_copied(name: str = "/var/lib/brine/ssconf") -> Result:
 
 
 def files_copied(name: str) -> Result:
-    """Have the files be there that the external pillar gives, such as VNC passwords, with their
-    owners and modes. No content is told.
+    """Ensure the files that the external pillar gives, such as VNC passwords, exist with their
+    owners and modes. The output shows no content.
 
-    A file that this state has created is removed when the node is to have it no more. It stays if
-    the master only could not read it. A file in a folder that others than root can write, or that
-    they can replace, is refused.
+    A file that this state has created is removed when the external pillar no longer has it. It
+    stays if the master only could not read it. A file in a folder that others than root can write,
+    or that they can replace, is refused.
+
+    Example::
+
+        cluster-files:
+          brine_config.files_copied: []
 
     :param name: for people; nothing depends on it.
     """
@@ -262,8 +297,13 @@ def _is_removed(file: str, changes: Result, problems: list[str]) -> bool:
 
 
 def files_removed(name: str) -> Result:
-    """Remove all files that ``files_copied`` has created here, and the folders below ``/etc/brine``
-    that are empty then.
+    """Ensure no file that ``files_copied`` has created here remains, nor a folder below
+    ``/etc/brine`` that is empty then.
+
+    Example::
+
+        cluster-files:
+          brine_config.files_removed: []
 
     :param name: for people; nothing depends on it.
     """
@@ -309,7 +349,7 @@ def _distributed() -> Result:
 
 
 def _put(path: str, data: bytes, owner: Result) -> str:
-    """Have a file be so, whole; returns what that changed, or would, in words without content.
+    """Write a file whole, if it differs; returns the change in words, without content.
 
     :param owner: the names of its ``user`` and ``group``, and its ``mode``, in octal.
     :raises LookupError: if this node has no such user or group.
@@ -362,7 +402,7 @@ def _refuse_others(path: str) -> None:
 
 
 def _written(path: str, data: bytes, owner: Result) -> str:
-    """Write a file, to be renamed to *path*; returns its path. Nobody else can read it meanwhile.
+    """Write a file, to be renamed to *path*; returns its path. No other user can read it meanwhile.
 
     Its name is always the same: one that is left by a run that was killed is replaced."""
     user, group = _ids(owner)

@@ -75,13 +75,24 @@ def mod_init(low: Mapping[str, Any]) -> bool:
 
 
 def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
-    """Have an instance be defined so, as ``brine instance define --live`` does. It starts and stops
-    none.
+    """Ensure an instance is defined with this spec, as ``brine instance define --live`` does. The
+    state starts and stops no instance.
 
-    One that runs gets its NICs and disks at once where possible: ``changes`` has what was
-    ``attached`` and ``detached``. The comment says what needs a reboot. An ``admin_state`` of
-    ``up`` or ``down`` does not replace what its user has said by shutting it down; ``offline``
-    does.
+    A running instance gets its NICs and disks at once where possible: ``changes`` lists those
+    ``attached`` and ``detached``. The comment names the changes that need a reboot. After a
+    shutdown by the user, an ``admin_state`` of ``up`` or ``down`` does not replace the user's
+    decision; ``offline`` does.
+
+    Example::
+
+        web1:
+          brine_instance.defined:
+            - spec:
+                memory_mib: 2048
+                disks:
+                  - path: /dev/vg0/web1
+                nics:
+                  - link: br0
 
     :param name: of the instance.
     :param spec: the keys of brine-spec(5); what it leaves out has its default, but that UUIDs, MAC
@@ -120,12 +131,19 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
 
 
 def running(name: str) -> Result:
-    """Start an instance that is down, as ``brine instance start`` does, but not against its user's
-    will.
+    """Ensure an instance runs, as ``brine instance start`` does, unless its user has shut it down.
 
     An instance that its user has shut down is left alone, unless its spec says ``user_shutdown:
     restart``; so is one that is just being stopped, or that the watcher has given up. While the
     watcher is paused, nothing is started. The watcher's tries stay as they are.
+
+    Example::
+
+        web1-runs:
+          brine_instance.running:
+            - name: web1
+            - require:
+              - brine_instance: web1
 
     :param name: of the instance; it must be defined.
     """
@@ -140,9 +158,16 @@ def running(name: str) -> Result:
 
 
 def stopped(name: str, force: bool = False, timeout: float | None = None) -> Result:
-    """Have an instance not run, as ``brine instance stop`` does: its guest is asked.
+    """Ensure an instance does not run, as ``brine instance stop`` does: its guest is asked.
 
-    One that is not defined is none that runs. With ``parallel: true`` several stop side by side.
+    An instance that is not defined does not run. With ``parallel: true`` several stop side by side.
+
+    Example::
+
+        db1:
+          brine_instance.stopped:
+            - timeout: 300
+            - force: true
 
     :param name: of the instance.
     :param force: whether to end it if its guest does not shut down in time. If not, it runs on, and
@@ -162,9 +187,14 @@ def stopped(name: str, force: bool = False, timeout: float | None = None) -> Res
 
 
 def absent(name: str) -> Result:
-    """Have an instance not be defined, as ``brine instance undefine`` does.
+    """Ensure an instance is not defined, as ``brine instance undefine`` does.
 
-    One that runs is not touched, and the state fails. Its disks are never touched.
+    A running instance is not touched, and the state fails. Its disks are never touched.
+
+    Example::
+
+        old1:
+          brine_instance.absent: []
 
     :param name: of the instance.
     """
@@ -179,9 +209,15 @@ def absent(name: str) -> Result:
 
 
 def elsewhere(name: str, node: str) -> Result:
-    """Have an instance not start here, as it is another node's by now: it is ``offline``.
+    """Ensure an instance that another node has by now does not start here: it is ``offline``.
 
-    One that runs is not touched, and the state fails. ``brine instance undefine`` forgets it.
+    A running instance is not touched, and the state fails. ``brine instance undefine`` forgets it.
+
+    Example::
+
+        web1:
+          brine_instance.elsewhere:
+            - node: node2.example.com
 
     :param name: of the instance.
     :param node: whose it is.
@@ -207,7 +243,18 @@ def elsewhere(name: str, node: str) -> Result:
 
 
 def none_running(name: str, owned: bool = False) -> Result:
-    """Fail if an instance runs: what is to follow would take away what looks after it.
+    """Ensure no instance runs. It fails otherwise: the states that require this one would remove
+    the programs that look after a running instance.
+
+    Example::
+
+        nothing-runs:
+          brine_instance.none_running: []
+
+        brine-kvmd:
+          pkg.removed:
+            - require:
+              - brine_instance: nothing-runs
 
     :param name: for people; nothing depends on it.
     :param owned: whether only instances with an owner matter.
@@ -235,12 +282,18 @@ def from_config(
     node: str = "",
     declared: Sequence[str] = (),
 ) -> Result:
-    """Have this node's instances of the cluster's configuration be as it says: defined, with NICs
-    and disks changed live, and up or down.
+    """Ensure this node's instances are as the cluster's configuration says: defined, with NICs and
+    disks changed live, and up or down.
 
     What holds ``running`` back holds here, too. Stops come first, side by side, then starts. An
-    instance that is another node's by now becomes ``offline`` here, or fails if it runs. One that
-    can't be so stops no other.
+    instance that is another node's by now becomes ``offline`` here, or fails if it runs. The fault
+    of one instance holds up no other.
+
+    Example::
+
+        instances-of-the-cluster:
+          brine_instance.from_config:
+            - declared: [web1]
 
     :param name: for people; nothing depends on it.
     :param config: the configuration; empty is what the external pillar ``brine`` gives.
@@ -434,7 +487,7 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Result:
 
 
 def _act(name: str, command: list[str], old: str, new: str | None, done: str) -> Result:
-    """Have the command change something; in test mode only say so."""
+    """Change something by the command; in test mode only say so."""
     changes = {name: {"old": old, "new": new}}
     if __opts__["test"]:
         return _success(name, changes, f"would be {done}")
@@ -534,7 +587,7 @@ def _declared() -> Iterator[str]:
 
 
 def _forget(name: str) -> None:
-    """Have an instance be looked at anew that has changed."""
+    """Forget the look at an instance that has changed, so that the next state looks anew."""
     __context__.get(_FOUND, {}).get(_SEEN, {}).pop(name, None)
 
 

@@ -49,10 +49,15 @@ def valid(
     parts: Mapping[str, bool] | None = None,
     instance: str = "",
 ) -> Result:
-    """Check pillar ``brine:``, one line for each fault: where it is, and what is meant there.
+    """Ensure pillar ``brine:`` is valid. The comment has a line for each fault: its place, and what
+    is meant there.
 
-    What is inside of one instance is left out: the states of that instance fail of it, and no
-    other's.
+    Faults inside of one instance are left out: they fail the states of that instance alone.
+
+    Example::
+
+        brine-pillar:
+          brine_pillar.valid: []
 
     :param name: for people; nothing depends on it.
     :param schema: of pillar, a JSON Schema.

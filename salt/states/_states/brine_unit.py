@@ -2,14 +2,6 @@
 The units of systemd that Brine's packages have
 ===============================================
 
-::
-
-    brine-watcher-timer:
-      brine_unit.managed:
-        - name: brine-watcher.timer
-        - active: true
-        - enabled: true
-
 The first such state of a run looks at the units of all of them, by one ``systemctl show``. Salt's
 own states of services ask ``systemctl`` up to five times for each unit.
 """
@@ -35,9 +27,17 @@ _FOUND = "brine_unit_found"
 
 
 def managed(name: str, active: bool | None = None, enabled: bool | None = None) -> Result:
-    """Have a unit be as wanted. None leaves it as it is.
+    """Ensure a unit is active, inactive, enabled or disabled, as given. None leaves it as it is.
 
-    A unit that is not there is neither active nor enabled.
+    A unit that does not exist is neither active nor enabled.
+
+    Example::
+
+        brine-watcher-timer:
+          brine_unit.managed:
+            - name: brine-watcher.timer
+            - active: true
+            - enabled: true
 
     :param name: of the unit, with its suffix.
     :param active: whether it runs; for a timer or a path, whether it waits.
