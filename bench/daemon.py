@@ -206,7 +206,7 @@ def _supervised(runtime_dir: Path, core: int) -> Iterator[Mapping[str, str]]:
 def _supervise() -> None:
     """Stand in for systemd and journald until killed: take, and keep, what a service sends.
 
-    A daemon pays for each message and each descriptor that it hands over; without somebody at the
+    A daemon pays for each message and each descriptor that it hands over; without a peer at the
     other end it would look faster than it is.
     """
     JOURNAL_SOCKET.parent.mkdir(parents=True, exist_ok=True)

@@ -397,7 +397,7 @@ def _qemu_args(
         *("-qmp", f"unix:{control}/{name}.kvmd,server=on,wait=off"),
         *("-qmp", f"unix:{control}/{name}.qmp,server=on,wait=off"),
         # Last, so that a guest whose serial line answers has its QMP sockets, too. The log has what
-        # the guest said before anyone listened.
+        # the guest said before a client listened.
         "-chardev",
         f"socket,id=serial,path={folder}/{name}.serial,server=on,wait=off,logfile={folder}/{name}.log",
         *("-serial", "chardev:serial"),

@@ -187,7 +187,7 @@ def test_a_mac_address_stands_for_one_nic(machine: Machine) -> None:
         # By its MAC alone it is the same one.
         assert vm.plug("nic", "--link", "br0", "--mac", MAC) == device
         said = vm.refusal("nic", "add", "--link", "br1", "--mac", MAC)
-        assert f"{device}: is plugged in already, and otherwise" in said
+        assert f"error: {device}: " in said
         said = vm.refusal("nic", "add", "--link", "br0", "--mac", MAC, "--uuid", OTHER_UUID)
         assert f"{MAC} is the MAC address of {device} already" in said
         other = vm.plug("nic", "--link", "br0", "--mac", OTHER_MAC)
@@ -206,7 +206,8 @@ def test_what_nobody_says_of_a_nic_is_as_it_is_there(still: Vm) -> None:
     said = still.refusal(
         "nic", "add", "--mac", MAC, "--link", "br1", "--queues", "2", "--tag", "web"
     )
-    assert f"{device}: is plugged in already, and otherwise: link br0, queues 1, tags db" in said
+    assert f"error: {device}: " in said
+    assert ": link br0, queues 1, tags db\n" in said
     assert f"brine nic modify still {device} changes it" in said
     assert [one["mac"] for one in still.listed("nic")] == [MAC]
 
@@ -228,9 +229,11 @@ def test_a_disk_stands_for_one_by_its_path(still: Vm, images: Path, image: Path)
     link.unlink(missing_ok=True)
     link.symlink_to(image)
     said = still.refusal("disk", "add", "--path", link)
-    assert f"{device}: is plugged in already, and otherwise: path {image}" in said
+    assert f"error: {device}: " in said
+    assert f": path {image}\n" in said
     said = still.refusal("disk", "add", "--path", image, "--uuid", OTHER_UUID)
-    assert f"{image}: is plugged in already, as {device}" in said
+    assert f"error: {image}: " in said
+    assert f"as {device}\n" in said
     (listed,) = still.listed("disk")
     assert listed["path"] == str(image)
     for path in (image, link):
@@ -264,7 +267,7 @@ def test_a_disk_that_is_there_otherwise_is_refused(still: Vm, images: Path, imag
         ("--bus", "scsi"),
     ):
         said = still.refusal("disk", "add", *added, *options)
-        assert f"{device}: is plugged in already, and otherwise" in said
+        assert f"error: {device}: " in said
     assert [one["serial"] for one in still.listed("disk")] == [UUID[:20]]
 
 

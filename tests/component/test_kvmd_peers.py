@@ -63,7 +63,7 @@ def test_a_socket_that_does_not_listen_yet_is_tried_again(kvmd: Kvmd) -> None:
 def test_a_dead_socket_file_is_left_alone_without_busy_work(kvmd: Kvmd) -> None:
     kvmd.reload_whole(connect_retry_s=0.5)
     Peer(kvmd.control / "dead.kvmd").end(leave_file=True)
-    kvmd.wait_logged("dead: nobody listens on it; left alone")
+    kvmd.wait_logged("dead: no process listens on it; left alone")
     before = kvmd.cpu_ticks()
     time.sleep(1)
     assert kvmd.cpu_ticks() - before <= 2
@@ -73,7 +73,7 @@ def test_a_dead_socket_file_is_left_alone_without_busy_work(kvmd: Kvmd) -> None:
 def test_a_dead_socket_file_that_comes_to_life_is_found_at_a_rescan(kvmd: Kvmd) -> None:
     kvmd.restart(connect_retry_s=0.1, rescan_interval_s=1)
     with peer(kvmd, "late", listen=False) as late:
-        kvmd.wait_logged("late: nobody listens")
+        kvmd.wait_logged("late: no process listens")
         late.listener.listen(1)
         late.negotiate()
         kvmd.watches("late")

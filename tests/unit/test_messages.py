@@ -125,9 +125,11 @@ def test_what_is_told_of_a_device_has_the_fields_that_its_entry_shows(
 
 def test_what_is_told_of_a_leftover(caplog: pytest.LogCaptureFixture) -> None:
     def say() -> None:
-        hotplug.tell_leftover_removed("web1", "0", "vm-web1-6zt2qk", "tap", "nobody has it open")
+        hotplug.tell_leftover_removed(
+            "web1", "0", "vm-web1-6zt2qk", "tap", "no process has it open"
+        )
 
-    text = "web1: removed tap vm-web1-6zt2qk of NIC 0: nobody has it open"
+    text = "web1: removed tap vm-web1-6zt2qk of NIC 0: no process has it open"
     fields_told(hotplug.LEFTOVER_REMOVED, say, text, caplog, part="hotplug")
 
 

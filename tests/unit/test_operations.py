@@ -1222,7 +1222,7 @@ def test_starts_that_hang_hold_up_nobody(storage: Storage) -> None:
     assert {name for name, error in results.items() if error is None} == set(good)
     late = [error for error in results.values() if error]
     assert {type(error) for error in late} == {StillStartingError}
-    assert str(late[0]) == "dead0: is starting still, after 2 s, and nobody waits for it"
+    assert str(late[0]).startswith("dead0: is starting still, after 2 s")
 
 
 def test_a_start_that_takes_long_and_succeeds_is_one(storage: Storage) -> None:

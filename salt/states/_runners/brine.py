@@ -395,8 +395,8 @@ def _put(queue: str, names: Collection[str]) -> None:
 
 def _taken(queue: str) -> Iterator[tuple[list[str], list[str]]]:
     """The nodes that wait in a queue, and then those that have come meanwhile; each time with a
-    list, which the caller fills with those to be left for the next call. Nobody else takes any at
-    the same time; if another process is at work, they are left to that one."""
+    list, which the caller fills with those to be left for the next call. No two processes take any
+    at the same time; the later one leaves them to the other."""
     folder = _folder(queue)
     kept: set[str] = set()
     with open(os.path.join(folder, ".lock"), "w") as lock:

@@ -1,4 +1,4 @@
-{#- Undoes the states of this folder. The system user and group stay, as the numbers of removed ones could be given to somebody else while files
+{#- Undoes the states of this folder. The system user and group stay, as the numbers of removed ones could be given to other accounts while files
     still belong to them. #}
 {%- set tplroot = tpldir %}
 {%- set sls_root = tplroot | replace("/", ".") %}

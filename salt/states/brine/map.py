@@ -56,8 +56,8 @@ DEFAULTS: Values = {
     "config": {"apply": False, "prune": False, "source": "", "ssconf_source": ""},
 }
 
-# The repository's files, by family of distributions. Nobody else would give such names to theirs,
-# as the states also remove them.
+# The repository's files, by family of distributions. The names are Brine's own, as the states
+# also remove these files.
 REPOSITORY_FILES = {
     "Debian": {
         "file": "/etc/apt/sources.list.d/brine-salt.list",

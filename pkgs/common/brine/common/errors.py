@@ -33,7 +33,7 @@ class BrineError(Exception):
             +-- QmpClosedError     the connection ended
             +-- StrangerError      another process than QEMU listens
 
-    Both texts are fit for a terminal, as what they quote may be anybody's; see :func:`shown_text`.
+    Both texts are fit for a terminal, as they may quote untrusted text; see :func:`shown_text`.
 
     :param message: what went wrong, on what.
     :param hint: what to do about it, if there is something to do.

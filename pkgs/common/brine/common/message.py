@@ -25,7 +25,7 @@ class Message(NamedTuple):
     text: str = ""
 
 
-# Anybody can put a record in the journal. Only the fields that begin with an underscore are the
+# Any process can put a record in the journal. Only the fields that begin with an underscore are the
 # journal's own (:manpage:`systemd.journal-fields(7)`).
 
 KVMD_USER = "brine-kvmd"

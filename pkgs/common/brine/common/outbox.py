@@ -109,7 +109,7 @@ def events() -> Iterator[ClusterEvent]:
     kept = list(newest.values())
     if len(kept) > MOST_EVENTS:
         _log().error(
-            "%s: nobody takes events: the oldest %s are dropped", folder, len(kept) - MOST_EVENTS
+            "%s: no reader takes events: the oldest %s are dropped", folder, len(kept) - MOST_EVENTS
         )
         superseded += kept[:-MOST_EVENTS]
     _remove_superseded(superseded, folder)

@@ -342,7 +342,7 @@ def request_unused_uid(pool: Ranges) -> Uid:
 
 
 def release_uid(uid: int) -> bool:
-    """Give back a user id whose process has ended: remove its lock file, unless somebody has the
+    """Give back a user id whose process has ended: remove its lock file, unless a process has the
     lock. Whether there are processes with that user id is not looked at. Returns whether the file
     is gone."""
     file = _lock_file(uid)
@@ -363,8 +363,8 @@ def release_uid(uid: int) -> bool:
 
 
 def release_forgotten() -> None:
-    """Give back the user ids that nobody has the lock of: whoever had them was killed, and who
-    would have released them was, too."""
+    """Give back the user ids whose lock is free: the processes that had them were killed, and so
+    were those that would have released them."""
     for file in paths.LOCK_DIR.glob("uid-*.lock"):
         number = file.name.removeprefix("uid-").removesuffix(".lock")
         if number.isdecimal():

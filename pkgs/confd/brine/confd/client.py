@@ -324,7 +324,7 @@ def _no_answer_error(result: Result) -> NoAnswerError:
         hint = "is brine-confd running there, and on that port?"
     elif set(result.silences.values()) == {Silence.UNRESOLVED}:
         hint = "name IP addresses instead"
-    return NoAnswerError(f"nobody answered: {reasons}", hint=hint)
+    return NoAnswerError(f"no peer answered: {reasons}", hint=hint)
 
 
 def _answer_error(result: Result, reply: ConfdReply, peer: Peer) -> AnswerError:

@@ -35,7 +35,7 @@ _SIGNATURE_DIGITS = 40
 _raw_decode = json.JSONDecoder().raw_decode
 _BLOCK_SIZE = 64  # of SHA-1, in bytes
 
-# The envelope as json.dumps() makes it, and its punctuation as anybody may.
+# The envelope as json.dumps() makes it, and its punctuation as other clients may.
 _USUAL_START = b'plj0{"msg": "'
 _USUAL_SALT = b'", "salt": "'
 _USUAL_SIGNATURE = b'", "hmac": "'

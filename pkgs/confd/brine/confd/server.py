@@ -331,8 +331,8 @@ class Worker:
         try:
             self._link.send(json.dumps([self._answered, self._refused, self._source]).encode())
         except OSError:
-            # Nobody has read for long, and what is counted goes with the next report; or whoever
-            # reads is gone, which the link says, too.
+            # The supervisor has not read for long, and the counts go with the next report; or it is
+            # gone, and the link says so, too.
             return
         self._answered = 0
         self._refused.clear()

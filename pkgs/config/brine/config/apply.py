@@ -340,8 +340,8 @@ def _is_uuid(draft: Draft, section: str, key: str) -> bool:
 
 
 def _is_short(draft: Draft, section: str, key: str) -> bool:
-    """Whether *key*, which is nobody's name, is the first part of one: a mistake then. What is
-    merged goes by whole names, as a short one may be another object's tomorrow."""
+    """Whether *key*, which is no object's name, is the first part of one: a mistake then. A merge
+    goes by whole names, as a short one may be another object's tomorrow."""
     if section not in HOSTS or "." in key or _is_uuid(draft, section, key):
         return False
     declared, old = draft.declared[section], draft.old[section]

@@ -111,7 +111,9 @@ class Vm:
         settings are unlike the request's."""
         self.refuse_leaving(device)
         if unlike:
-            text = f"{device.device_id}: is plugged in already, and otherwise: {', '.join(unlike)}"
+            text = (
+                f"{device.device_id}: already plugged in with other settings: {', '.join(unlike)}"
+            )
             raise HotplugError(text, hint=hint)
 
     def record_again(self, device: Device, uuid: str, entry: Callable[[Slot], Json]) -> None:

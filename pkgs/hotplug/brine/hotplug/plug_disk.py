@@ -79,7 +79,7 @@ def _existing(vm: Vm, disk: Disk) -> tuple[Device, Disk] | None:
         one = known.get(device.device_id)
         if one and _conflicts(disk, [one.recorded()]):
             if disk.uuid != uuid_of_path(disk.path):
-                text = f"{disk.path}: is plugged in already, as {device.device_id}"
+                text = f"{disk.path}: already plugged in, as {device.device_id}"
                 raise HotplugError(text, hint="leave out --uuid, or give it that one's")
             # The request names no UUID.
             return device, _same(vm, device, one, replace(disk, uuid=one.uuid))

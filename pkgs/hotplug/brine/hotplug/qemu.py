@@ -474,7 +474,7 @@ def _silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
     if qmp_path.suffix == ".kvmd":
         hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
     else:
-        hint = "nobody is seen to have its monitor: see whether it hangs or is stopped"
+        hint = "no process is seen to have its monitor: see whether it hangs or is stopped"
     text = f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s"
     return QmpTimeoutError(text, hint=hint)
 

@@ -90,7 +90,7 @@ def collect_garbage(arguments: argparse.Namespace) -> int:
 
 def _prepare(*more: Capability) -> None:
     log_command("brine")
-    # Who has a tap open can be anybody, and so can a script be that takes too long.
+    # A process of any user may have a tap open, and so may be a script that takes too long.
     kept = (Capability.DAC_OVERRIDE, Capability.KILL, Capability.NET_ADMIN, Capability.SYS_PTRACE)
     keep_only(*kept, *more)
 

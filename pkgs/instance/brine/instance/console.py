@@ -46,7 +46,7 @@ def attach(name: str, path: Path) -> int:
         try:
             line.connect(str(path))
         except BlockingIOError:
-            text = f"{path}: somebody is attached to it, and others wait already"
+            text = f"{path}: another user is attached to it, and others wait already"
             raise InstanceError(name, text) from None
         except OSError as error:
             hint = f'see brine instance info {name}; its spec needs "serial_console": true'
@@ -57,7 +57,7 @@ def attach(name: str, path: Path) -> int:
         refuse_stranger(peer_process(line), name, path)
         waits = _others_are_served(path)
         if waits:
-            text = f"Somebody else is attached to {name}, and is served until they leave."
+            text = f"Another user is attached to {name}, and is served until they leave."
             way_out = " Ctrl-] leaves." if sys.stdin.isatty() else ""
             print(f"{text} Waiting ...{way_out}", file=sys.stderr, flush=True)
         else:

@@ -97,5 +97,5 @@ def ended_early(name: str, program: str) -> EndedEarlyError:
     """
     run = Run.own(name)
     was_prepared = run.is_last() and run.failure is None
-    subject = f"{program} has ended" if was_prepared else "its start has failed"
-    return EndedEarlyError(name, f"{subject}; see what it said above")
+    subject = f"{program} has ended" if was_prepared else "the start failed"
+    return EndedEarlyError(name, f"{subject}; the journal has the reason")

@@ -401,7 +401,11 @@ def _of_domain(seen: Observed) -> InstanceState:
     if oper is Oper.RUNNING and (domain is None or domain.has_no_name()):
         return _starting(seen, _REBOOTS)
     if domain is None or domain.is_zombie():
-        note = "Xen has not got rid of its domain: somebody may have its memory" if domain else ""
+        note = (
+            "Xen has not got rid of its domain: another domain may have its memory"
+            if domain
+            else ""
+        )
         by_user = is_by_user(seen.run, DomainEnd.GONE)
         return _down(spec, _reason(seen), by_user=by_user, note=note)
     if domain.is_dying():
@@ -450,7 +454,7 @@ def _notes(domain: Domain, *, has_unit: bool) -> Iterator[str]:
     elif domain.has("p"):
         yield "it is paused"
     if not has_unit:
-        yield "its xl was ended, and nobody waits for its end: brine instance reboot mends that"
+        yield "its xl was ended, and no process waits for its end: brine instance reboot mends that"
 
 
 def _down(spec: Spec, reason: str, *, by_user: bool, note: str = "") -> InstanceState:

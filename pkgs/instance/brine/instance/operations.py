@@ -175,7 +175,7 @@ def stop(arguments: argparse.Namespace) -> int:
 def reboot(arguments: argparse.Namespace) -> int:
     if arguments.reset and (arguments.force or arguments.timeout is not None):
         hint = "leave out --force and --timeout, or --reset"
-        raise UsageError("--reset asks nobody, and waits for nobody", hint=hint)
+        raise UsageError("--reset does not ask the guest, and waits for no shutdown", hint=hint)
 
     def act(name: str) -> Done:
         if arguments.reset:

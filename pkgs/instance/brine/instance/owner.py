@@ -219,8 +219,8 @@ def refuse_without_owner(spec: Spec) -> None:
 def make_folder(name: str, owner: OwnerSpec) -> None:
     """Make the folder of an instance and its owner, or give it the group of the spec.
 
-    It is a small file system of its own, so that nobody can fill the node's /run. The caller holds
-    the instance's lock.
+    It is a small file system of its own, so that no owner can fill the node's /run. The caller
+    holds the instance's lock.
 
     :raises InstanceError: if it can't be made.
     """

@@ -331,7 +331,7 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     last.sort(key=lambda seen: (seen.name in failed, seen.spec.start_order))
     yield from starts.begin(last)
     for name in starts.late():
-        text = f"is starting still, after {slot_s:g} s, and nobody waits for it"
+        text = f"is starting still, after {slot_s:g} s, and no command waits for it"
         hint = f"brine instance info {name} tells how that goes on"
         yield name, StillStartingError(name, text, hint=hint)
 

@@ -451,5 +451,5 @@ def keep_runtime_aside(name: str) -> Path:
     except OSError as error:
         text = f"{file}: can't be kept aside: {error.strerror}"
         are_many = isinstance(error, FileExistsError)
-        hint = f"remove those that nobody needs: {aside}*" if are_many else None
+        hint = f"remove those that are not needed: {aside}*" if are_many else None
         raise InstanceError(name, text, hint=hint) from error

@@ -240,7 +240,7 @@ class Finder:
         try:
             connection = self.directory.connect(name)
         except ConnectionRefusedError:
-            self._retry(candidate, "nobody listens on it")
+            self._retry(candidate, "no process listens on it")
         except BlockingIOError:
             self._retry(candidate, "too many others wait for it")
         except FileNotFoundError:

@@ -128,8 +128,8 @@ class VerdictRecorder:
 
     def stop_cause(self, connection: Connection) -> str:
         """Why an administrator stops a VM, as the stop marker of its run says; empty if none does.
-        If Brine did not start the VM, a file in the control directory counts, which anybody who may
-        write there can make."""
+        If Brine did not start the VM, a file in the control directory counts, which every user
+        who may write there can make."""
         run = self._run(connection.name, connection.record)
         if run and run.was_stopped():
             return run.stop_cause or STOPPING

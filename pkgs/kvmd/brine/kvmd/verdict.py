@@ -99,7 +99,7 @@ _BY_ADMIN = frozenset(
 )
 # Under -no-reboot a reset ends QEMU with SHUTDOWN. Its user wanted the VM back.
 _BY_CRASH = frozenset({"host-error", "guest-panic", "guest-reset", "subsystem-reset"})
-# States that somebody has wanted who reaches QEMU: a VM that ends in one has not crashed.
+# States that a client of QEMU has asked for: a VM that ends in one has not crashed.
 _WANTED = frozenset({"", PAUSED, "prelaunch", "postmigrate", SUSPENDED})
 
 

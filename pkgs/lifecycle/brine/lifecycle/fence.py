@@ -107,7 +107,7 @@ def _end_all(names: list[str], service: ServiceManager) -> None:
     def end(name: str) -> None:
         try:
             stop_instance(name, force=True, by=Source.OWNER, cause=EndReason.GONE)
-            _say(f"{name}: was ended, as nobody looks after its owner")
+            _say(f"{name}: was ended, as no handler looks after its owner")
         except (BrineError, OSError) as error:
             _say(f"{name}: was not ended: {error}")
 

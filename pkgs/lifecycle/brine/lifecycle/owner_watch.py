@@ -4,8 +4,8 @@ Everything here is pure. Source: "Watchdog Timer Safeguard" in the design of the
 lifecycles.
 
 A watchdog counts by changes that the handler has observed, on the monotonic clock. So a wall clock
-that jumps ends nobody. The watchdog's time of change (mtime) only tells one change from the next,
-and how old a watchdog is that the handler sees for the first time.
+that jumps ends no instance. The watchdog's time of change (mtime) only tells one change from the
+next, and how old a watchdog is that the handler sees for the first time.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ def claiming(check: Callable[[Identities], object] | None = None) -> Iterator[No
     file.
 
     :param check: refuses what another instance has. It is called before the lock is taken, so that
-        nobody waits for the storage that it asks, and again under the lock.
+        no command waits for the storage that it asks, and again under the lock.
     :raises brine.common.locks.LockError: if it can't be had.
     """
     identities = Identities()

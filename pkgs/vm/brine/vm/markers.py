@@ -91,8 +91,8 @@ _NO_FACTS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Marker(NamedTuple):
-    """A marker: of a run, by its invocation id, and made at a time, in seconds since 1970. Nobody
-    has checked the facts."""
+    """A marker: of a run, by its invocation id, and made at a time, in seconds since 1970. The
+    facts are not checked."""
 
     kind: MarkerKind
     name: str

@@ -1,8 +1,8 @@
 """Specs: every key of the definition of an instance, with its type and limits.
 
 Names are those of the field: QEMU's where it has one, else Ganeti's. brine-spec(5) explains each
-key. A spec keeps nothing that Brine does not know: a misspelt key would be a wish that nobody
-grants.
+key. A spec keeps nothing that Brine does not know: a misspelt key would be a wish without
+effect.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _TOLD = {
     Action.SET_DOWN: (SET_DOWN, "its user shut it down: it stays so"),
     Action.CLEAN_UP: (CLEANED_UP, "what was left of it is removed"),
     Action.START: (STARTED_AGAIN, "starts again, for its user"),
-    Action.TRY: (TRIED, "is to run, and does not: try {count} to start it"),
+    Action.TRY: (TRIED, "not running, should be: start attempt {count}"),
     Action.CONTINUE: (CONTINUED, "its storage was full, and has room again: it goes on"),
     Action.GIVE_UP: (GIVEN_UP, "did not stay up after {count} tries: it is tried rarely now"),
 }

@@ -1,8 +1,8 @@
 """A pass of the watcher: looking at all instances, deciding, and working on each.
 
-An instance may change until its turn comes. So the pass looks at it once more, while nobody else
-can change its spec, and does only what is still right. Source: "Implementation" in the design of
-the detection of user shutdown.
+An instance may change until its turn comes. So the pass looks at it once more, while no other
+command can change its spec, and does only what is still right. Source: "Implementation" in the
+design of the detection of user shutdown.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ include:
 {#- One that pillar says nothing of is upgraded with the others, and else left alone where it is to run. #}
 {%- if brine.parts.confd and (brine.confd.enabled or brine.confd.key) %}
 
-{#- A node whose pillar has no key keeps what it has: the files are somebody else's. Brine itself checks a key before it is put in place. #}
+{#- A node whose pillar has no key keeps what it has: the files belong to others. Brine itself checks a key before it is put in place. #}
 {%- if brine.confd.key %}
 
 brine-confd-key:

@@ -95,7 +95,7 @@ def _find(netlink: Netlink, at_once: bool) -> Iterator[Leftover]:
     gone = "its interface is gone"
     for name, link in links.items():
         if owner := _unused_by(link, kept.get(name), at_once):
-            yield Leftover(LeftoverKind.TAP, name, *owner, "nobody has it open")
+            yield Leftover(LeftoverKind.TAP, name, *owner, "no process has it open")
     for name, record in kept.items():
         if not record.is_of(links.get(name)):
             nic = record.nic

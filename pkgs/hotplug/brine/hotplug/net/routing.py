@@ -175,7 +175,7 @@ def connect_by_routes(netlink: Netlink, tap: Link, record: TapRecord) -> None:
         # Before Linux 6.17 the whole node forwards IPv6 or does not, and a node that forwards
         # ignores router advertisements. So its operator decides on that.
         log.warning(
-            "this node does not forward IPv6, so its guests reach nobody beyond it: "
+            "this node does not forward IPv6, so its guests reach no host beyond it: "
             "sysctl -w net.ipv6.conf.all.forwarding=1; where the node takes its own routes from "
             "router advertisements, first net.ipv6.conf.INTERFACE.accept_ra=2"
         )

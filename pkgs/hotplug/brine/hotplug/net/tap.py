@@ -197,7 +197,7 @@ def _attach(name: str, descriptor: int, flags: int) -> None:
             hint = f"brine tap down {name} removes one of Brine's that no process has open"
             raise TapExistsError(name, text, hint=f"{show}; {hint}") from error
         if error.errno == errno.EBUSY:
-            by = ", ".join(map(str, holders(name))) or "somebody"
+            by = ", ".join(map(str, holders(name))) or "a process"
             raise TapBusyError(name, f"{by} has it open") from error
         if error.errno == errno.EINVAL:
             text = "there is an interface of that name, and it is no tap with such queues"

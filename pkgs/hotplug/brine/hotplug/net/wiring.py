@@ -443,4 +443,4 @@ def remove(netlink: Netlink, link: Link) -> bool:
 
 
 def _holders(name: str) -> str:
-    return ", ".join(map(str, holders(name))) or "somebody has it open"
+    return ", ".join(map(str, holders(name))) or "a process has it open"

@@ -119,7 +119,7 @@ class Xen(Hypervisor):
     def guest(self, name: str, pid: int, *, uuid: str | None = None) -> Iterator[DomainGuest]:
         uuid = uuid or last_start.uuid_of(name)
         if uuid is None:
-            raise InstanceError(name, "nobody knows the UUID of its domain")
+            raise InstanceError(name, "the UUID of its domain is unknown")
         with Process.of(pid, unit=unit_of(name)) as waiter:
             yield DomainGuest(name, uuid, waiter)
 
