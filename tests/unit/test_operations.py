@@ -697,6 +697,17 @@ def test_a_start_forgets_what_a_killed_stop_has_left(
     assert not file_of(MarkerKind.STOP, "web1").exists()
 
 
+def test_who_starts_what_another_has_just_started_does_not_have_it_count_as_never_started(
+    running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "has_process", lambda self: self.pid == running.qemu.pid)
+    systemctl.unit(UNIT, ActiveState="activating", MainPID=str(running.qemu.pid), InvocationID="a")
+    write_marker(MarkerKind.START, "web1", run="a", pid=running.qemu.pid)
+    write_marker(MarkerKind.STARTED, "web1", run="a")
+    assert start_instance("web1") is Started.STARTED
+    assert Run.last("web1").has_come_up()
+
+
 def test_a_start_that_fails_is_not_its_users_will(systemctl: ScriptedSystemctl) -> None:
     defined("web1", admin_state="up")
     write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)

@@ -164,7 +164,8 @@ def forget_end(spec: Spec) -> None:
     name = spec.name
     forget_user_shutdown(name)
     markers.remove_unheld(MarkerKind.STOP, name)
-    markers.remove_marker(MarkerKind.STARTED, name)  # no verdict from before counts
+    if not Run.last(name).has_process():  # another command may just have started it
+        markers.remove_marker(MarkerKind.STARTED, name)  # no verdict from before counts
     hypervisor_of(spec).remove_rest(name)
 
 
