@@ -701,7 +701,9 @@ def test_who_starts_what_another_has_just_started_does_not_have_it_count_as_neve
     running: Running, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Run, "has_process", lambda self: self.pid == running.qemu.pid)
-    systemctl.unit(UNIT, ActiveState="activating", MainPID=str(running.qemu.pid), InvocationID="a")
+    run = {"MainPID": str(running.qemu.pid), "InvocationID": "a"}
+    systemctl.unit(UNIT, ActiveState="activating", **run)
+    systemctl.becomes("start", UNIT, ActiveState="active", **run)
     write_marker(MarkerKind.START, "web1", run="a", pid=running.qemu.pid)
     write_marker(MarkerKind.STARTED, "web1", run="a")
     assert start_instance("web1") is Started.STARTED
