@@ -112,6 +112,14 @@ class Step:
 class Operation:
     """The record of an operation.
 
+    It is *begun*, then *committed* or *undoing*, and gone when it has ended.
+
+    Example::
+
+        for record in pending("instance/web2"):
+            if record.is_interrupted():
+                print(record.kind, record.state, record.since, record.waits_for)
+
     :param key: what it works on, such as ``instance/web1``, and *also* lists further keys.
     :param since: its beginning; *deadline* is when it may begin no further step. Both in seconds
         since 1970; a deadline of 0 is none.
@@ -161,7 +169,16 @@ class Operation:
 
 
 class Work:
-    """An operation that this process works on, whose lock it holds; :func:`begin` makes one."""
+    """An operation that this process works on, whose lock it holds; :func:`begin` makes one.
+
+    Example::
+
+        with begin(MOVE, "instance/web1") as work:
+            work.step("copy", undo=("remove", {"path": target}), node="node2")
+            for copied in copy(source, target):
+                work.progress(copied, "copying the disk")
+            work.commit(("remove", {"path": source}))
+    """
 
     def __init__(self, kind: OperationKind, record: Operation) -> None:
         self.record = record
@@ -294,6 +311,11 @@ def begin(
     """Record an operation, for the time of the block. An error in the block undoes its steps,
     unless it is committed. The end of the block commits it and completes it; what can't be
     completed or undone then is a warning, and stays recorded.
+
+    Example::
+
+        with begin(COPY, "instance/web2", deadline_s=3600, facts={"of": "web1"}) as work:
+            ...
 
     :param key: what it works on; *also* names more of it. The caller holds their locks.
     :param deadline_s: after that time no step begins, in seconds; 0 is no limit.

@@ -566,9 +566,22 @@ class _Exchange:
 class ConfdClient:
     """Asks the master candidates of one cluster.
 
+    Each question goes to several of them, chosen at random. The newest answer counts, once so many
+    peers have replied that it is likely to be the cluster's newest.
+
+    Example::
+
+        client = ConfdClient(["192.0.2.1", "node2.example.com"], [load_key(key_file)])
+        try:
+            role = client.ask(questions.node_role("node3.example.com"), timeout_s=2.0)
+        except NoAnswerError as error:
+            print(error, error.hint)
+
     :param peers: addresses as :func:`parse_peer` takes them.
     :param keys: the valid secrets, the current one first. Requests are signed with it; a peer that
         does not answer is asked again with the next.
+    :param port: of peers that name none.
+    :raises ConfdError: if there is no peer or no key, or an address is wrong.
     """
 
     def __init__(self, peers: Iterable[str], keys: Sequence[bytes], *, port: int = PORT) -> None:
@@ -588,11 +601,20 @@ class ConfdClient:
         patient: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Result:
-        """Ask, and return all replies, if any. Raises ConfdError if it does not fit a datagram.
+        """Ask, and wait for replies.
+
+        Example::
+
+            result = client.query(RequestType.NODE_ROLE, "node3.example.com", patient=True)
+            for one, standing in zip(result.replies, result.standings):
+                print(one.peer, standing)
 
         :param coverage: how many peers to ask, chosen at random; by default six, or all if there
             are fewer.
         :param patient: wait for all of them, not only until enough have replied.
+        :param timeout_s: how long to wait at most, in seconds.
+        :returns: all replies, perhaps none.
+        :raises ConfdError: if the request does not fit a datagram.
         """
         salt = str(uuid.uuid4())
         size = len(pack_request(request_type, query, salt, self._keys[0], now_s=time.time()))
@@ -608,6 +630,16 @@ class ConfdClient:
     def ask(
         self, question: Question[T], *, coverage: int | None = None, timeout_s: float = TIMEOUT_S
     ) -> T:
-        """The newest answer to one of :mod:`brine.confd.questions`; see :meth:`Result.decoded`."""
+        """The newest answer to one of :mod:`brine.confd.questions`; see :meth:`Result.decoded`.
+
+        Example::
+
+            ip = client.ask(questions.node_ip_of_instance_ip("198.51.100.7"))
+
+        :param coverage: how many peers to ask; see :meth:`query`.
+        :param timeout_s: how long to wait at most, in seconds.
+        :raises NoAnswerError: if no peer answered.
+        :raises ConfdError: if the newest answer is an error, or has another shape.
+        """
         result = self.query(question.type, question.query, coverage=coverage, timeout_s=timeout_s)
         return result.decoded(question)

@@ -40,11 +40,21 @@ _PAUSE_S = 0.01
 class QmpClient:
     """A connection to one QMP socket, past its greeting.
 
-    Each call blocks until it has what it asks for, or until its time is over. Events that come
-    meanwhile are kept, the newest 1,000 of them, or fewer if they are large.
+    Each call blocks until its answer or event has come, or until its time is over. Events that come
+    before they are asked for are kept, the newest 1,000 of them, or fewer if they are large. Once
+    the connection has ended, every call fails; :meth:`connect` makes a new client.
 
     Source: QEMU's qmp-spec; descriptors travel as SCM_RIGHTS (:manpage:`unix(7)`) with the first
     byte of the command that uses them.
+
+    Example::
+
+        with QmpClient.connect(Path("/run/brine/control/web1.qmp"), timeout_s=5.0) as qmp:
+            qmp.execute("system_powerdown")
+            event = qmp.next_event(timeout_s=60.0)
+            print(event.name, qmp.execute("query-status")["status"])
+
+    :ivar path: of the socket, which errors name.
     """
 
     def __init__(
