@@ -49,7 +49,7 @@ def full(kvmd: Kvmd) -> Iterator[None]:
 def test_a_verdict_that_can_not_be_remembered_is_given_again_after_a_kill(kvmd: Kvmd) -> None:
     with watched(kvmd, "web") as web:
         user_ends(kvmd, web)
-        kvmd.wait_logged("web: what was seen can't be kept for a restart yet: No space left")
+        kvmd.wait_logged("web: its record can't be kept for a restart yet: No space left")
         kvmd.stop(signal.SIGKILL)
         web.end()
         kvmd.start()

@@ -64,8 +64,8 @@ def spec() -> dict[str, Any]:
         (["define", "a", "--node", "n1"], "--node goes with --from-config"),
         (["define", "a", "--config", "b"], "--config goes with --from-config"),
         (["rename", "web1"], "required: NAME"),
-        (["cdrom", "web1"], "what is to be in the drive?"),
-        (["cdrom", "web1", "/a", "--eject"], "what is to be in the drive?"),
+        (["cdrom", "web1"], "medium"),
+        (["cdrom", "web1", "/a", "--eject"], "medium"),
         (["cdrom", "web1", "/a", "--drive", "-1"], "must be from 0 to 99, but is '-1'"),
         (["log", "web1", "-n", "0"], "must be from 1 to 999999, but is '0'"),
         (["rename", "web1", "web1"], "that is its name: web1"),
@@ -743,7 +743,7 @@ def test_a_mistake_of_the_editors_changes_nothing_and_loses_nothing(
     assert (ended, out) == (status, "")
     warning, error, *_ = errors.splitlines()
     (kept,) = tmp_path.glob("brine-web1-*/web1.json")
-    assert warning == f"brine: warning: what you wrote is kept as {kept}"
+    assert str(kept) in warning
     assert said in error
     assert spec() == before
 

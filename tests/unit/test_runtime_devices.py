@@ -227,7 +227,7 @@ def test_what_does_not_go_with_the_spec_says_whose_and_what(file: Path) -> None:
 # Files of which little can be had
 
 
-FOREIGN = "does not say what it was started as"
+FOREIGN = "lacks the settings of its start"
 FOUR = [["kvm"], [{"uuid": "n1", "mac": MAC}], {"acpi": True}, [[{"uuid": "d1"}, "/dev/l", None]]]
 THREE = [["kvm", "-drive"], [{"mac": MAC}, {"mac": HOT_MAC}], {"acpi": True}]
 

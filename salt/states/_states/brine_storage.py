@@ -34,12 +34,12 @@ def unit(name: str) -> Result:
     """
     Ensure a folder is a storage unit. It is made if it is not there.
 
-    :param name: an absolute path.
-
-    .. code-block:: yaml
+    Example::
 
         /srv/vms:
-          brine_storage.unit
+          brine_storage.unit: []
+
+    :param name: an absolute path.
     """
     found, refused = _unit(_FOLDER, name)
     if refused:
@@ -53,12 +53,12 @@ def absent(name: str) -> Result:
     """
     Ensure a folder is no storage unit. A folder with files in it is refused.
 
-    :param name: an absolute path.
-
-    .. code-block:: yaml
+    Example::
 
         /srv/vms:
-          brine_storage.absent
+          brine_storage.absent: []
+
+    :param name: an absolute path.
     """
     found, refused = _unit(_FOLDER, name)
     if refused:
@@ -72,14 +72,14 @@ def allocatable(name: str, allocatable: bool = True) -> Result:
     """
     Ensure new volumes may take space on a physical volume of LVM, or may not.
 
-    :param name: of its device, as ``brine storage list`` shows it; or its UUID.
-    :param allocatable: whether they may.
-
-    .. code-block:: yaml
+    Example::
 
         /dev/sdb:
           brine_storage.allocatable:
             - allocatable: false
+
+    :param name: of its device, as ``brine storage list`` shows it; or its UUID.
+    :param allocatable: whether they may.
     """
     if not isinstance(allocatable, bool):
         return _failure(name, f"allocatable must be true or false, but is {allocatable!r}")

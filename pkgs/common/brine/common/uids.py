@@ -100,7 +100,7 @@ def remove_from_uid_pool(pool: Ranges, removed: Ranges) -> list[list[int]]:
     _check(pool)
     if missing := _without(removed, pool):
         text = f"not in the pool: {format_uid_pool(missing, ',')}"
-        raise UidPoolError(text, hint="brine uidpool show prints what is in it")
+        raise UidPoolError(text, hint="brine uidpool show prints its ids")
     return _changed(pool, _without(pool, removed))
 
 

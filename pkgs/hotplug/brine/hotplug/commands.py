@@ -185,7 +185,7 @@ def _run(
         with waiting(), session as vm:
             result = work(vm)
     except KeyboardInterrupt:
-        text = "what was begun is undone; a guest may still let go of what it was asked for"
+        text = "begun changes are undone; a guest may still let go of a requested device"
         print(f"brine: interrupted: {text}", file=sys.stderr)
         raise
     return _tell(arguments, result)

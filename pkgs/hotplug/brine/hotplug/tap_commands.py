@@ -68,7 +68,7 @@ def collect_garbage(arguments: argparse.Namespace) -> int:
     """``brine tap gc``."""
     _prepare(Capability.SETGID, Capability.SETUID)  # what talks to QEMUs gives up all
     if not may(Capability.NET_ADMIN):
-        raise UsageError("what is left over can't be seen as this user", hint="be root")
+        raise UsageError("this user can't see leftovers", hint="be root")
     dry = arguments.dry_run
     look = find_leftovers if dry else remove_leftovers
     found = look(at_once=arguments.all, idle_for_s=arguments.idle_for)

@@ -152,7 +152,12 @@ class PendingFile:
             except OSError as fault:
                 text = f"{self.path}: damaged, and can't be kept aside: {fault.strerror}"
                 raise HotplugError(text) from fault
-            log.error("%s: what was begun can't be read: %s; kept as %s", self.path, error, aside)
+            log.error(
+                "%s: this record can't be read: %s; kept as %s",
+                self.path,
+                error,
+                aside,
+            )
             return []
 
     def begin(self, pending: Pending) -> None:

@@ -277,7 +277,7 @@ def warn_of(result: DefinitionResult) -> None:
         warn(f"the damaged spec of {name} is kept as {result.defined.aside}")
     if drops := result.drops():
         warn(
-            f"{name}: its next start does not have what was plugged: {', '.join(drops)}",
+            f"{name}: its next start does not have these plugged devices: {', '.join(drops)}",
             hint='to keep them, give the spec the "disks" and "nics" that are to be there',
         )
 
@@ -406,7 +406,7 @@ def edit(arguments: argparse.Namespace) -> int:
         if kept.read_bytes() == text:
             shutil.rmtree(folder)
         else:
-            warn(f"what you wrote is kept as {kept}")
+            warn(f"your text is kept as {kept}")
         raise
     shutil.rmtree(folder)
     results = [DefinitionResult(SpecInput(name, name), defined)]

@@ -45,7 +45,7 @@ def import_machine(arguments: argparse.Namespace) -> int:
     sources = (arguments.image, arguments.libvirt, arguments.proxmox)
     if sum(one is not None for one in sources) != 1:
         hint = "name an image, or --libvirt FILE, or --proxmox FILE"
-        raise UsageError("what is to be imported?", hint=hint)
+        raise UsageError("no source to import from", hint=hint)
     log_to_journal("brine")
     data, ignored = _read(arguments)
     for key in ("name", "memory_mib", "vcpus", "accel"):

@@ -98,7 +98,7 @@ def _refuse_newer(data: Any, before: Spec | None) -> None:
         raise SpecError(f"is {given}, and this Brine knows {VERSION}", where="/version", hint=hint)
     if before and before.version > VERSION:
         text = f"the spec that there is has version {before.version}, of which this Brine knows"
-        text += f" {VERSION}: what it does not know would be lost"
+        text += f" {VERSION}: unknown keys would be lost"
         raise SpecError(text, hint=f"{hint}; or undefine it first")
 
 

@@ -90,7 +90,7 @@ class VerdictRecorder:
             self._keeper.keep_record(connection.key, connection.record)
         except OSError as error:
             if connection not in self._not_kept:
-                text = f"what was seen can't be kept for a restart yet: {error.strerror}"
+                text = f"its record can't be kept for a restart yet: {error.strerror}"
                 tell(log, messages.NOT_KEPT, text, instance=connection.name)
             if not self._not_kept:
                 self._loop.call_later(_KEEP_RETRY_S, self._keep_again)

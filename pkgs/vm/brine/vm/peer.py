@@ -22,7 +22,7 @@ def refuse_stranger(pid: int, name: str, socket: Path) -> None:
     :raises StrangerError: if it is not of the instance's unit.
     """
     if not process.runs_in(pid, unit_of(name)):
-        text = f"{socket}: what listens there is not its QEMU: process {pid}"
+        text = f"{socket}: another process than its QEMU listens there: process {pid}"
         raise StrangerError(text, hint=f"systemctl status {pid} tells more")
 
 

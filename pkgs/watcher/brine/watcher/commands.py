@@ -99,7 +99,7 @@ def _pass(
         try:
             outcomes = _shown(_outcomes(work, ended), arguments)
         except KeyboardInterrupt:
-            text = "interrupted: nothing more is begun; what is starting goes on"
+            text = "interrupted: nothing more is begun; starts in progress go on"
             print(f"brine: error: {text}", file=sys.stderr)
             raise
     if any(one.fault for one in outcomes):

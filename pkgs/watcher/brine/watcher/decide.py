@@ -209,7 +209,7 @@ def _should_be_down(seen: Observed, clean_up: tuple[Action, ...]) -> Decision:
     spec = seen.spec
     if spec.is_down_by_user() and end_of(seen) is EndCause.USER and seen.run.was_shut_down():
         return Decision((Action.SET_DOWN, *clean_up), "its user shut it down, and not all is done")
-    why = "it should be down, and what is left of it takes memory" if clean_up else ""
+    why = "it should be down, and its leftovers take memory" if clean_up else ""
     return Decision(clean_up, why)
 
 
@@ -258,7 +258,7 @@ def _crashed(
     number = f"try {tries.count + 1}" + ("" if is_slow else f" of {settings.tries}")
     left_s = math.ceil(_due_at(tries, settings, now) - now)
     if left_s > 0 and seen.lacks == ():
-        return Decision((Action.TRY,), f"{why}, and what it lacked is there now: {number}")
+        return Decision((Action.TRY,), f"{why}, and its missing parts are there now: {number}")
     why = _lacking(why, seen)
     if left_s <= 0:
         return Decision((Action.TRY,), f"{why}: {number}")

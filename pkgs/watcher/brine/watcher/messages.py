@@ -22,7 +22,7 @@ GIVEN_UP = Message("ba679af32a3c4d28a3dd7e165c0ba718", "given-up", logging.ERROR
 
 _TOLD = {
     Action.SET_DOWN: (SET_DOWN, "its user shut it down: it stays so"),
-    Action.CLEAN_UP: (CLEANED_UP, "what was left of it is removed"),
+    Action.CLEAN_UP: (CLEANED_UP, "its leftovers are removed"),
     Action.START: (STARTED_AGAIN, "starts again, for its user"),
     Action.TRY: (TRIED, "not running, should be: start attempt {count}"),
     Action.CONTINUE: (CONTINUED, "its storage was full, and has room again: it goes on"),

@@ -39,7 +39,7 @@ class Phase(enum.StrEnum):
 
 class ScriptError(BrineError):
     def __init__(self, script: Path, phase: Phase, message: str) -> None:
-        hint = "what it wrote is in the journal: journalctl -t brine"
+        hint = "its output is in the journal: journalctl -t brine"
         super().__init__(f"{script} {phase}: {message}", hint=hint)
 
 

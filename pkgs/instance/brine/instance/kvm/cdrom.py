@@ -244,7 +244,7 @@ class _Drive:
 
 def cdrom(arguments: argparse.Namespace) -> int:
     if (arguments.medium is None) != arguments.eject:
-        raise UsageError("what is to be in the drive?", hint="name a medium, or give --eject")
+        raise UsageError("no medium is named", hint="name a medium, or give --eject")
     undo_when_told_to_end()
     messages.log_to_journal("brine")
     name, number, dry_run = arguments.name, arguments.drive, arguments.dry_run

@@ -239,7 +239,7 @@ def _open_console_log(spec: Spec, files: _FileSets, stack: ExitStack) -> DiskFil
     try:
         writer = open_pipe(spec.name)
     except OSError as error:
-        text = f"{spec.name}: what it says is not logged: {error.filename}: {error.strerror}"
+        text = f"{spec.name}: its console is not logged: {error.filename}: {error.strerror}"
         warn(text, program="brine-instance")
         return None
     stack.callback(os.close, writer)

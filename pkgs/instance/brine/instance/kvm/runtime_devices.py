@@ -222,7 +222,7 @@ def _faults_of(name: str, file: Path) -> Iterator[None]:
 def _load(name: str, file: Path) -> Runtime:
     runtime = Runtime.load(file)
     if runtime.started_with() is None:
-        raise UnusableError(name, f"{file}: does not say what it was started as")
+        raise UnusableError(name, f"{file}: lacks the settings of its start")
     return runtime
 
 
