@@ -20,6 +20,7 @@ for folder in dev proc sys; do
     mount -o bind "/$folder" "/tree/$folder"
 done
 chmod 0666 /dev/net/tun
+[ -e /dev/stdin ] || ln -s /proc/self/fd/0 /dev/stdin # which nft reads
 ip link set lo up
 
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin

@@ -45,6 +45,7 @@ _RPM_PACKAGES = [
 # Names of Fedora's packages, and of Debian's with the same programs.
 _FEDORA_NAMES = {
     "iproute": "iproute2",
+    "nftables": "nftables",
     "python3": "python3",
     "qemu-system-x86": "qemu-system-x86",
     "systemd": "systemd",

@@ -25,6 +25,7 @@ _NODE_PACKAGES = [
     "busybox-static",
     "crun",
     "iproute2",
+    "nftables",
     "podman",
     "procps",
     "python3",

@@ -43,7 +43,7 @@ _DOM0_MODULES = ["crc32c_generic", "virtio_pci", "virtio_blk", "virtio_net", "ex
 # With what Brine's packages depend on, so that a node can install them.
 _PACKAGES = [
     *("systemd", "systemd-sysv", "dbus", "linux-image-amd64", "busybox-static"),
-    *("iproute2", "procps", "bash-completion"),
+    *("iproute2", "nftables", "procps", "bash-completion"),
     *("python3", "python3-json-pointer", "python3-pyinotify", "python3-pyroute2"),
     "python3-systemd",
 ]

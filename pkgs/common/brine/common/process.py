@@ -126,13 +126,15 @@ def run_bounded(
     *,
     timeout_s: float | None,
     environment: Mapping[str, str],
+    asked: str | None = None,
     **how: Any,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program without input, and return its output and its exit status.
+    """Run a program, and return its output and its exit status.
 
     :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
     kernel can't be killed: this function leaves it behind.
 
+    :param asked: its input; None is none.
     :param how: further arguments of :class:`subprocess.Popen`, such as the user.
     :raises TimeoutError: if it takes longer; it is killed as soon as it can be.
     """
@@ -140,7 +142,7 @@ def run_bounded(
 
     program = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL if asked is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -149,7 +151,7 @@ def run_bounded(
         **how,
     )
     try:
-        said, said_wrong = program.communicate(timeout=timeout_s)
+        said, said_wrong = program.communicate(asked, timeout=timeout_s)
     except BaseException as error:
         program.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -26,10 +26,7 @@ from brine.vm.vif import owner_of
 
 # Messages and their attributes.
 
-ACK, DUMP, CREATE, APPEND = 0x4, 0x300, 0x400, 0x800
-"""Flags of a request."""
-
-_REQUEST, _DUMP_CHANGED = 0x1, 0x10
+_REQUEST, _ACK, _DUMP, _DUMP_CHANGED = 0x1, 0x4, 0x300, 0x10
 _ERROR, _DONE = 2, 3
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, number, port
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
@@ -60,7 +57,7 @@ class NetlinkSocket:
     def ask(self, *requests: tuple[int, int, bytes]) -> list[bytes]:
         """Send requests in one datagram; returns the bodies of the kernel's answers.
 
-        :param requests: type, flags and body of each; one without ``ACK`` is not answered.
+        :param requests: type, flags and body of each; one without ``_ACK`` is not answered.
         :raises OSError: the kernel's first error.
         """
         for _ in range(_MOST_DUMPS):
@@ -76,7 +73,7 @@ class NetlinkSocket:
             self._last += 1
             size = _HEADER.size + len(body)
             data += _HEADER.pack(size, kind, _REQUEST | flags, self._last, 0) + body
-            if flags & ACK:
+            if flags & _ACK:
                 waiting.add(self._last)
         self._socket.send(data)
         found: list[bytes] = []
@@ -96,7 +93,7 @@ class NetlinkSocket:
         return found, is_whole
 
 
-def attribute(kind: int, *values: bytes | str | int) -> bytes:
+def _attribute(kind: int, *values: bytes | str | int) -> bytes:
     """An attribute of a message: bytes or other attributes, text, or a number of 32 bits."""
     value = b"".join(map(_packed, values))
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
@@ -144,7 +141,7 @@ _KIND, _DATA = 1, 2  # in _INFORMATION; in _DATA of each kind:
 _BRIDGE_VLAN_FILTERING = 7
 _TUN_OWNER, _TUN_GROUP, _TUN_PERSIST, _TUN_MULTI_QUEUE = 1, 2, 6, 7
 _UP = 0x1
-_WITHOUT_STATISTICS = attribute(_FILTER, 0x8)
+_WITHOUT_STATISTICS = _attribute(_FILTER, 0x8)
 
 
 @dataclass(frozen=True)
@@ -324,11 +321,11 @@ class Netlink(NetlinkSocket):
 
     def links(self) -> list[Link]:
         body = _LINK.pack(0, 0, 0, 0, 0) + _WITHOUT_STATISTICS
-        return list(map(_link, self._try("interfaces", _GET_LINK, body, flags=DUMP)))
+        return list(map(_link, self._try("interfaces", _GET_LINK, body, flags=_DUMP)))
 
     def find(self, name: str) -> Link | None:
         """The interface of that name, or None."""
-        body = _LINK.pack(0, 0, 0, 0, 0) + attribute(_NAME, name) + _WITHOUT_STATISTICS
+        body = _LINK.pack(0, 0, 0, 0, 0) + _attribute(_NAME, name) + _WITHOUT_STATISTICS
         found = self._try(f"interface {name}", _GET_LINK, body, but=[errno.ENODEV])
         return _link(found[0]) if found else None
 
@@ -354,18 +351,18 @@ class Netlink(NetlinkSocket):
         """Change an interface; None leaves a value as it is."""
         body = _LINK.pack(0, 0, link.index, _UP if up else 0, 0 if up is None else _UP)
         if alias is not None:
-            body += attribute(_ALIAS, alias.encode())
+            body += _attribute(_ALIAS, alias.encode())
         if mtu is not None:
-            body += attribute(_MTU, mtu)
+            body += _attribute(_MTU, mtu)
         if mac is not None:
-            body += attribute(_MAC, bytes.fromhex(mac.replace(":", "")))
+            body += _attribute(_MAC, bytes.fromhex(mac.replace(":", "")))
         self._try(f"interface {link.name}", _SET_LINK, body)
 
     def set_master(self, link: Link, bridge: Link | None) -> None:
         """Make an interface a port of a bridge, or of no bridge."""
         index = bridge.index if bridge else 0
         if (link.master or 0) != index:
-            body = _LINK.pack(0, 0, link.index, 0, 0) + attribute(_MASTER, index)
+            body = _LINK.pack(0, 0, link.index, 0, 0) + _attribute(_MASTER, index)
             self._try(f"interface {link.name}", _SET_LINK, body)
 
     def delete(self, link: Link) -> None:
@@ -404,7 +401,7 @@ class Netlink(NetlinkSocket):
     def proxies(self) -> set[Proxy]:
         """All addresses that the node answers for."""
         # Not "dump", which asks for neighbours: the kernel lists either those or proxies.
-        command, names = (_GET_NEIGHBOURS, _REQUEST | DUMP), dict(socket.if_nameindex())
+        command, names = (_GET_NEIGHBOURS, _REQUEST | _DUMP), dict(socket.if_nameindex())
         found = self._call("proxies", "neigh", command, family=0, flags=_PROXY)
         # An entry without an interface is for all interfaces, and not Brine's.
         return {
@@ -449,7 +446,7 @@ class Netlink(NetlinkSocket):
     ) -> list[bytes]:
         """The kernel's answers; none if its error is one of *but*."""
         try:
-            return self.ask((kind, ACK | flags, body))
+            return self.ask((kind, _ACK | flags, body))
         except OSError as error:
             if error.errno in but:
                 return []

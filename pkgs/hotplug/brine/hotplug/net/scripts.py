@@ -20,7 +20,7 @@ from brine.common.files import fault_of_writers
 TIMEOUT_S = 30.0
 """Of each script."""
 
-_SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 # As run-parts(8): backup files of editors and packages have a dot or a tilde in their names.
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MOST_OUTPUT_BYTES = 64 * 1024
@@ -92,7 +92,7 @@ def _run(script: Path, phase: Phase, environment: Mapping[str, str]) -> None:
                 stdout=output,
                 stderr=output,
                 cwd="/",
-                env={"PATH": _SEARCH_PATH, "LANG": "C.UTF-8", **environment},
+                env={"PATH": SEARCH_PATH, "LANG": "C.UTF-8", **environment},
                 start_new_session=True,
             )
         except OSError as error:

@@ -6,55 +6,44 @@ the guest's packets. ``nft list ruleset`` shows this for a NIC with one address 
     table netdev brine-vm-web1-6zt2qk {
         chain sources {
             type filter hook ingress device "vm-web1-6zt2qk" priority -500; policy drop;
-            meta protocol ip ip saddr 192.0.2.10 accept
-            meta protocol arp arp saddr ip 192.0.2.10 accept
-            meta protocol arp arp saddr ip 0.0.0.0 accept
-            meta protocol ip ip saddr 0.0.0.0 ip daddr 255.255.255.255 ip protocol udp accept
-            meta protocol ip6 ip6 saddr 2001:db8::10 accept
-            meta protocol ip6 ip6 saddr fe80::/10 accept
-            meta protocol ip6 ip6 saddr :: ip6 daddr ff02::/16 accept
+            ip saddr 192.0.2.10 accept
+            arp saddr ip 192.0.2.10 accept
+            arp saddr ip 0.0.0.0 accept
+            ip saddr 0.0.0.0 ip daddr 255.255.255.255 ip protocol udp accept
+            ip6 saddr 2001:db8::10 accept
+            ip6 saddr fe80::/10 accept
+            ip6 saddr :: ip6 daddr ff02::/16 accept
         }
     }
 
-The command ``nft`` need not be installed. Source: ``nf_tables.h`` and ``nfnetlink.h`` of Linux,
-:manpage:`nft(8)`.
+nft gets JSON: a name of an interface may have characters that no word of its own language has.
+Source: :manpage:`nft(8)`, :manpage:`libnftables-json(5)`.
 """
 
 from __future__ import annotations
 
-import errno
-import struct
+import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from typing import Any
 
-from brine.common.errors import BrineError
-from brine.hotplug.net.netlink import ACK, APPEND, CREATE, NetlinkSocket, attribute
+from brine.common.errors import BrineError, install_hint
+from brine.common.process import run_bounded
+from brine.hotplug.net.scripts import SEARCH_PATH
 from brine.vm.connection import Address
 
-_NETLINK_NETFILTER = 12
-_SUBSYSTEM = 10  # NFNL_SUBSYS_NFTABLES
-_FAMILY = 5  # NFPROTO_NETDEV
-_INGRESS, _BEFORE_ALL = 0, -500
+_COMMAND = ("nft", "-j", "-f", "-")
+TIMEOUT_S = 20.0
+"""How long nft may take."""
+
+_BEFORE_ALL = -500
 _CHAIN = "sources"
-_NESTED = 0x8000
-_BATCH_BEGIN, _BATCH_END = ((kind, 0, struct.pack(">BBH", 0, 0, _SUBSYSTEM)) for kind in (16, 17))
-_NEW_TABLE, _GET_TABLE, _DELETE_TABLE, _NEW_CHAIN, _GET_CHAIN, _NEW_RULE = 0, 1, 2, 3, 4, 6
+_PREFIX = "brine-"
 
-_IP, _ARP, _IP6 = 0x0800, 0x0806, 0x86DD
-_UDP = 17
-_DROP, _ACCEPT = 0, 1
-_NETWORK_HEADER = 1
-_META_PROTOCOL = 1
+_Json = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class _Match:
-    """A condition: these bits of the network header have this value."""
-
-    offset: int
-    value: bytes
-    mask: bytes = b""
+class SourceFilterError(BrineError):
+    """nft is missing, or refuses."""
 
 
 def allow_sources(tap: str, addresses: Iterable[Address]) -> None:
@@ -62,117 +51,95 @@ def allow_sources(tap: str, addresses: Iterable[Address]) -> None:
 
     The kernel replaces it in one step, so the guest is never without a filter.
 
-    :raises BrineError: if the kernel refuses.
+    :raises SourceFilterError: if that can't be done.
     """
-    hook = attribute(1, _big(_INGRESS)), attribute(2, _big(_BEFORE_ALL)), attribute(3, tap)
-    chain = attribute(4 | _NESTED, *hook), attribute(5, _big(_DROP)), attribute(7, "filter")
-    new_rule = partial(_request, tap, _NEW_RULE, CREATE | APPEND, attribute(2, _CHAIN))
-    _ask(
-        tap,
-        _BATCH_BEGIN,
-        _request(tap, _NEW_TABLE, CREATE),
-        _request(tap, _DELETE_TABLE, 0),
-        _request(tap, _NEW_TABLE, CREATE),
-        _request(tap, _NEW_CHAIN, CREATE, attribute(3, _CHAIN), *chain),
-        *map(new_rule, _rules(addresses)),
-        _BATCH_END,
-    )
+    table = _table(tap)
+    within = {"family": "netdev", "table": table["table"]["name"]}
+    hook = {"type": "filter", "hook": "ingress", "dev": tap, "prio": _BEFORE_ALL, "policy": "drop"}
+    commands = [
+        *_without(tap),
+        {"add": table},
+        {"add": {"chain": within | {"name": _CHAIN} | hook}},
+    ]
+    for matches in _rules(addresses):
+        rule = within | {"chain": _CHAIN, "expr": [*matches, {"accept": None}]}
+        commands.append({"add": {"rule": rule}})
+    _ask(f"{tap}: packets can't be filtered by their source", *commands)
 
 
 def forget_sources(tap: str) -> None:
     """Remove a tap's filter; succeeds if there is none.
 
-    :raises BrineError: if the kernel refuses.
+    :raises SourceFilterError: if that can't be done.
     """
-    if _ask(tap, _request(tap, _GET_TABLE, 0), only_look=True):
-        _ask(tap, _BATCH_BEGIN, _request(tap, _DELETE_TABLE, 0), _BATCH_END)
+    _ask(f"{tap}: the filter of its packets can't be removed", *_without(tap))
 
 
-def is_filtered(tap: str) -> bool:
-    """Whether a tap has its filter: ``nft flush ruleset`` removes it with all others.
+def filtered_taps() -> set[str]:
+    """The names of taps with a filter: ``nft flush ruleset`` removes it with all others.
 
-    :raises BrineError: if the kernel refuses.
+    :raises SourceFilterError: if they can't be listed.
     """
-    return _ask(tap, _request(tap, _GET_CHAIN, 0, attribute(3, _CHAIN)), only_look=True)
+    said = _ask("filters of packets can't be listed", {"list": {"chains": {"family": "netdev"}}})
+    try:
+        chains = [one["chain"] for one in json.loads(said)["nftables"] if "chain" in one]
+        tables = {chain["table"] for chain in chains if chain["name"] == _CHAIN}
+    except (ValueError, LookupError, TypeError) as error:
+        raise SourceFilterError(f"nft's answer can't be used: {error!r}") from error
+    return {table.removeprefix(_PREFIX) for table in tables if table.startswith(_PREFIX)}
 
 
-def _rules(addresses: Iterable[Address]) -> Iterator[bytes]:
-    """Rules that accept packets."""
+def _rules(addresses: Iterable[Address]) -> Iterator[list[_Json]]:
+    """The conditions of each rule that accepts packets."""
     versions = set()
     for address in addresses:
         versions.add(address.version)
         if address.version == 4:
-            yield _rule(_IP, _Match(12, address.packed))
-            yield _rule(_ARP, _Match(14, address.packed))
+            yield [_match("ip", "saddr", str(address))]
+            yield [_match("arp", "saddr ip", str(address))]
         else:
-            yield _rule(_IP6, _Match(8, address.packed))
+            yield [_match("ip6", "saddr", str(address))]
     if 4 in versions:
         # ARP probes for a free address, and DHCP requests, have no source address.
-        yield _rule(_ARP, _Match(14, bytes(4)))
-        everybody, udp = _Match(16, b"\xff" * 4), _Match(9, bytes([_UDP]))
-        yield _rule(_IP, _Match(12, bytes(4)), everybody, udp)
+        yield [_match("arp", "saddr ip", "0.0.0.0")]
+        to_all, udp = _match("ip", "daddr", "255.255.255.255"), _match("ip", "protocol", "udp")
+        yield [_match("ip", "saddr", "0.0.0.0"), to_all, udp]
     if 6 in versions:
         # Neighbour discovery uses link-local addresses, which no router forwards.
-        yield _rule(_IP6, _Match(8, b"\xfe\x80", mask=b"\xff\xc0"))
-        yield _rule(_IP6, _Match(8, bytes(16)), _Match(24, b"\xff\x02"))
+        yield [_match("ip6", "saddr", {"prefix": {"addr": "fe80::", "len": 10}})]
+        multicast = {"prefix": {"addr": "ff02::", "len": 16}}
+        yield [_match("ip6", "saddr", "::"), _match("ip6", "daddr", multicast)]
 
 
-def _rule(protocol: int, *matches: _Match) -> bytes:
-    """A rule that accepts packets of an Ethernet protocol for which all conditions are true."""
-    # Each value is loaded into register 1, and compared there.
-    parts = [_expression("meta", 1, _META_PROTOCOL), _compare(struct.pack(">H", protocol))]
-    for match in matches:
-        size = len(match.value)
-        parts.append(_expression("payload", 1, _NETWORK_HEADER, match.offset, size))
-        if match.mask:
-            mask, nothing = attribute(1, match.mask), attribute(1, bytes(size))
-            parts.append(_expression("bitwise", 1, 1, size, mask, nothing))
-        parts.append(_compare(match.value))
-    verdict = attribute(2 | _NESTED, attribute(1, _big(_ACCEPT)))
-    return attribute(4 | _NESTED, *parts, _expression("immediate", 0, verdict))
+def _match(protocol: str, field: str, value: str | _Json) -> _Json:
+    payload = {"payload": {"protocol": protocol, "field": field}}
+    return {"match": {"op": "==", "left": payload, "right": value}}
 
 
-def _compare(value: bytes) -> bytes:
-    return _expression("cmp", 1, 0, attribute(1, value))
+def _table(tap: str) -> _Json:
+    return {"table": {"family": "netdev", "name": f"{_PREFIX}{tap}"}}
 
 
-def _expression(name: str, *fields: int | bytes) -> bytes:
-    """An expression, whose fields have numbers from 1 on."""
-    packed = [
-        attribute(number, _big(field))
-        if isinstance(field, int)
-        else attribute(number | _NESTED, field)
-        for number, field in enumerate(fields, 1)
-    ]
-    return attribute(1 | _NESTED, attribute(1, name), attribute(2 | _NESTED, *packed))
+def _without(tap: str) -> list[_Json]:
+    """What removes a tap's table, also if there is none."""
+    return [{"add": _table(tap)}, {"delete": _table(tap)}]
 
 
-def _big(value: int) -> bytes:
-    return struct.pack(">i", value)
-
-
-def _request(tap: str, kind: int, flags: int, *attributes: bytes) -> tuple[int, int, bytes]:
-    """A request about a tap's table, or about its content."""
-    body = struct.pack(">BBH", _FAMILY, 0, 0) + attribute(1, f"brine-{tap}") + b"".join(attributes)
-    return _SUBSYSTEM << 8 | kind, flags | ACK, body
-
-
-def _ask(tap: str, *requests: tuple[int, int, bytes], only_look: bool = False) -> bool:
-    """Make requests, of which a batch is one change.
-
-    :param only_look: return False if there is no such object.
-    """
+def _ask(fault: str, *commands: _Json) -> str:
+    """nft's answer to commands, which are done all at once or not at all."""
+    asked = json.dumps({"nftables": commands}, ensure_ascii=False)
     try:
-        with NetlinkSocket(_NETLINK_NETFILTER) as kernel:
-            kernel.ask(*requests)
-    except OSError as error:
-        if only_look and error.errno == errno.ENOENT:
-            return False
-        hint = None
-        if error.errno == errno.EPERM:
-            hint = "be root; it takes CAP_NET_ADMIN"
-        elif error.errno in (errno.EOPNOTSUPP, errno.EPROTONOSUPPORT, errno.EINVAL):
-            hint = "a routed NIC needs nf_tables: modprobe nf_tables"
-        text = f"{tap}: packets can't be filtered by their source: {error.strerror or error}"
-        raise BrineError(text, hint=hint) from error
-    return True
+        environment = {"PATH": SEARCH_PATH, "LC_ALL": "C.UTF-8"}
+        done = run_bounded(_COMMAND, timeout_s=TIMEOUT_S, environment=environment, asked=asked)
+    except FileNotFoundError:
+        hint = f"{install_hint(apt='nftables', dnf='nftables')}; or use another mode"
+        raise SourceFilterError(f"{fault}: the command nft is not there", hint=hint) from None
+    except TimeoutError:
+        text = f"{fault}: nft does not end within {TIMEOUT_S:g} s"
+        raise SourceFilterError(text, hint="see nft list tables netdev") from None
+    if done.returncode == 0:
+        return done.stdout
+    lines = done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"]
+    reason = lines[0].rpartition("Error: ")[2]
+    hint = "a routed NIC needs root with CAP_NET_ADMIN, and nf_tables: modprobe nf_tables"
+    raise SourceFilterError(f"{fault}: nft: {reason}", hint=hint)

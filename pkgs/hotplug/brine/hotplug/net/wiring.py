@@ -29,7 +29,7 @@ from brine.hotplug.net.routing import (
     table_number,
 )
 from brine.hotplug.net.scripts import Phase, run_scripts
-from brine.hotplug.net.source_filter import allow_sources, forget_sources, is_filtered
+from brine.hotplug.net.source_filter import allow_sources, filtered_taps, forget_sources
 from brine.hotplug.net.tap import (
     Tap,
     TapBusyError,
@@ -183,13 +183,22 @@ def restore_filters(netlink: Netlink) -> None:
 
     ``nft flush ruleset`` removes them; Debian's ``nftables.service`` begins with that.
     """
-    for name, record in records.load_all().items():
-        if record.nic.mode != Mode.ROUTED or not (record.is_here() and record.complete):
-            continue
+    routed = {
+        name: record
+        for name, record in records.load_all().items()
+        if record.nic.mode == Mode.ROUTED and record.is_here() and record.complete
+    }
+    try:
+        gone = routed.keys() - filtered_taps() if routed else ()
+    except BrineError as error:
+        log.warning("%s", error)
+        return
+    for name in sorted(gone):
         try:
             with records.one_at_a_time(name, timeout_s=0):
+                record = routed[name]
                 is_current = records.load(name) == record and _link_of(netlink, record)
-                if is_current and not is_filtered(name):
+                if is_current and name not in filtered_taps():
                     allow_sources(name, record.nic.addresses())
                     log.warning("%s: its filter was gone, and is there again", name)
         except LockedError:
