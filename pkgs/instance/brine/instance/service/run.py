@@ -60,7 +60,8 @@ def _prepared(name: str) -> Spec:
         monitor = InstanceFiles(name).qmp
         if is_listening(monitor):
             text = f"{monitor}: a VM of that name runs already, and not as this unit"
-            raise InstanceError(name, text)
+            hint = f"ss --unix --listening --processes src {monitor} names its process"
+            raise InstanceError(name, text, hint=hint)
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # also if systemd alone starts the unit
         refuse_elsewhere(spec)
