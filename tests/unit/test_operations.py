@@ -283,6 +283,31 @@ def test_one_that_can_not_be_read_now_is_not_called_damaged(
 # undefine, rename
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: undefine_instance("web1"),
+        lambda: rename_instance("web1", "web2"),
+        lambda: clone_instance("web1", "web2"),
+        lambda: define_instance({"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k"}),
+    ],
+    ids=["undefine", "rename", "clone", "define"],
+)
+def test_what_a_vm_may_still_use_that_is_not_its_units_stays_its(
+    qemus: FakeQemus, change: Callable[[], object]
+) -> None:
+    """Such as a QEMU that storage keeps from ending. Another start would not find it."""
+    before = defined()
+    runtime = InstanceFiles("web1").runtime
+    runtime.write_text("{}")
+    qemus.start(InstanceFiles("web1").qmp)
+    with pytest.raises(InstanceError, match="^web1: ") as caught:
+        change()
+    assert str(InstanceFiles("web1").qmp) in (caught.value.hint or "")
+    assert (store.names(), store.load("web1")) == (["web1"], before)
+    assert runtime.exists()
+
+
 def marked(name: str) -> list[str]:
     return [kind for kind in (MarkerKind.STOP, MarkerKind.SHUTDOWN) if file_of(kind, name).exists()]
 

@@ -29,7 +29,7 @@ from brine.instance.kvm import uefi
 from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.observe import Oper, look
 from brine.instance.owner import remove_folder
-from brine.instance.registry import define_instance, refuse_name
+from brine.instance.registry import define_instance, refuse_name, refuse_stray_vm
 from brine.instance.store import InstanceError
 from brine.vm.spec import Spec, to_json
 from brine.vm.values import address_fault
@@ -169,6 +169,7 @@ def _source(name: str) -> Spec:
     if (oper := seen.state.oper) in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
         hint = f"brine instance stop {name}, then clone it: its disks change while it runs"
         raise InstanceError(name, f"is {oper}", hint=hint)
+    refuse_stray_vm(name, "end it, then clone the instance: its disks change while it runs")
     if not seen.spec.is_xen():
         with contextlib.suppress(InstanceError):  # its start tells the fault
             return with_hot_changes(seen.spec)

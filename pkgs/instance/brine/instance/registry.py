@@ -305,6 +305,7 @@ def undefine_instance(name: str) -> None:
             _let_go(name, "undefine")
         elif (oper := oper_of(unit.find(name))) in GOING:
             raise _is_going(name, oper, "undefine")
+        refuse_stray_vm(name, "end it, then undefine the instance")
         store.remove(name)
         store.forget(name)
         forget_tries(name)
@@ -333,9 +334,18 @@ def refuse_name(name: str) -> None:
     store.refuse_existing(name)
     _refuse_odd_name(name)
     refuse_running_without_spec(name)
-    if is_listening(InstanceFiles(name).qmp):
-        hint = f"give another name; {InstanceFiles(name).qmp} is its monitor"
-        raise InstanceError(name, "a QEMU of that name runs, which Brine did not start", hint=hint)
+    refuse_stray_vm(name, "give another name")
+
+
+def refuse_stray_vm(name: str, hint: str) -> None:
+    """Refuse a name by which a VM runs that is not a unit's, or that even SIGKILL has not ended.
+
+    :param hint: what to do.
+    """
+    monitor = InstanceFiles(name).qmp
+    if is_listening(monitor):
+        text = "a QEMU of that name runs, and not as its unit"
+        raise InstanceError(name, text, hint=f"{hint}; {monitor} is its monitor")
 
 
 def _refuse_odd_name(name: str) -> None:
@@ -346,6 +356,7 @@ def _refuse_odd_name(name: str) -> None:
 def _refuse_running(seen: Observed, what: str) -> None:
     if seen.is_going:
         raise _is_going(seen.name, seen.state.oper, what)
+    refuse_stray_vm(seen.name, f"end it, then {what} it")
 
 
 def _is_going(name: str, oper: Oper, what: str) -> InstanceError:
