@@ -148,7 +148,6 @@ LATE = {
     "brine.instance.xen.xl": "most nodes have no Xen",
     "brine.instance.xen.domain": "an instance has one of the two",
     "difflib": "only a mistake needs it",
-    "hashlib": "few commands change a runtime file",
     "ipaddress": "most specs have no address",
     "logging": "most starts have nothing to say",
     "pyroute2": "it takes longer to load than all else together",

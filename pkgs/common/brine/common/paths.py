@@ -24,6 +24,7 @@ OPERATIONS_DIR = STATE_DIR / "operations"
 OUTBOX_DIR = STATE_DIR / "outbox"
 UEFI_DIR = STATE_DIR / "uefi"
 SSCONF_DIR = STATE_DIR / "ssconf"
+SPEC_CACHE_FILE = Path("/run/brine/specs.cache")
 QEMU_VERSIONS_FILE = Path("/run/brine/qemu-versions.json")
 NODE_FILE = STATE_DIR / "node.json"
 NIC_SCRIPTS_DIR = ETC_DIR / "nic.d"

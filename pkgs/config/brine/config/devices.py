@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import uuid
 from collections.abc import Sequence
 from typing import Any
 
+from brine.common.digest import sha256
 from brine.common.schema import member, shown
 from brine.config.merge import Draft, Json
 from brine.config.schema import canonical_uuid, is_uuid
@@ -94,7 +94,7 @@ def _inherit(draft: Draft, instance: Json, nic: Json, values: Json) -> None:
 def _free_mac(prefix: str, seed: str, taken: set[str]) -> str:
     """An unused MAC address, the same for the same input, so that a dry run tells the
     truth."""
-    start = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:3], "big")
+    start = int.from_bytes(sha256(seed.encode())[:3], "big")
     for number in itertools.islice(itertools.count(start), 1 << 24):
         low = (number % (1 << 24)).to_bytes(3, "big")
         mac = f"{prefix}:{low.hex(':')}"

@@ -31,6 +31,7 @@ from brine.common.files import (
 )
 from brine.common.locks import locked
 from brine.common.own_node import noted_node
+from brine.instance.spec_cache import SpecCache, mark_of
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import READERS, instance_names, started_with
 from brine.vm.markers import (
@@ -159,13 +160,20 @@ def names() -> list[str]:
 
 def load_all() -> Iterator[Spec | InstanceError]:
     """The specs of this node's instances, by name; an error for each that can't be used."""
+    cache = SpecCache()
     for name in names():
+        file = InstanceFiles(name).spec
         try:
-            yield _parse(name, InstanceFiles(name).spec)
+            mark = mark_of(file)
+            if (spec := cache.find(name, mark)) is None:
+                spec = _read(name, file)
+                cache.add(name, mark, spec)
+            yield _usable(name, file, spec)
         except FileNotFoundError:
             continue  # it was undefined just now
         except InstanceError as error:
             yield error
+    cache.write()
 
 
 def save(spec: Spec) -> None:
@@ -282,7 +290,10 @@ def held(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
 
 
 def _parse(name: str, file: Path) -> Spec:
-    spec = _read(name, file)
+    return _usable(name, file, _read(name, file))
+
+
+def _usable(name: str, file: Path, spec: Spec) -> Spec:
     if spec.name != name:
         # The file's name counts, unless the file is a copy of another instance's.
         if InstanceFiles(spec.name).spec.exists():

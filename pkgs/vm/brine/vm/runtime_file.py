@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from brine.common import paths
+from brine.common.digest import sha256
 from brine.common.errors import BrineError
 from brine.common.files import place_of, read_json, read_regular, write_whole
 from brine.common.locks import LockError, node_lock
@@ -355,10 +356,8 @@ LOCK_TIMEOUT_S = 10.0
 
 def lock_name(purpose: str, file: Path) -> str:
     """The name of a file's or a socket's lock, the same for every path that leads to it."""
-    import hashlib  # few commands change a runtime file
-
     real = os.path.realpath(file)
-    digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:12]
+    digest = sha256(os.fsencode(real)).hex()[:12]
     readable = "".join(c if c.isalnum() or c in "-_." else "_" for c in Path(real).stem)[:40]
     return f"{purpose}-{readable}-{digest}"
 

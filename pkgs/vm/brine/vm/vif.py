@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote_to_bytes
 
+from brine.common.digest import sha256
 from brine.common.errors import UsageError
 from brine.vm.address import DeviceKind
 from brine.vm.claims import Claim, claims_of
@@ -158,7 +158,7 @@ def tap_name(instance: str, nic: str) -> str:
     :param nic: the NIC's UUID, or its index if it has none.
     """
     readable = re.sub(r"[^A-Za-z0-9]", "", instance.partition(".")[0])[:_READABLE_CHARACTERS]
-    digest = hashlib.sha256(f"{instance}\0{nic}".encode(errors="surrogateescape")).digest()
+    digest = sha256(f"{instance}\0{nic}".encode(errors="surrogateescape"))
     hashed = base64.b32encode(digest).decode().lower()[:_HASH_CHARACTERS]
     return f"{PREFIX}{readable}-{hashed}" if readable else f"{PREFIX}{hashed}"
 

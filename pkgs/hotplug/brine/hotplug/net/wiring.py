@@ -9,7 +9,6 @@ The functions block as long as operators' scripts take.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 
+from brine.common.digest import sha256
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError, node_lock
 from brine.hotplug.net import ovs, records
@@ -213,7 +213,7 @@ def tap_mac(name: str) -> str:
     A bridge takes the lowest address of its ports as its own. This one begins so high that guests
     that come and go don't change it.
     """
-    return "fe:" + hashlib.sha256(name.encode(errors="surrogateescape")).digest()[:5].hex(":")
+    return "fe:" + sha256(name.encode(errors="surrogateescape"))[:5].hex(":")
 
 
 def _scripts(record: TapRecord) -> Callable[[Phase], None]:
