@@ -18,7 +18,7 @@ from brine.config.apply import apply
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore
-from brine.config.verify import find
+from brine.config.verify import find_mistakes
 from lab.ganeti_config import ganeti_config, instance_name
 from lab.waiting import wait_for
 
@@ -162,7 +162,7 @@ def test_ten_thousand_instances(tmp_path: Path) -> None:
     assert {instance.serial_no for instance in config.instances.values()} == {2}
     assert {disk.serial_no for disk in config.disks.values()} == {1}
     # A tenth of them have DRBD disks.
-    assert {mistake.kind for mistake in find(config)} == {"unsupported"}
+    assert {mistake.kind for mistake in find_mistakes(config)} == {"unsupported"}
 
 
 def test_a_waiting_writer_goes_on_when_the_lock_is_free(store: ConfigStore) -> None:

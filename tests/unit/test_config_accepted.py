@@ -12,7 +12,7 @@ from brine.common.schema import KeySchema
 from brine.config import params, ssconf
 from brine.config.apply import InputError, apply
 from brine.config.model import Configuration
-from brine.config.verify import find
+from brine.config.verify import find_mistakes
 from brine.instance.definition import SpecInput, define_several
 from brine.instance.from_config import spec_of
 
@@ -91,10 +91,10 @@ def put(declared: Json, place: tuple[Any, ...], value: Any) -> Json:
 
 def expect_use(new: Configuration) -> None:
     """Have a configuration pass all later steps."""
-    assert find(new) == []
+    assert find_mistakes(new) == []
     text = new.format()
     assert Configuration.parse(text).format() == text
-    ssconf.export(new)
+    ssconf.all_values(new)
     ssconf.extra_files(new)
     for node in new.nodes:
         ours = [one for one in new.instances.values() if one.primary_node == node]
@@ -300,8 +300,10 @@ def test_the_fault_of_a_nic_stays_its_own_where_another_goes(base: Configuration
     (instance,) = (one for one in data["instances"].values() if one["name"] == DOMAIN)
     instance["nics"][1]["nicparams"] = {"vlan": "5"}
     faulty = Configuration.from_json(data)
-    assert [one.where for one in find(faulty)] == [f"/instances/{DOMAIN}/nics/1/nicparams/vlan"]
-    assert len(find(apply(faulty, domain({"nics": [{"uuid": second}]})).new)) == 1
+    assert [one.where for one in find_mistakes(faulty)] == [
+        f"/instances/{DOMAIN}/nics/1/nicparams/vlan"
+    ]
+    assert len(find_mistakes(apply(faulty, domain({"nics": [{"uuid": second}]})).new)) == 1
 
 
 def test_devices_of_one_instance_differ_in_the_beginnings_of_their_uuids(

@@ -104,7 +104,7 @@ def test_a_cluster_out_of_nothing() -> None:
     (disk,) = (config.disks[key] for key in web.disks)
     assert disk.logical_id == ["vg0", f"{disk.uuid}.disk0"]
     assert (disk.iv_name, disk.nodes, disk.size) == ("disk/0", [node.uuid], 1024)
-    assert verify.find(config) == []
+    assert verify.find_mistakes(config) == []
 
 
 @given(st.data())
@@ -464,7 +464,7 @@ def test_no_input_does_worse_than_an_error(data: Json, from_nothing: bool) -> No
     except InputError as error:
         assert error.mistakes
     else:
-        assert verify.find(new) == []
+        assert verify.find_mistakes(new) == []
         assert Configuration.parse(new.format()) == new
 
 
@@ -810,7 +810,7 @@ def test_a_new_cluster_has_the_family_of_its_address(
     given = {"cluster": {"name": "c.example.com", **cluster}, "nodes": {"n1.example.com": node}}
     made = apply(None, given).new
     assert (made.cluster.primary_ip_family, made.cluster.master_netmask) == expected
-    assert verify.find(made) == []
+    assert verify.find_mistakes(made) == []
     reset = {"cluster": {"primary_ip_family": None, "master_netmask": None}}
     again = apply(made, {"cluster": {"tags": ["x"]}}).new
     assert (again.cluster.primary_ip_family, again.cluster.master_netmask) == expected

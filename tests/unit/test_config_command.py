@@ -555,7 +555,7 @@ def test_ids_that_are_there_already_change_nothing(filled: Run) -> None:
 
 
 def test_a_change_of_the_pool_is_rehearsed(filled: Run, tmp_path: Path) -> None:
-    ssconf.write(tmp_path / "ssconf", ssconf.export(Configuration.from_json(ganeti_config())))
+    ssconf.write(tmp_path / "ssconf", ssconf.all_values(Configuration.from_json(ganeti_config())))
 
     def written() -> dict[Path, tuple[int, int]]:
         found = {file: file.stat() for file in tmp_path.rglob("*")}
@@ -717,7 +717,7 @@ def test_the_configuration_of_another_cluster_leaves_ssconf_alone(
 def test_a_node_without_configuration_shows_what_it_was_told(brine: Run, tmp_path: Path) -> None:
     data = ganeti_config()
     data["cluster"]["uid_pool"] = [[4000, 4099], [5000, 5000]]
-    ssconf.write(tmp_path / "ssconf", ssconf.export(Configuration.from_json(data)))
+    ssconf.write(tmp_path / "ssconf", ssconf.all_values(Configuration.from_json(data)))
     assert brine("uidpool", "show") == (0, "4000-4099,5000\n", "")
     shown = json.loads(brine("uidpool", "show", "--json")[1])
     assert shown["source"] == str(tmp_path / "ssconf/ssconf_uid_pool")
@@ -950,7 +950,7 @@ def test_references_by_name_follow_a_rename() -> None:
     names = json.loads(json.dumps(data).replace(f'"{uuid}"', f'"{old}"'))
     names["nodes"][uuid] = names["nodes"].pop(old) | {"uuid": uuid}
     configuration = Configuration.from_json(names)
-    made = nodes.rename(configuration, configuration.nodes[uuid], "alpha")
+    made = nodes.with_new_name(configuration, configuration.nodes[uuid], "alpha")
     data["nodes"][uuid]["name"] = "alpha"
     assert made.to_json() == Configuration.from_json(data).to_json()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from brine.config.model import Configuration
-from brine.config.verify import find
+from brine.config.verify import find_mistakes
 from lab.ganeti_config import ganeti_config, instance_name, uuid_of
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ def disk(data: Json, number: int = 1) -> Json:
 
 def test_a_genuine_file_is_clean() -> None:
     data = ganeti_config(nodes=6, instances=40)
-    found = find(Configuration.from_json(data))
+    found = find_mistakes(Configuration.from_json(data))
     # Brine itself does not set up DRBD's disks.
     assert {(fault.kind, fault.text.partition(" is of ")[2]) for fault in found} == {
         ("unsupported", "the kind drbd, which is not set up here")
@@ -112,14 +112,14 @@ def test_a_fault_is_found(place: str, value: Any, kind: str, where: str | None) 
     expected = re.sub(r"\b(node|instance)(\d)", r"\1\2.example.com", where or place)
     expected = expected.replace("UUID2", uuid_of("instance", 2))
     expected = expected.replace("disk1", uuid_of("disk", 1))
-    assert [(fault.kind, fault.where) for fault in find(config)] == [(kind, expected)]
-    assert [fault.kind for fault in find(config, by_uuid=True)] == [kind]
+    assert [(fault.kind, fault.where) for fault in find_mistakes(config)] == [(kind, expected)]
+    assert [fault.kind for fault in find_mistakes(config, by_uuid=True)] == [kind]
 
 
 def test_a_key_that_is_not_the_uuid_is_found() -> None:
     data = ganeti_config(nodes=3)
     data["nodes"]["x"] = data["nodes"].pop(uuid_of("node", 2))
-    found = [(fault.kind, fault.where) for fault in find(Configuration.from_json(data))]
+    found = [(fault.kind, fault.where) for fault in find_mistakes(Configuration.from_json(data))]
     assert found == [("key-mismatch", "/nodes/node2.example.com")]
 
 
@@ -128,7 +128,7 @@ def test_a_cluster_without_master_candidates_is_at_fault() -> None:
     for each in data["nodes"].values():
         each["master_candidate"] = False
     data["cluster"]["master_node"] = ""
-    assert [str(fault) for fault in find(Configuration.from_json(data))] == [
+    assert [str(fault) for fault in find_mistakes(Configuration.from_json(data))] == [
         "/cluster/master_node: no node is a master candidate"
     ]
 
@@ -141,7 +141,7 @@ def test_what_upgraded_and_newer_ganetis_have_is_no_fault() -> None:
     data["networks"] = {network: {"uuid": network, "name": "a network, 3rd floor / left"}}
     nic = instance(data)["nics"][0]
     nic.update(ip=None, network=network, nicparams={"mode": "routed"})
-    found = find(Configuration.from_json(data))
+    found = find_mistakes(Configuration.from_json(data))
     assert [fault.kind for fault in found] == ["unsupported"]  # its node needs to know an address
 
 
@@ -150,7 +150,7 @@ def test_a_secret_is_not_in_a_fault() -> None:
     one = disk(data, 10)
     one["logical_id"] = list(reversed(one["logical_id"]))
     secret = one["logical_id"][0]
-    found = find(Configuration.from_json(data))
+    found = find_mistakes(Configuration.from_json(data))
     assert [fault.kind for fault in found] == ["unsupported", "dangling", "dangling"]
     assert secret not in str(found)
 
@@ -159,13 +159,13 @@ def test_the_same_ip_on_another_link_is_no_fault() -> None:
     data = ganeti_config(instances=2)
     other = instance(data, 2)["nics"][0]
     other.update(ip=instance(data)["nics"][0]["ip"], nicparams={"link": "br7"})
-    assert find(Configuration.from_json(data)) == []
+    assert find_mistakes(Configuration.from_json(data)) == []
 
 
 def test_a_global_parameter_on_an_instance_is_found_in_the_file() -> None:
     data = ganeti_config(instances=1)
     instance(data)["hvparams"] = {"migration_port": 1}
-    assert [fault.where for fault in find(Configuration.from_json(data))] == [
+    assert [fault.where for fault in find_mistakes(Configuration.from_json(data))] == [
         f"{WEB}/hvparams/migration_port"
     ]
 
@@ -183,4 +183,6 @@ def test_a_global_parameter_on_an_instance_is_found_in_the_file() -> None:
 def test_a_disks_own_parameters_are_no_fault(kind: str, values: Json) -> None:
     data = ganeti_config()
     disk(data).update(dev_type=kind, params=values)
-    assert not [one for one in find(Configuration.from_json(data)) if "/params" in one.where]
+    assert not [
+        one for one in find_mistakes(Configuration.from_json(data)) if "/params" in one.where
+    ]

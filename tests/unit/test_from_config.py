@@ -16,7 +16,7 @@ from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.config.model import Configuration
 from brine.config.store import ConfigStore
-from brine.config.verify import find
+from brine.config.verify import find_mistakes
 from brine.instance import store
 from brine.instance.from_config import elsewhere, spec_of
 from brine.instance.validate import completed
@@ -225,7 +225,7 @@ def test_a_users_shutdown_is_followed_by_what_the_configuration_says() -> None:
     assert imported(configured(**kernel, user_shutdown=False))[1] == []
     data = configured(**kernel)
     data["cluster"]["hvparams"]["xen-pvm"] = {"user_shutdown": False}
-    faults = find(Configuration.from_json(data))
+    faults = find_mistakes(Configuration.from_json(data))
     assert not [one for one in faults if "user_shutdown" in one.where]
     assert imported(data)[0]["user_shutdown"] == "restart"
 

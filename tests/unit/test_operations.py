@@ -930,7 +930,7 @@ def test_a_stop_waits_for_the_run_that_it_stops_and_for_no_later_one(
 
     monkeypatch.setattr(Running, "end", end)
     assert stop_instance("web1") is Stopped.STOPPED
-    now = unit.find("web1")
+    now = unit.find_unit("web1")
     assert now
     assert (now.active, now.invocation) == ("active", "b")
 

@@ -189,7 +189,7 @@ def test_a_renamed_one_has_one_name_and_all_its_files_at_any_time(node: Path) ->
         assert (spec.uuid, spec.name) == (before.uuid, name)
         assert look(name).state.status == "USER_down"  # or it would be started
         assert [file.read_text() for file in files_of(name)] == [CONTENT] * 4
-        store.settle("web1")
+        store.settle_instance("web1")
         assert store.names() == [name]  # what was seen stays so
         # The other name can be given to a new one, which inherits nothing.
         other = "web1" if name == "web2" else "web2"
@@ -223,7 +223,7 @@ def test_a_copy_that_another_file_replaced_is_not_removed(node: Path) -> None:
         if operation.pending() and copy.exists() and not store.load_sound("web2"):
             copy.unlink()
             copy.write_text("another")
-            store.settle("web2")
+            store.settle_instance("web2")
             assert copy.read_text() == "another"
             return
     raise AssertionError("it was never killed with a copy")

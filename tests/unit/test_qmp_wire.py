@@ -16,7 +16,7 @@ from brine.common.qmp.wire import (
     QmpReply,
     command,
     excerpt,
-    parse,
+    message_of,
 )
 
 SHUTDOWN = (
@@ -53,7 +53,7 @@ SHUTDOWN = (
     ],
 )
 def test_messages_are_recognised(line: bytes, expected: object) -> None:
-    assert parse(line) == expected
+    assert message_of(line) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,14 +76,14 @@ def test_messages_are_recognised(line: bytes, expected: object) -> None:
 )
 def test_what_is_no_message_is_refused(line: bytes) -> None:
     with pytest.raises(QmpProtocolError) as caught:
-        parse(line)
+        message_of(line)
     assert "\n" not in str(caught.value)
 
 
 @given(st.binary())
 def test_no_line_does_worse_than_be_refused(line: bytes) -> None:
     with contextlib.suppress(QmpProtocolError):
-        parse(line)
+        message_of(line)
 
 
 json_values = st.recursive(
@@ -97,7 +97,7 @@ keys = st.sampled_from(["QMP", "event", "return", "error", "timestamp", "data", 
 @given(st.dictionaries(keys, json_values))
 def test_no_json_does_worse_than_be_refused(message: dict[str, object]) -> None:
     with contextlib.suppress(QmpProtocolError):
-        parse(json.dumps(message).encode())
+        message_of(json.dumps(message).encode())
 
 
 def test_a_command_is_one_line() -> None:

@@ -25,7 +25,7 @@ from brine.instance.xen import config
 from brine.instance.xen.xl import Domain
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
-from brine.vm.halt import Halt, excerpt
+from brine.vm.halt import Halt, printable_excerpt
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
 from brine.vm.run import RecordedVerdict, Run
 from brine.vm.slots import pci_slot
@@ -133,7 +133,7 @@ def test_a_list_says_which_qemu_stands_still_and_why(
 
 
 def test_what_qemu_says_is_the_same_when_it_is_read_from_its_marker() -> None:
-    halt = Halt("io-error", excerpt("\x1b" * 80))
+    halt = Halt("io-error", printable_excerpt("\x1b" * 80))
     write_marker(MarkerKind.HALTED, "web1", run=UNKNOWN_RUN, **halt.facts())
     found = Halt.of(read_marker(MarkerKind.HALTED, "web1"))
     assert found is not None
@@ -200,7 +200,7 @@ def test_what_was_plugged_is_not_pending() -> None:
 def test_a_domain_of_xens_waits_for_a_restart_too() -> None:
     keys: dict[str, Any] = {"hypervisor": "xen-pvh", "kernel": "/vmlinuz"}
     assert summary(seen(running(), **keys))["restart_pending"] is None
-    config.write(seen(memory_mib=512, **keys).spec)
+    config.write_config(seen(memory_mib=512, **keys).spec)
     told = summary(seen(running(), memory_mib=1024, nics=[{"link": "br0"}], **keys))
     assert (told["restart_pending"], told["memory_mib"]) == (["memory_mib", "nics"], 512)
     lines = list(report_lines(details(seen(running(), memory_mib=1024, **keys))))

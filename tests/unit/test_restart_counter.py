@@ -44,13 +44,13 @@ def test_what_is_noted_is_there_for_the_next_one(own_node: Path) -> None:
     assert stat.S_IMODE((own_node / "watcher.json").stat().st_mode) == 0o640
     assert restart_counter.load().get("web1", NONE) == Tries(2, 1.5)
     assert restart_counter.given_up() == {"web2": 5}
-    assert restart_counter.forget("web2")
-    assert not restart_counter.forget("web2")
+    assert restart_counter.forget_counter("web2")
+    assert not restart_counter.forget_counter("web2")
     assert restart_counter.load() == {"web1": Tries(2, 1.5)}
 
 
 def test_where_nothing_was_tried_nothing_is_written(own_node: Path) -> None:
-    assert not restart_counter.forget("web1")
+    assert not restart_counter.forget_counter("web1")
     with restart_counter.changed():
         pass
     assert not (own_node / "watcher.json").exists()

@@ -15,7 +15,7 @@ import pytest
 
 from brine.instance.kvm.runtime_devices import (
     UnusableError,
-    differences,
+    device_changes,
     dropped,
     hot_changes_or_aside,
     with_hot_changes,
@@ -91,7 +91,7 @@ def test_nothing_plugged_is_no_change(file: Path) -> None:
     spec = web1(disks=disks, nics=nics)
     assert with_hot_changes(spec) is spec  # it has not been started yet
     started(spec)
-    assert differences(spec, with_hot_changes(spec)) == []
+    assert device_changes(spec, with_hot_changes(spec)) == []
 
 
 def test_a_disk_that_was_plugged_in_stays_though_a_limit_of_memory_may_be_too_small(
@@ -116,7 +116,7 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path, interface: str, slot:
     assert [replace(disk, slot=-1) for disk in after.disks[:2]] == list(spec.disks)
     hot = Disk(uuid=HOT, path="/hot", interface=interface, slot=slot.number, **usual)
     assert after.disks[2] == hot
-    assert differences(replace(after, disks=spec.disks), spec) == []
+    assert device_changes(replace(after, disks=spec.disks), spec) == []
 
 
 def test_a_disk_that_is_entered_for_the_next_start_is_virtio(file: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
     after = with_hot_changes(spec)
     hot = Nic(uuid=HOT, model="virtio", mode="routed", slot=21, **usual)
     assert after.nics == (replace(spec.nics[0], slot=13), hot)
-    assert differences(replace(after, nics=spec.nics), spec) == []
+    assert device_changes(replace(after, nics=spec.nics), spec) == []
 
 
 def test_what_was_taken_out_stays_out_and_each_change_is_told(file: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_was_taken_out_stays_out_and_each_change_is_told(file: Path) -> Non
     assert [disk.uuid for disk in after.disks] == [B]
     assert [nic.uuid for nic in after.nics] == [HOT]
     told = ["disk /a taken out", f"NIC {MAC} taken out", f"NIC {HOT_MAC} plugged in"]
-    assert differences(spec, after) == told
+    assert device_changes(spec, after) == told
 
 
 def test_what_was_changed_is_so_in_its_old_place(file: Path) -> None:
@@ -163,7 +163,7 @@ def test_what_was_changed_is_so_in_its_old_place(file: Path) -> None:
         (A, MAC, "br1", "8"),
         (B, spec.nics[1].mac, "br0", ""),
     ]
-    assert differences(spec, after) == [f"NIC {MAC} changed"]
+    assert device_changes(spec, after) == [f"NIC {MAC} changed"]
 
 
 def test_ide_disks_which_nobody_plugs_stay_in_their_places(file: Path) -> None:

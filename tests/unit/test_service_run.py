@@ -283,7 +283,7 @@ def xl(node: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedX
     """web1 is a domain of Xen's, whose run before has left its marks."""
     spec = completed({"name": "web1", "uuid": UUID, "hypervisor": "xen-pvm", "kernel": "/dev/null"})
     store.save(spec)
-    config.write(spec)
+    config.write_config(spec)
     for kind in (Marker.STARTED, Marker.STOP, Marker.SHUTDOWN):
         write_marker(kind, "web1", run=UNKNOWN_RUN)
     return ScriptedXl(tmp_path / "xl", monkeypatch)

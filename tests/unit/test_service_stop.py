@@ -57,7 +57,7 @@ def test_each_is_stopped_once_and_all_at_once(
     os.write(fifo[1], data[:1000])
     more = threading.Timer(0.1, os.write, (fifo[1], data[1000:]))
     more.start()
-    stop.serve(fifo[0], idle_s=1)
+    stop.stop_as_told(fifo[0], idle_s=1)
     more.join()
     assert sorted(begun) == sorted((name, 17, f"run-{name}") for name in names)
     assert list(tmp_path.iterdir()) == []
@@ -75,7 +75,7 @@ def test_what_is_no_request_is_said_and_harms_none(
     stopped: list[str] = []
     monkeypatch.setattr(stop, "stop_run", lambda run, pid: stopped.append(run.name))
     os.write(fifo[1], f"{line}\nweb2 run 18\n".encode("latin-1"))
-    stop.serve(fifo[0], idle_s=0.1)
+    stop.stop_as_told(fifo[0], idle_s=0.1)
     assert stopped == ["web2"]
     assert "no such request" in capsys.readouterr().err
 
@@ -90,6 +90,6 @@ def test_who_just_looks_keeps_none_from_being_stopped(
     ends = threading.Timer(0.3, os.close, [looks])
     ends.start()
     os.write(fifo[1], b"web1 run 17\n")
-    stop.serve(fifo[0], idle_s=0.1)
+    stop.stop_as_told(fifo[0], idle_s=0.1)
     ends.join()
     assert stopped == ["web1"]

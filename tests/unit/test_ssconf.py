@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
     """The values of a cluster of six nodes."""
     data = ganeti_config(nodes=6, instances=12)
     data["cluster"]["uid_pool"] = [[4000, 4099], [5000, 5000]]
-    ssconf.write(tmp_path / "ssconf", ssconf.export(Configuration.from_json(data)))
+    ssconf.write(tmp_path / "ssconf", ssconf.all_values(Configuration.from_json(data)))
     return tmp_path / "ssconf"
 
 
@@ -67,11 +67,11 @@ def test_every_value_is_in_a_file_of_its_own(folder: Path) -> None:
 
 
 def test_only_what_changed_is_written(folder: Path) -> None:
-    values = ssconf.export(Configuration.from_json(ganeti_config(nodes=6, instances=12)))
+    values = ssconf.all_values(Configuration.from_json(ganeti_config(nodes=6, instances=12)))
     (folder / "ssconf_hvparams_gone").touch()
     (folder / "ssconf_of_somebody_else").touch()
     before = (folder / "ssconf_node_list").stat().st_ino
-    assert ssconf.pending(folder, values) == ["hvparams_gone", "uid_pool"]
+    assert ssconf.changed_keys(folder, values) == ["hvparams_gone", "uid_pool"]
     assert ssconf.write(folder, values) == ["hvparams_gone", "uid_pool"]
     assert ssconf.write(folder, values) == []
     assert (folder / "ssconf_node_list").stat().st_ino == before

@@ -72,7 +72,7 @@ def node(own_node: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     """A node of the test's own, whose log is the test's."""
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
-    monkeypatch.setattr(commands, "log_to_journal", lambda: None)
+    monkeypatch.setattr(commands, "log_pass", lambda: None)
     caplog.set_level(logging.INFO, logger="brine")
     paths.SPECS_DIR.mkdir()
     for name in ("web1", "web2", "web3"):

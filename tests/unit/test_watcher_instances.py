@@ -273,7 +273,7 @@ def test_an_event_that_there_is_no_room_for_is_kept_later(
 
 def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
     spec = ran_on_xen()
-    config.write(spec)
+    config.write_config(spec)
     write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
     on_xen.domain("web1", 3, "---ss-", spec.uuid, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
@@ -289,7 +289,7 @@ def test_what_a_broken_start_left_is_cleaned_and_the_start_tried_again(
 ) -> None:
     spec = completed({"name": "web1", "admin_state": "up", "hypervisor": "xen-pvh", "kernel": "/k"})
     store.save(spec)
-    config.write(spec)
+    config.write_config(spec)
     on_xen.domain("web1", 3, "--p---", spec.uuid, cpu_s=0.0)
     on_xen.domain("theirs", 4, "--p---", THEIRS, cpu_s=0.0)
     # While systemd starts it, every domain looks so for a moment.
@@ -520,7 +520,7 @@ def test_what_has_just_ended_waits_for_no_other_pass(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(commands, "log_to_journal", lambda: None)
+    monkeypatch.setattr(commands, "log_pass", lambda: None)
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
     monkeypatch.setattr(paths, "ETC_DIR", own_node)
     for name in ("web1", "web2", "web3"):

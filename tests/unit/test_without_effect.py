@@ -17,7 +17,7 @@ from brine.confd.answers import Answers
 from brine.confd.protocol import RequestType
 from brine.config import params, ssconf
 from brine.config.apply import apply
-from brine.config.effect import summary, without_effect
+from brine.config.effect import in_one_line, without_effect
 from brine.config.merge import CLASSES
 from brine.config.model import Configuration
 from brine.instance.from_config import spec_of
@@ -67,7 +67,7 @@ def whole() -> dict[str, Any]:
 def seen(data: dict[str, Any]) -> Any:
     """All that follows from a configuration, as JSON."""
     configuration = Configuration.from_json(copy.deepcopy(data))
-    found: list[Any] = [ssconf.export(configuration)]
+    found: list[Any] = [ssconf.all_values(configuration)]
     for instance in configuration.instances.values():
         try:
             found.append(spec_of(configuration, instance)[0])
@@ -233,7 +233,7 @@ def test_an_apply_names_each_and_what_is_usual_is_not_named() -> None:
         "/instances/web2.example.com/os",
     )
     line = "/cluster/maint_balance, /cluster/hvparams/kvm/vga, /instances/*/os (2)"
-    assert summary(list(applied.without_effect)) == line
+    assert in_one_line(list(applied.without_effect)) == line
     declared["cluster"] |= {"maint_balance": False, "hvparams": {"kvm": {"vga": ""}}}
     for instance in declared["instances"].values():
         instance["os"] = "noop"

@@ -34,7 +34,7 @@ UP, STOP, SHUTDOWN = MarkerKind.STARTED, MarkerKind.STOP, MarkerKind.SHUTDOWN
 
 @pytest.fixture
 def scripted(own_node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScriptedXl:
-    config.write(SPEC)
+    config.write_config(SPEC)
     return ScriptedXl(tmp_path / "bin", monkeypatch)
 
 
@@ -92,7 +92,7 @@ def test_an_earlier_start_does_not_count(
 ) -> None:
     mark(UP)
     monkeypatch.setenv("INVOCATION_ID", "0d" * 16)
-    config.write(SPEC)
+    config.write_config(SPEC)
     scripted.domain("web1", 3, "-b----", UUID)
     clear_domain("web1")
     assert scripted.asked() == DESTROYED

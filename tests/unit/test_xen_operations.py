@@ -70,7 +70,7 @@ def test_one_without_xl_is_stopped_and_removed(
 def test_others_may_see_whether_there_is_a_domain_and_no_more(xl: ScriptedXl) -> None:
     folder = InstanceFiles("web1").domain.parent
     folder.mkdir(mode=0o700)  # of a former Brine
-    file = config.write(defined())
+    file = config.write_config(defined())
     assert stat.S_IMODE(folder.stat().st_mode) == 0o711
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -78,7 +78,7 @@ def test_others_may_see_whether_there_is_a_domain_and_no_more(xl: ScriptedXl) ->
 @pytest.mark.parametrize("name", ["web1", "(null)"])
 def test_what_a_broken_start_left_does_not_run_and_is_removed(xl: ScriptedXl, name: str) -> None:
     spec = defined()
-    config.write(spec)
+    config.write_config(spec)
     xl.domain(name, 3, "--p---", spec.uuid, cpu_s=0.0)
     seen = look("web1")
     assert (seen.state.oper, seen.state.status) == ("down", "ERROR_down")
@@ -104,7 +104,7 @@ def test_a_paused_domain_of_others_is_left_alone(
 ) -> None:
     spec = defined()
     if is_started_here:
-        config.write(spec)
+        config.write_config(spec)
     xl.domain(
         **{"name": "web1", "number": 3, "state": "--p---", "cpu_s": 0.0, **row}, uuid=spec.uuid
     )
@@ -115,7 +115,7 @@ def test_a_paused_domain_of_others_is_left_alone(
 
 def test_a_domain_that_came_up_and_was_paused_at_once_runs(xl: ScriptedXl) -> None:
     spec = defined()
-    config.write(spec)
+    config.write_config(spec)
     write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
     xl.domain("web1", 3, "--p---", spec.uuid, cpu_s=0.0)
     assert look("web1").state.oper == "running"
@@ -132,14 +132,14 @@ def test_a_domain_of_a_later_run_is_not_stopped_with_the_former_one(
         xl.rows([])
         xl.domain("web1", 4, "-b----", spec.uuid)  # which a start has made meanwhile
 
-    monkeypatch.setattr(tool, "shut_down", shut_down)
+    monkeypatch.setattr(tool, "ask_shutdown", shut_down)
     assert stop_instance("web1", force=True, timeout_s=5) is Stopped.STOPPED
     assert xl.asked() == []
 
 
 def test_all_that_is_defined_of_a_domain_that_runs_waits_for_a_restart(xl: ScriptedXl) -> None:
     spec = defined()
-    config.write(spec)
+    config.write_config(spec)
     xl.domain("web1", 3, "-b----", spec.uuid)
     given = {**to_json(spec), "memory_mib": 512, "nics": [{"link": "br0"}]}
     (result,) = define_several([SpecInput("web1", "web1", given)], dry_run=False, live=True)
@@ -151,7 +151,7 @@ def test_all_that_is_defined_of_a_domain_that_runs_waits_for_a_restart(xl: Scrip
 
 def test_a_damaged_spec_is_written_anew_and_the_domain_stays_its_own(xl: ScriptedXl) -> None:
     spec = defined(nics=[{"link": "br0"}])
-    config.write(spec)
+    config.write_config(spec)
     xl.domain("web1", 3, "-b----", spec.uuid)
     store.spec_file_of("web1").write_text('{"name": "web1", ')
     data = {"name": "web1", "hypervisor": "xen-pvm", "kernel": "/k", "nics": [{"link": "br0"}]}
@@ -164,7 +164,7 @@ def test_a_damaged_spec_is_written_anew_and_the_domain_stays_its_own(xl: Scripte
 
 def test_what_xl_was_given_may_be_damaged_as_well(xl: ScriptedXl) -> None:
     spec = defined()
-    file = config.write(spec)
+    file = config.write_config(spec)
     file.write_text(file.read_text().replace('{"name"', '{"name'))
     xl.domain("web1", 3, "-b----", spec.uuid)
     store.remove("web1")
@@ -219,7 +219,7 @@ def test_what_is_left_goes_with_its_spec(xl: ScriptedXl) -> None:
 
 
 def test_what_its_start_has_left_goes_where_it_goes(xl: ScriptedXl) -> None:
-    config.write(defined())
+    config.write_config(defined())
     write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
     rename_instance("web1", "web2")
     assert not file_of(MarkerKind.STARTED, "web1").exists()

@@ -47,7 +47,7 @@ def test_one_that_runs_is_ready_and_that_is_noted(
     xl: ScriptedXl, waiter: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.save(SPEC)
-    config.write(SPEC)
+    config.write_config(SPEC)
     file = InstanceFiles("web1").domain
     file.write_text(file.read_text().replace(f"process {os.getpid()}", f"process {waiter.pid}"))
     xl.domain("web1", 3, "r-----", UUID)
@@ -66,7 +66,7 @@ def test_one_that_does_not_run_or_is_of_another_xl_is_waited_for(
     xl: ScriptedXl, waiter: StandIn, monkeypatch: pytest.MonkeyPatch, state: str, *, is_by: bool
 ) -> None:
     monkeypatch.setattr(Spec, "start_limit_s", lambda _: 0.1)
-    config.write(SPEC)
+    config.write_config(SPEC)
     if not is_by:
         monkeypatch.setenv("MAINPID", str(os.getpid() + 1))
     if state:
@@ -76,7 +76,7 @@ def test_one_that_does_not_run_or_is_of_another_xl_is_waited_for(
 
 
 def test_why_it_has_ended_already(xl: ScriptedXl, monkeypatch: pytest.MonkeyPatch) -> None:
-    config.write(SPEC)
+    config.write_config(SPEC)
     with pytest.raises(InstanceError, match="^web1: .*; the journal"):
         Xen().wait_ready(SPEC, None)
     xl.domain("web1", 3, "---sc-", UUID, ShutdownReason.CRASH)

@@ -169,10 +169,10 @@ def test_what_xl_refuses_is_told_in_a_line(scripted: ScriptedXl) -> None:
     said = "libxl: error: libxl_domain.c:850:pvcontrol_cb: guest didn't acknowledge: -9"
     scripted.refuse("shutdown", f"{said}\nshutdown failed (rc=-9)\n")
     with pytest.raises(XlError, match=r"^xl shutdown 3: guest didn't acknowledge: -9$"):
-        xl.shut_down(3, timeout_s=10)
+        xl.ask_shutdown(3, timeout_s=10)
     scripted.refuse("shutdown", "")
     with pytest.raises(XlError, match=r"^xl shutdown 3: 1$"):
-        xl.shut_down(3, timeout_s=10)
+        xl.ask_shutdown(3, timeout_s=10)
 
 
 def test_a_node_without_xl_has_no_domains_and_says_so(
@@ -181,7 +181,7 @@ def test_a_node_without_xl_has_no_domains_and_says_so(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert xl.domains().domains == ()
     with pytest.raises(XlError, match="there is no program xl") as caught:
-        xl.shut_down(3, timeout_s=10)
+        xl.ask_shutdown(3, timeout_s=10)
     assert install_hint(apt="xen-utils", dnf="xen-runtime") in (caught.value.hint or "")
 
 
@@ -193,7 +193,7 @@ def test_an_xl_that_hangs_is_not_waited_for(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(XlError, match=r"^xl shutdown 3: no answer within 0.1 s"):
-        xl.shut_down(3, timeout_s=0.1)
+        xl.ask_shutdown(3, timeout_s=0.1)
 
 
 # Why xl failed: one line of the many that Xen 4.20 said

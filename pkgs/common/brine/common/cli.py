@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from brine.common import __version__
-from brine.common.entry_points import EntryPoint, entry_points, versions
+from brine.common.entry_points import EntryPoint, entry_points, installed_versions
 from brine.common.errors import BrineError, UsageError, die, nearest, root_hint
 
 _OTHER_VERBS = {
@@ -224,7 +224,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _print_version(options: Sequence[str]) -> int:
     if options not in ([], ["--json"]):
         raise UsageError("--version has no other option than --json", hint="see brine --help")
-    parts = versions() if options else {}
+    parts = installed_versions() if options else {}
     parts.pop("common", None)  # whose version it is
     print(
         json.dumps({"version": __version__, "parts": parts}) if options else f"brine {__version__}"

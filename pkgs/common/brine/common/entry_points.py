@@ -37,7 +37,7 @@ def entry_points(group: str) -> list[EntryPoint]:
     return list(found.values())
 
 
-def versions() -> dict[str, str]:
+def installed_versions() -> dict[str, str]:
     """The version of each installed part of Brine, by its name, such as ``kvmd``."""
     found: dict[str, str] = {}
     for folder in _metadata():

@@ -126,7 +126,7 @@ def _imported(declared: Json) -> Applied:
     """A configuration of Ganeti's as the first one."""
     new = Configuration.from_json(declared)
     notes = ["imported as it is, with its serial numbers"]
-    if faults := verify.find(new):
+    if faults := verify.find_mistakes(new):
         notes.append(f"it has faults: {len(faults)}; brine config verify lists them")
     return Applied(new, tuple(notes), tuple(without_effect(declared, new)))
 
@@ -595,11 +595,11 @@ def _new_faults(draft: Draft, new: Configuration) -> list[Mistake]:
     """The new faults of the result as a whole, without those that follow from mistakes of the
     input."""
     removed = draft.removed_names()
-    faults = verify.find(new, removed=removed)
+    faults = verify.find_mistakes(new, removed=removed)
     if faults and draft.current:
         # Faults are compared by UUID, because a renamed object keeps its faults.
-        before = set(verify.find(draft.current, by_uuid=True))
-        pairs = zip(faults, verify.find(new, by_uuid=True, removed=removed), strict=True)
+        before = set(verify.find_mistakes(draft.current, by_uuid=True))
+        pairs = zip(faults, verify.find_mistakes(new, by_uuid=True, removed=removed), strict=True)
         faults = [fault for fault, same in pairs if same not in before]
     if draft.foreign:
         ganetis = ("unknown-key", "orphan", UNSUPPORTED)

@@ -20,7 +20,7 @@ from brine.common.own_node import note_node
 from brine.config import nodes, ssconf
 from brine.config.apply import apply
 from brine.config.diff import Change, changes
-from brine.config.effect import summary
+from brine.config.effect import in_one_line
 from brine.config.model import Configuration, resolve
 from brine.config.params import Mistake
 from brine.config.schema import ConfigError, parse_json
@@ -32,7 +32,7 @@ from brine.config.store import (
     Writer,
     read_configuration,
 )
-from brine.config.verify import find
+from brine.config.verify import find_mistakes
 
 Pool = list[list[int]]
 
@@ -56,7 +56,7 @@ def apply_file(arguments: argparse.Namespace) -> int:
         _note_this_node(writer.new)
     notes, ignored = [*applied.notes, *kept], list(applied.without_effect)
     if ignored:
-        notes.append(f"kept, and without effect in Brine: {summary(ignored)}")
+        notes.append(f"kept, and without effect in Brine: {in_one_line(ignored)}")
     return _tell_change(arguments, writer, notes, without_effect=ignored)
 
 
@@ -97,7 +97,7 @@ def verify(arguments: argparse.Namespace) -> int:
     """``brine config verify``"""
     store = _store_of(arguments.file) if arguments.file else _store(arguments)
     configuration = store.read()
-    found = find(configuration)
+    found = find_mistakes(configuration)
     if (by := store.look().overtaken_by) is not None:
         text = f"{configuration.serial_no} {_overtaken(configuration.serial_no, by)}"
         found.append(Mistake("/serial_no", text, "older"))
@@ -185,8 +185,8 @@ def restore(arguments: argparse.Namespace) -> int:
 
 def export_ssconf(arguments: argparse.Namespace) -> int:
     """``brine config export-ssconf``"""
-    values = ssconf.export(_store(arguments).read())
-    write = ssconf.pending if arguments.dry_run else ssconf.write
+    values = ssconf.all_values(_store(arguments).read())
+    write = ssconf.changed_keys if arguments.dry_run else ssconf.write
     changed = write(arguments.folder, values)
     result = {
         "dry_run": arguments.dry_run,
@@ -221,7 +221,7 @@ def rename_node(arguments: argparse.Namespace) -> int:
         if writer.current is None:
             raise store.none_here()
         node = nodes.find_node(writer.current, arguments.old)
-        wanted = nodes.rename(writer.current, node, new)
+        wanted = nodes.with_new_name(writer.current, node, new)
         if store.is_usual and not dry_run:  # the new name would not lead this host to its node
             _note_this_node(writer.current)
         kept = _write_in_step(store, writer, wanted)
@@ -353,7 +353,7 @@ def _none_to_change(store: ConfigStore) -> NoConfigError:
 def _write_in_step(store: ConfigStore, writer: Writer, wanted: Configuration) -> list[str]:
     """Write a configuration, and have this node's programs know what it says; returns remarks."""
     if _has_ssconf(store):
-        ssconf.export(wanted)  # what can't be stops us here
+        ssconf.all_values(wanted)  # what can't be stops us here
     writer.write(wanted)
     return _keep_in_step(store, wanted, dry_run=writer.dry_run)
 
@@ -369,8 +369,8 @@ def _keep_in_step(store: ConfigStore, written: Configuration, *, dry_run: bool) 
     if not _has_ssconf(store):
         return []
     try:
-        values = ssconf.export(written)
-        change = ssconf.pending if dry_run else ssconf.write
+        values = ssconf.all_values(written)
+        change = ssconf.changed_keys if dry_run else ssconf.write
         if not change(folder, values):
             return []
     except BrineError as error:
@@ -425,14 +425,14 @@ def _tell_change(
     notes = [*notes, *_aside_notes(writer)]
     if restored is not None and not (old and old.serial_no == new.serial_no):
         done = "would restore" if dry_run else "restored"
-        summary = f"{done}: the content of serial {restored}, as {new.serial_no}"
+        in_one_line = f"{done}: the content of serial {restored}, as {new.serial_no}"
     elif not found:
-        summary = f"no changes: serial {new.serial_no}"
+        in_one_line = f"no changes: serial {new.serial_no}"
     elif dry_run:
-        summary = f"would apply: {_counted(len(found), 'change')}"
+        in_one_line = f"would apply: {_counted(len(found), 'change')}"
     else:
         before = f"{old.serial_no} -> " if old else ""
-        summary = f"applied: serial {before}{new.serial_no}, {_counted(len(found), 'change')}"
+        in_one_line = f"applied: serial {before}{new.serial_no}, {_counted(len(found), 'change')}"
     result = {
         "dry_run": dry_run,
         "old_serial": old.serial_no if old else None,
@@ -443,7 +443,7 @@ def _tell_change(
     # Before a restore there may be a damaged file, or none: then everything would be a change.
     lines = found if old or restored is None else []
     noted = (f"note: {note}" for note in notes)
-    return _tell(arguments, result | more, [*lines, *noted, summary])
+    return _tell(arguments, result | more, [*lines, *noted, in_one_line])
 
 
 def _overtaken(serial_no: int, by: int) -> str:

@@ -107,7 +107,7 @@ def ignored_wishes(configuration: Configuration, instance: Instance) -> list[str
     return [where.removeprefix("/") for where in (*backend, *wishes, *disks)]
 
 
-def summary(places: list[str]) -> str:
+def in_one_line(places: list[str]) -> str:
     """Such places in one line: objects of one section are counted together.
 
     ``/instances/web1/os``; ``/nodes/*/powered (3)`` for three nodes.

@@ -87,7 +87,7 @@ def find_this_node(configuration: Configuration) -> ThisNode:
     return ThisNode(node.name, node.uuid, host, is_renamed, is_master)
 
 
-def rename(configuration: Configuration, node: Node, new_name: str) -> Configuration:
+def with_new_name(configuration: Configuration, node: Node, new_name: str) -> Configuration:
     """The configuration with another name of a node, whose UUID stays. What refers to the node by
     its name, as an old file may, refers to it by its UUID then.
 
@@ -137,8 +137,8 @@ def export(configuration: Configuration, data: bytes, node: Node) -> NodeExport:
     :param data: the configuration's file.
     :raises SsconfError: if a value can't be one of ssconf; ConfigError if a path can't be one.
     """
-    own = excerpt(configuration, node)
-    values = ssconf.export(configuration)
+    own = part_for(configuration, node)
+    values = ssconf.all_values(configuration)
     instances = configuration.instances.values()
     return NodeExport(
         serial=configuration.serial_no,
@@ -151,7 +151,7 @@ def export(configuration: Configuration, data: bytes, node: Node) -> NodeExport:
     )
 
 
-def excerpt(configuration: Configuration, node: Node) -> Configuration:
+def part_for(configuration: Configuration, node: Node) -> Configuration:
     """A configuration with all that the specs of the node's instances are made of. Others'
     instances have only what tells whose they are, and nothing is private."""
     instances = configuration.instances

@@ -38,7 +38,7 @@ class SsconfError(BrineError):
         super().__init__(f"ssconf {key}: {message}", hint=hint)
 
 
-def export(configuration: Configuration) -> dict[str, str]:
+def all_values(configuration: Configuration) -> dict[str, str]:
     """All values of a configuration by key, without final line ends.
 
     :raises SsconfError: if a name would make two lines or words, or a range of user ids is none.
@@ -123,7 +123,7 @@ def write(folder: Path, values: Mapping[str, str]) -> list[str]:
 
     :return: the keys that changed, sorted.
     """
-    changed = pending(folder, values)
+    changed = changed_keys(folder, values)
     if not changed:
         return changed
     key = changed[0]
@@ -148,7 +148,7 @@ def write(folder: Path, values: Mapping[str, str]) -> list[str]:
     return changed
 
 
-def pending(folder: Path, values: Mapping[str, str]) -> list[str]:
+def changed_keys(folder: Path, values: Mapping[str, str]) -> list[str]:
     """The keys that :func:`write` would change, sorted; raises ConfigError if it has no place."""
     if not os.path.isdir(folder.parent):
         hint = f"see whether the name is right; mkdir --parents {folder.parent} makes it"

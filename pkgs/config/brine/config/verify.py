@@ -43,7 +43,7 @@ _RULES: dict[type[ConfigObject], list[dataclasses.Field[Any]]] = {
 
 
 @shallow()
-def find(
+def find_mistakes(
     configuration: Configuration,
     *,
     by_uuid: bool = False,

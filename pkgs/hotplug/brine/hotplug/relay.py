@@ -99,7 +99,7 @@ def _relay(qemu: socket.socket, client: socket.socket) -> None:
             *lines, rest = heard.split(b"\n")
             heard = bytearray(rest)
             for line in lines:
-                if wire.parse(bytes(line)) is not None:
+                if wire.message_of(bytes(line)) is not None:
                     client.sendall(json.dumps(json.loads(line)).encode() + b"\n")
             if len(heard) > LINE_LIMIT:
                 return

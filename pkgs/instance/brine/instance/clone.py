@@ -95,7 +95,7 @@ def clone_instance(
     if source == name:
         raise UsageError(f"that is its name: {name}", hint="give the clone another one")
     if not dry_run:
-        store.settle(name)
+        store.settle_instance(name)
     with store.alone(source):
         spec = _source(source)
         refuse_name(name)
@@ -110,7 +110,7 @@ def clone_instance(
             return defined.spec, copies, notes
         data["uuid"] = defined.spec.uuid
         known = {"name": name, "source": source, "uuid": defined.spec.uuid}
-        with operation.begin(CLONE, store.key_of(name), facts=known) as work:
+        with operation.begin(CLONE, store.operation_key(name), facts=known) as work:
             for number, one in enumerate(copies):
                 work.progress(number / len(copies), f"{one.source} to {one.target}")
                 tell(one)

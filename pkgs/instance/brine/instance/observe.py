@@ -189,7 +189,7 @@ class Observed:
 
 def look(name: str) -> Observed:
     spec = load_or_why(name)
-    return _observed(spec, unit.find(name), _marked(), Domains().of(spec))
+    return _observed(spec, unit.find_unit(name), _marked(), Domains().of(spec))
 
 
 def load_or_why(name: str) -> Spec:
@@ -204,7 +204,7 @@ def load_or_why(name: str) -> Spec:
 def refuse_running_without_spec(name: str) -> None:
     """Refuse an instance that runs without a spec."""
     with contextlib.suppress(UnitError):  # where there is no systemd, nothing runs
-        if oper_of(unit.find(name)) is not Oper.DOWN:
+        if oper_of(unit.find_unit(name)) is not Oper.DOWN:
             raise _running_without(name, "has no spec") from None
 
 

@@ -76,7 +76,7 @@ def folder_of(name: str) -> Path:
     return paths.LIFECYCLE_DIR / name
 
 
-def opened(folder: Path) -> int:
+def open_folder(folder: Path) -> int:
     """Open a folder of an owner.
 
     :raises OSError: if there is none.
@@ -87,14 +87,14 @@ def opened(folder: Path) -> int:
 @contextlib.contextmanager
 def below(path: Path) -> Iterator[int]:
     """The same, open for the time of the block."""
-    folder = opened(path)
+    folder = open_folder(path)
     try:
         yield folder
     finally:
         os.close(folder)
 
 
-def find(folder: int, name: str) -> OwnersFile | None:
+def find_file(folder: int, name: str) -> OwnersFile | None:
     """The status of an owner's file, without opening it; None if there is none.
 
     :param folder: an open one.
@@ -173,7 +173,7 @@ def why_owner_absent(spec: Spec) -> str:
     path = folder_of(spec.name)
     try:
         with below(path) as folder:
-            watchdog, request = find(folder, WATCHDOG), find(folder, TERMINATE)
+            watchdog, request = find_file(folder, WATCHDOG), find_file(folder, TERMINATE)
     except FileNotFoundError:
         return f"{path} does not exist"
     except OSError as error:

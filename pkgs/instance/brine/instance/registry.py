@@ -34,7 +34,7 @@ from brine.instance.observe import (
 )
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.start import forget_end, forget_tries
-from brine.instance.stop import remove_domain
+from brine.instance.stop import remove_leftover
 from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import UnitError
 from brine.instance.validate import completed
@@ -303,7 +303,7 @@ def undefine_instance(name: str) -> None:
     with store.alone(name):
         if store.load_sound(name) or not store.spec_file_of(name).exists():
             _let_go(name, "undefine")
-        elif (oper := oper_of(unit.find(name))) in GOING:
+        elif (oper := oper_of(unit.find_unit(name))) in GOING:
             raise _is_going(name, oper, "undefine")
         refuse_stray_vm(name, "end it, then undefine the instance")
         store.remove(name)
@@ -326,7 +326,7 @@ def _let_go(name: str, what: str) -> None:
     seen = look(name)
     _refuse_running(seen, what)
     if seen.domain:
-        remove_domain(seen.spec)
+        remove_leftover(seen.spec)
 
 
 def refuse_name(name: str) -> None:
@@ -380,7 +380,9 @@ def rename_instance(name: str, new_name: str) -> Spec:
         has_crashed = _has_crashed(seen)
         store.try_to_save(seen.spec, new_name)
         there = {"name": name, "new_name": new_name}
-        with operation.begin(RENAME, store.key_of(name), store.key_of(new_name)) as work:
+        with operation.begin(
+            RENAME, store.operation_key(name), store.operation_key(new_name)
+        ) as work:
             work.step("link the files", undo=("forget", {"name": new_name}))
             if seen.spec.owner:
                 make_folder(new_name, seen.spec.owner)

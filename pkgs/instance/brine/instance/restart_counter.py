@@ -110,7 +110,7 @@ def changed() -> Iterator[dict[str, Tries]]:
         raise TriesError(f"{FILE}: can't be written: {error.strerror}", hint=hint) from error
 
 
-def forget(name: str) -> bool:
+def forget_counter(name: str) -> bool:
     """Forget the tries of an instance; returns whether there were any."""
     if not FILE.exists():
         return False

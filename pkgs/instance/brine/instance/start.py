@@ -174,7 +174,7 @@ def _is_still(run: Run) -> bool:
     former process end."""
     if run.id == markers.UNKNOWN_RUN or not run.is_last():
         return False
-    found = unit.find(run.name)
+    found = unit.find_unit(run.name)
     return found is not None and found.invocation == run.id and oper_of(found) is not Oper.DOWN
 
 
@@ -234,7 +234,7 @@ def start_failure(
     reason = None
     # If systemd or the journal gives no answer, the error still tells the first fault.
     with suppress(UnitError, OSError):
-        found = unit.find(name)
+        found = unit.find_unit(name)
         is_other = found and (before is None or before.invocation != found.invocation)
         if found and found.invocation and is_other and found.begun_us >= since_us:
             reason = why_not_started(name, found.invocation)
@@ -253,7 +253,7 @@ def _note_called_off(name: str) -> None:
     # Not a fault of the start: the error that follows says that it was called off.
     with suppress(BrineError), store.alone(name):
         is_wanted = store.load(name).admin_state == AdminState.UP
-        if not is_wanted or oper_of(unit.find(name)) is not Oper.DOWN:
+        if not is_wanted or oper_of(unit.find_unit(name)) is not Oper.DOWN:
             return
         # A failure of the run before would say more than the markers.
         unit.forget_failure(name)
@@ -273,7 +273,7 @@ def forget_tries(name: str) -> None:
     """Forget the watcher's tries, because an administrator acts on the instance."""
     if restart_counter.FILE.exists():
         try:
-            restart_counter.forget(name)
+            restart_counter.forget_counter(name)
         except BrineError as error:
             warn(str(error))
 

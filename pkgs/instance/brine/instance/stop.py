@@ -97,7 +97,7 @@ def stop_instance(
     """
     with ExitStack() as marks:
         with store.alone(name):
-            found = unit.find(name)
+            found = unit.find_unit(name)
             wish = _want_down(name, by)
             if timeout_s is None:
                 timeout_s = shutdown_timeout_of(name, wish.spec)
@@ -176,7 +176,7 @@ def _by_systemd(found: Unit, limits: StopLimits, cause: str) -> Iterator[Callabl
             stack.enter_context(stop_marked(qemu, run_of(found, name), must=False, cause=cause))
         unit.stop_unit(name)
         # The run of a start that waited may have begun just before.
-        stopped = (unit.find(name) if found.is_queued else None) or found
+        stopped = (unit.find_unit(name) if found.is_queued else None) or found
         yield lambda: _wait_for_systemd(stopped, qemu, limits)
 
 
@@ -194,7 +194,7 @@ def _wait_for_systemd(found: Unit, qemu: Process | None, limits: StopLimits) -> 
     wait_stopped(run)
 
 
-def remove_domain(spec: Spec) -> None:
+def remove_leftover(spec: Spec) -> None:
     """Remove the domain that is left of an instance that does not run."""
     _end_domain(spec, StopLimits(0))
 
@@ -219,7 +219,7 @@ def _end_domain(spec: Spec, limits: StopLimits) -> _DomainEnd:
 
 def _is_started_again(name: str, before: Unit | None) -> bool:
     """Whether a later run of an instance has begun since its unit was looked at."""
-    now = unit.find(name)
+    now = unit.find_unit(name)
     if now is None or oper_of(now) not in GOING:
         return False
     return now.is_queued or before is None or now.run != before.run

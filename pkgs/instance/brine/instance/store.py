@@ -239,17 +239,17 @@ def keep_aside(name: str) -> Path:
         return second_name(file, file.with_name(f"{name}.damaged"))
 
 
-def key_of(name: str) -> str:
+def operation_key(name: str) -> str:
     """The key of operations on an instance; see :mod:`brine.common.operation`."""
     return f"{_KEY}{name}"
 
 
-def settle(name: str) -> None:
+def settle_instance(name: str) -> None:
     """Complete or undo interrupted operations on an instance, whose lock the caller does not hold.
 
     :raises brine.common.operation.OperationError: if that can't be done now.
     """
-    operation.settle(key_of(name))
+    operation.settle(operation_key(name))
 
 
 @contextmanager
@@ -262,10 +262,10 @@ def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """
     while True:
         with held(name, timeout_s=timeout_s):
-            if not operation.interrupted(key_of(name)):
+            if not operation.interrupted(operation_key(name)):
                 yield
                 return
-        settle(name)
+        settle_instance(name)
 
 
 @contextmanager

@@ -129,7 +129,7 @@ def ask_ahead(arguments: Namespace) -> Callable[[], dict[str, Unit]] | None:
     return begun(units) if is_needed else None
 
 
-def find(name: str) -> Unit | None:
+def find_unit(name: str) -> Unit | None:
     return units([name]).get(name)
 
 
@@ -143,7 +143,7 @@ def wait_ended(run: Run, *, timeout_s: float) -> bool:
         return now.active in (Active.INACTIVE, Active.FAILED)
 
     deadline, pause_s = time.monotonic() + timeout_s, _PAUSE_S
-    while not is_over(find(run.name)):
+    while not is_over(find_unit(run.name)):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False

@@ -211,7 +211,7 @@ class Connection:
         if line.isspace():
             return
         try:
-            message = wire.parse(line)
+            message = wire.message_of(line)
         except QmpProtocolError:
             if not self._restored:
                 raise

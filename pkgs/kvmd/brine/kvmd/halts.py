@@ -19,7 +19,7 @@ from brine.kvmd.connection import Connection
 from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import EventHistory
 from brine.vm import markers
-from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, Halt, excerpt
+from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, Halt, printable_excerpt
 from brine.vm.markers import MarkerKind
 from brine.vm.run import Run
 
@@ -178,4 +178,4 @@ class HaltRecorder:
 def _halt(seen: EventHistory, state: str) -> Halt:
     if state == IO_ERROR and seen.io_error:
         return Halt(state, seen.io_error.reason, seen.io_error.device, seen.io_error.no_space)
-    return Halt(excerpt(state))
+    return Halt(printable_excerpt(state))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from brine.common.qmp.wire import QmpEvent
-from brine.vm.halt import PAUSED, SUSPENDED, excerpt
+from brine.vm.halt import PAUSED, SUSPENDED, printable_excerpt
 
 
 class Who(StrEnum):
@@ -149,8 +149,8 @@ def fold(seen: EventHistory, event: QmpEvent) -> EventHistory:
 def _io_error(event: QmpEvent) -> IoError:
     data = event.data
     # The device is empty for a disk that was made by its block nodes.
-    device = excerpt(data.get("device")) or excerpt(data.get("node-name"))
-    return IoError(device, excerpt(data.get("reason")), data.get("nospace") is True)
+    device = printable_excerpt(data.get("device")) or printable_excerpt(data.get("node-name"))
+    return IoError(device, printable_excerpt(data.get("reason")), data.get("nospace") is True)
 
 
 def judge(

@@ -14,7 +14,7 @@ from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, look_at_all
-from brine.instance.owner import TERMINATE, WATCHDOG, find, folder_of, make_folder
+from brine.instance.owner import TERMINATE, WATCHDOG, find_file, folder_of, make_folder
 from brine.instance.store import InstanceError, NoSpecError
 from brine.lifecycle.owner_process import Folder, OwnerError, OwnerProcess, ask_and_wait
 from brine.vm.spec import OwnerSpec
@@ -114,7 +114,10 @@ def _summary(seen: Observed, owner_spec: OwnerSpec, now: float) -> dict[str, Any
     owners: list[int] = []
     try:
         folder = Folder(seen.name)
-        watchdog, request = find(folder.descriptor, WATCHDOG), find(folder.descriptor, TERMINATE)
+        watchdog, request = (
+            find_file(folder.descriptor, WATCHDOG),
+            find_file(folder.descriptor, TERMINATE),
+        )
         owners = [one.pid for one in folder.owners() if one.is_visible()]
         os.close(folder.descriptor)
         fault = owner.why_not_alive(watchdog, timeout_s, now)

@@ -143,7 +143,7 @@ class OwnedInstances:
         """The watchdog and the request of an owner, if they are there."""
         try:
             with owner.below(owner.folder_of(owned.name)) as folder:
-                return owner.find(folder, WATCHDOG), owner.find(folder, TERMINATE)
+                return owner.find_file(folder, WATCHDOG), owner.find_file(folder, TERMINATE)
         except FileNotFoundError:
             pass
         except OSError as error:

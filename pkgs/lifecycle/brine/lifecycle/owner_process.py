@@ -27,9 +27,9 @@ from brine.instance.owner import (
     PID,
     TERMINATE,
     WATCHDOG,
-    find,
+    find_file,
     folder_of,
-    opened,
+    open_folder,
     read,
     runs,
     whole_file,
@@ -89,7 +89,7 @@ class Folder:
         self.path = folder_of(name)
         self._has_asked = self._is_to_ask_again = False
         try:
-            self.descriptor = opened(self.path)
+            self.descriptor = open_folder(self.path)
         except PermissionError as error:
             hint = "be root, or in the group of its owner; see group in brine-spec(5)"
             raise OwnerError(name, f"{self.path}: {error.strerror}", hint=hint) from error
@@ -102,7 +102,7 @@ class Folder:
 
         :raises OSError: if there is none.
         """
-        descriptor = opened(self.path)
+        descriptor = open_folder(self.path)
         os.close(self.descriptor)
         self.descriptor = descriptor
         self._is_to_ask_again = self._has_asked
@@ -163,7 +163,7 @@ class Folder:
     def is_asked(self) -> bool:
         """Whether a request waits to be confirmed."""
         try:
-            return find(self.descriptor, TERMINATE) is not None
+            return find_file(self.descriptor, TERMINATE) is not None
         except OSError:
             return True
 
@@ -213,7 +213,7 @@ class Watchdog:
 
     def _touch(self) -> None:
         folder = self._folder.descriptor
-        found = find(folder, WATCHDOG)
+        found = find_file(folder, WATCHDOG)
         if self._inode and found and found.inode != self._inode:
             if not self._is_lost:
                 warn(f"{self._folder.name}: another owner has taken it over, and counts now")
@@ -236,7 +236,7 @@ class Watchdog:
     def remove(self) -> None:
         """Say that the owner is no more."""
         with contextlib.suppress(OSError):
-            found = find(self._folder.descriptor, WATCHDOG)
+            found = find_file(self._folder.descriptor, WATCHDOG)
             if found and found.inode == self._inode:
                 os.unlink(WATCHDOG, dir_fd=self._folder.descriptor)
 

@@ -56,9 +56,9 @@ class Halt(NamedTuple):
         state = facts.get("state")
         if marker is None or not isinstance(state, str) or not state:
             return None
-        reason, device = (excerpt(facts.get(key)) for key in ("reason", "device"))
+        reason, device = (printable_excerpt(facts.get(key)) for key in ("reason", "device"))
         no_space = facts.get("no_space") is True
-        return cls(excerpt(state), reason, device, no_space, marker.made_at)
+        return cls(printable_excerpt(state), reason, device, no_space, marker.made_at)
 
     def facts(self) -> dict[str, Any]:
         """What a marker says of it."""
@@ -83,6 +83,6 @@ class Halt(NamedTuple):
         return ", ".join([text, *filter(None, details)])
 
 
-def excerpt(text: Any) -> str:
+def printable_excerpt(text: Any) -> str:
     """What QEMU says, fit for one line; empty if it is no text. An excerpt of it is the same."""
     return printable(text[:_LONGEST])[:_LONGEST] if isinstance(text, str) else ""

@@ -22,7 +22,7 @@ from brine.instance import restart_counter, store
 from brine.instance.intent import any_events, correct_events
 from brine.instance.restart_counter import LONGEST_PAUSE_S, paused_until
 from brine.watcher.decide import STARTS, Action, end_of, life_of
-from brine.watcher.messages import log_to_journal, tell_odd
+from brine.watcher.messages import log_pass, tell_odd
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
 from brine.watcher.settings import load_settings
 
@@ -71,7 +71,7 @@ def clean_up(arguments: argparse.Namespace) -> int:
 def _pass(
     arguments: argparse.Namespace, only: frozenset[Action], ended: frozenset[str] | None
 ) -> int:
-    log_to_journal()
+    log_pass()
     settings = load_settings()
     is_cleanup = only == _CLEANUP
     work = Pass(
@@ -212,7 +212,7 @@ def print_status(arguments: argparse.Namespace) -> int:
 
 def forget_instance(arguments: argparse.Namespace) -> int:
     """``brine watcher forget``."""
-    known = restart_counter.forget(arguments.name)
+    known = restart_counter.forget_counter(arguments.name)
     if not known and not store.spec_file_of(arguments.name).exists():
         raise BrineError(f"there is no instance {arguments.name!r}", hint="brine instance list")
     name = arguments.name

@@ -32,7 +32,7 @@ _TOLD = {
 log = logging.getLogger("brine.watcher")
 
 
-def log_to_journal() -> None:
+def log_pass() -> None:
     """Send this command's records to the journal, and other warnings to the person, too."""
     log_command("brine-watcher")
     for handler in logging.getLogger().handlers:

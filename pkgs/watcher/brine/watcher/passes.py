@@ -239,7 +239,7 @@ class Pass:
                         with restart_counter.changed() as counters:
                             counters[now.name] = replace(tries, given_up=True)
                     case Action.FORGET:
-                        restart_counter.forget(now.name)
+                        restart_counter.forget_counter(now.name)
                     case Action.CONTINUE:
                         self.instances.resume(now)
                 outcome.actions += (action,)

@@ -218,7 +218,7 @@ class QmpClient:
 
     def _negotiate(self, deadline: float) -> None:
         # An event that QEMU emits while it accepts a connection can arrive ahead of the greeting.
-        while isinstance(message := wire.parse(line := self._read_line(deadline)), QmpEvent):
+        while isinstance(message := wire.message_of(line := self._read_line(deadline)), QmpEvent):
             pass
         if not isinstance(message, Greeting):
             raise QmpProtocolError(f"{self.path}: no QMP greeting: {wire.excerpt(line)}")
@@ -262,7 +262,7 @@ class QmpClient:
             raise QmpClosedError(self._closed)
         try:
             line = self._read_line(deadline)
-            message = wire.parse(line)
+            message = wire.message_of(line)
         except QmpError as error:
             self._closed = str(error)
             raise

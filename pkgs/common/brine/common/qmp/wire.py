@@ -87,7 +87,7 @@ class QmpReply(NamedTuple):
     refusal: tuple[str, str] | None = None
 
 
-def parse(line: bytes) -> Greeting | QmpEvent | QmpReply | None:
+def message_of(line: bytes) -> Greeting | QmpEvent | QmpReply | None:
     """The message in one line, its end included or not; None if it is of a kind that is not known,
     which later versions of the protocol may send.
 

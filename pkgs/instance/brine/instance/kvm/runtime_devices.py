@@ -47,7 +47,7 @@ def with_last_run(spec: Spec) -> Spec:
     if gone := dropped(changed):
         text = f"not in its spec, and plugged no more: {', '.join(gone)}"
         warn(f"{spec.name}: {text}", program="brine-instance")
-    if said := differences(spec, changed):
+    if said := device_changes(spec, changed):
         messages.tell(messages.HOT_CHANGES, spec.name, how=", ".join(said))
     changed = with_formats_found(changed)
     return with_slots(changed, layout_of(changed))
@@ -119,7 +119,7 @@ def _unknown_devices(spec: Spec, file: Path) -> Iterator[str]:
             yield printable(f"NIC {nic.get('mac') or nic['uuid']}")
 
 
-def differences(before: Spec, after: Spec) -> list[str]:
+def device_changes(before: Spec, after: Spec) -> list[str]:
     """The differences of the devices, in words."""
     kinds = (("disk", "path", before.disks, after.disks), ("NIC", "mac", before.nics, after.nics))
     found = []

@@ -147,7 +147,7 @@ def note_stop(name: str) -> None:
 
 def _note_start_called_off(name: str) -> None:
     """Mark the stop of a start in progress: systemd runs no ExecStop for it."""
-    found = unit.find(name)
+    found = unit.find_unit(name)
     if found and not found.came_up() and unit.is_told_to_stop(name):
         run = Run.own(name)
         if not run.is_last():

@@ -39,10 +39,10 @@ def main() -> None:
     threading.stack_size(_STACK_BYTES)
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.set_blocking(_FIFO, False)  # systemd has it block
-    serve(_FIFO, idle_s=_IDLE_S)
+    stop_as_told(_FIFO, idle_s=_IDLE_S)
 
 
-def serve(fifo: int, *, idle_s: float) -> None:
+def stop_as_told(fifo: int, *, idle_s: float) -> None:
     """Stop each instance that a FIFO names, all at once, until it is idle for so many seconds.
 
     :param fifo: an open descriptor that does not block.

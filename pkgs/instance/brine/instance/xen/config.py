@@ -120,7 +120,7 @@ _MODE = 0o600
 _FOLDER_MODE = 0o711  # who attaches to a console sees whether there is a domain, and no more
 
 
-def write(spec: Spec) -> Path:
+def write_config(spec: Spec) -> Path:
     """Write the configuration of an instance's domain; returns its file."""
     file = InstanceFiles(spec.name).domain
     file.parent.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)

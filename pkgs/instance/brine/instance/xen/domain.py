@@ -70,7 +70,7 @@ class Xen(Hypervisor):
             clear_last_run(spec.name)
             # The runtime file of a QEMU, if the instance was one.
             InstanceFiles(spec.name).runtime.unlink(missing_ok=True)
-            file = config.write(spec)
+            file = config.write_config(spec)
         xl.become("create", "-F", str(file))
 
     def _make_room(self, spec: Spec) -> None:
@@ -186,7 +186,7 @@ class DomainGuest:
                 return "its domain is not there just now"
             if domain.has("p"):
                 xl.set_paused(domain.number, paused=False)  # it would hear nothing
-            xl.shut_down(domain.number, timeout_s=max(min(left_s, _HEARD_S), _HEARD_AT_LEAST_S))
+            xl.ask_shutdown(domain.number, timeout_s=max(min(left_s, _HEARD_S), _HEARD_AT_LEAST_S))
         except XlError as error:
             return str(error)
         return None

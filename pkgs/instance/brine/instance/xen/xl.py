@@ -247,7 +247,7 @@ def domain_of(uuid: str) -> Domain | None:
     return domains().domain_of(uuid)
 
 
-def shut_down(number: int, *, timeout_s: float) -> None:
+def ask_shutdown(number: int, *, timeout_s: float) -> None:
     """Ask the guest of a domain to shut down, and wait until it has received the request."""
     _xl("shutdown", str(number), timeout_s=timeout_s)
 
