@@ -187,6 +187,22 @@ def test_a_commit_that_can_not_be_recorded_undoes_and_nothing_follows_it(folder:
     assert (files(folder), pending()) == (["old"], [])
 
 
+def test_a_command_that_is_told_to_end_before_its_commit_is_recorded_undoes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told_to_end(*_: object, **__: object) -> None:
+        raise SystemExit(143)
+
+    (folder / "old").touch()
+    with pytest.raises(SystemExit), begin(TOY, KEY) as work:
+        work.step("make new", undo=("remove", {"path": str(folder / "new")}))
+        (folder / "new").touch()
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "rename", told_to_end)
+            work.commit(("remove", {"path": str(folder / "old")}))
+    assert (files(folder), pending()) == (["old"], [])
+
+
 def test_how_far_it_is_survives_a_power_cut_and_is_no_reason_to_fail(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -224,12 +224,13 @@ class Work:
         self.record.state = OperationState.COMMITTED
         try:
             self._write()
-        except OperationError:
-            there = find(self.record.id)  # it may only not survive a power cut
-            if there is None or there.state is not OperationState.COMMITTED:
-                # What a later process reads says that the steps are undone.
+        except BaseException as error:
+            there = find(self.record.id)
+            is_recorded = there is not None and there.state is OperationState.COMMITTED
+            if not is_recorded:  # what a later process reads says that the steps are undone
                 self.record.state = OperationState.BEGUN
                 del self.record.steps[count:]
+            if not (is_recorded and isinstance(error, OperationError)):
                 raise
 
     @contextlib.contextmanager
