@@ -32,8 +32,8 @@ from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpEvent
 from brine.hotplug.net.tap import open_tap
 from brine.hotplug.net.wiring import unwire, wire
-from brine.hotplug.plug_disk import add_disk
-from brine.hotplug.plug_nic import add_nic
+from brine.hotplug.plug_disk import plug_disk_in
+from brine.hotplug.plug_nic import plug_nic_in
 from brine.hotplug.session import remove_device, working_on
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
@@ -295,9 +295,9 @@ class Library:
             began_at = time.perf_counter()
             with working_on(QMP) as vm:
                 if isinstance(self.device, Disk):
-                    add_disk(vm, self.device)
+                    plug_disk_in(vm, self.device)
                 else:
-                    add_nic(vm, self.device)
+                    plug_nic_in(vm, self.device)
             took_s = time.perf_counter() - began_at
         self.steps = found.steps
         return took_s

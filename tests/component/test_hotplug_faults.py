@@ -34,8 +34,8 @@ from brine.hotplug import plug_nic, session, transaction
 from brine.hotplug.errors import RefusedByGuestError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.net import records
-from brine.hotplug.plug_disk import add_disk
-from brine.hotplug.plug_nic import add_nic, modify_nic
+from brine.hotplug.plug_disk import plug_disk_in
+from brine.hotplug.plug_nic import plug_nic_in, replace_nic
 from brine.hotplug.session import remove_device, settle_all, working_on
 from brine.hotplug.timeouts import QMP_TIMEOUT_S
 from brine.vm.address import DeviceKind
@@ -116,14 +116,14 @@ def working(node: Node, timeout_s: float) -> AbstractContextManager[Vm]:
 
 def add_a_nic(node: Node, timeout_s: float = 10) -> None:
     with working(node, timeout_s) as vm:
-        add_nic(vm, WISH)
+        plug_nic_in(vm, WISH)
 
 
 def change_the_nic(node: Node, timeout_s: float = 10) -> None:
     with working(node, timeout_s) as vm:
         found = vm.find(DeviceKind.NIC, MAC)
         assert found
-        modify_nic(vm, found, OTHER)
+        replace_nic(vm, found, OTHER)
 
 
 def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
@@ -134,7 +134,7 @@ def remove_the_nic(node: Node, timeout_s: float = 10) -> None:
 
 def add_a_disk(node: Node, timeout_s: float = 10) -> None:
     with working(node, timeout_s) as vm:
-        add_disk(vm, node.disk)
+        plug_disk_in(vm, node.disk)
 
 
 def remove_the_disk(node: Node, timeout_s: float = 10) -> None:
@@ -529,7 +529,7 @@ def test_threads_of_one_process_take_turns_on_a_vm(node: Node) -> None:
         mac = f"52:54:00:00:00:{number:02x}"
         wish = replace(WISH, uuid=uuid, mac=mac)
         with working_on(node.qemu.path) as vm:
-            assert add_nic(vm, wish).tap
+            assert plug_nic_in(vm, wish).tap
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(add, range(1, 5)))
@@ -571,7 +571,7 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
         assert found
         assert found.tap is None
         with pytest.raises(BrineError, match="nothing is known of its tap"):
-            modify_nic(vm, found, OTHER)
+            replace_nic(vm, found, OTHER)
     records.save(record)
 
 

@@ -10,7 +10,7 @@ from brine.instance.kvm.live_definition import in_words, steps_of
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.validate import completed
 from brine.vm.address import DeviceKind
-from brine.vm.runtime_file import change
+from brine.vm.runtime_file import change_file
 from brine.vm.slots import pci_slot
 from brine.vm.spec import Spec
 from brine.vm.vif import Vif
@@ -65,7 +65,7 @@ def test_what_was_plugged_by_hand_stays_until_a_spec_has_had_it() -> None:
     started, with_it = web1(ONE), web1(ONE, BY_HAND)
     file = write_runtime_file(started)
     entry = Vif.of(with_it, with_it.nics[1]).recorded(pci_slot(21))
-    change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, entry))
+    change_file(file, lambda runtime: runtime.with_device(DeviceKind.NIC, entry))
     assert steps(started, started) == []
     assert steps(web1(TWO), started) == [f"detach NIC {ONE}", f"attach NIC {TWO}"]
     assert steps(with_it, started) == []
@@ -76,8 +76,8 @@ def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
     started, with_it = web1(ONE), web1(ONE, TWO, disks=[{"path": "/a"}])
     file = write_runtime_file(started)
     nic, disk = Vif.of(with_it, with_it.nics[1]), with_it.disks[0]
-    change(file, lambda runtime: runtime.with_device(DeviceKind.NIC, nic.recorded()))
-    change(file, lambda runtime: runtime.with_device(DeviceKind.DISK, disk.entry(10)))
+    change_file(file, lambda runtime: runtime.with_device(DeviceKind.NIC, nic.recorded()))
+    change_file(file, lambda runtime: runtime.with_device(DeviceKind.DISK, disk.entry(10)))
     assert steps(started, started) == []
     assert steps(with_it, started) == ["attach disk /a", f"attach NIC {TWO}"]
     assert steps(started, with_it) == ["detach disk /a", f"detach NIC {TWO}"]
@@ -86,7 +86,7 @@ def test_what_is_only_recorded_for_the_next_start_is_not_there() -> None:
 def test_what_was_taken_out_by_hand_is_plugged_in_again_if_the_spec_has_it() -> None:
     spec = web1(ONE)
     file = write_runtime_file(spec)
-    change(file, lambda runtime: runtime.without_device(DeviceKind.NIC, spec.nics[0].uuid))
+    change_file(file, lambda runtime: runtime.without_device(DeviceKind.NIC, spec.nics[0].uuid))
     assert steps(spec, spec) == [f"attach NIC {ONE}"]
     assert steps(web1(), spec) == []
 

@@ -26,7 +26,7 @@ from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
-from brine.vm.runtime_file import change
+from brine.vm.runtime_file import change_file
 from brine.vm.slots import Slot, lun_slot, pci_slot
 from brine.vm.spec import Spec
 from brine.vm.values import Mode
@@ -63,11 +63,11 @@ def started(spec: Spec) -> Spec:
 
 
 def plug(file: Path, kind: DeviceKind, device: dict[str, Any]) -> None:
-    assert change(file, lambda runtime: runtime.with_device(kind, device))
+    assert change_file(file, lambda runtime: runtime.with_device(kind, device))
 
 
 def unplug(file: Path, kind: DeviceKind, uuid: str) -> None:
-    assert change(file, lambda runtime: runtime.without_device(kind, uuid))
+    assert change_file(file, lambda runtime: runtime.without_device(kind, uuid))
 
 
 def hot_nic(**keys: Any) -> dict[str, Any]:

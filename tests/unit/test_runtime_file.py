@@ -15,7 +15,7 @@ from brine.common.entry_points import EntryPoint
 from brine.common.locks import locked
 from brine.hotplug.transaction import Pending, PendingAction
 from brine.vm.address import DeviceKind, uuid_of_mac
-from brine.vm.runtime_file import Runtime, RuntimeFileError, change
+from brine.vm.runtime_file import Runtime, RuntimeFileError, change_file
 
 NIC = {"uuid": "n1", "mac": "aa:00:00:00:00:01", "pci": 13}
 DISK = {"uuid": "d1", "size": 1024, "pci": 14}
@@ -212,7 +212,7 @@ def test_changes_at_the_same_time_and_by_different_paths_are_all_there(
 
     def add(number: int) -> None:
         path = (file, link)[number % 2]
-        change(path, lambda runtime: with_nic(runtime, f"n{number}"), timeout_s=60)
+        change_file(path, lambda runtime: with_nic(runtime, f"n{number}"), timeout_s=60)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(add, range(24)))
@@ -220,21 +220,23 @@ def test_changes_at_the_same_time_and_by_different_paths_are_all_there(
 
 
 def test_what_is_so_already_is_not_written(file: Path) -> None:
-    assert change(file, lambda runtime: with_nic(runtime, UUID))
+    assert change_file(file, lambda runtime: with_nic(runtime, UUID))
     before = file.stat()
-    assert not change(file, lambda runtime: with_nic(runtime, UUID))
+    assert not change_file(file, lambda runtime: with_nic(runtime, UUID))
     after = file.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_who_holds_it_for_too_long_is_named(file: Path) -> None:
-    change(file, lambda runtime: with_nic(runtime, UUID))
+    change_file(file, lambda runtime: with_nic(runtime, UUID))
     (lock,) = paths.LOCK_DIR.glob("runtime-web1-*.lock")
     with (
         locked(lock, timeout_s=1),
         pytest.raises(RuntimeFileError, match=f"locked by process {os.getpid()}"),
     ):
-        change(file, lambda runtime: runtime.without_device(DeviceKind.NIC, UUID), timeout_s=0.1)
+        change_file(
+            file, lambda runtime: runtime.without_device(DeviceKind.NIC, UUID), timeout_s=0.1
+        )
 
 
 def test_a_removal_takes_out_the_one_that_had_the_id(file: Path) -> None:

@@ -28,7 +28,7 @@ from brine.vm.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
 from brine.vm.markers import MarkerKind as Marker
 from brine.vm.nic import Nic
 from brine.vm.run import Run
-from brine.vm.runtime_file import change
+from brine.vm.runtime_file import change_file
 from brine.vm.spec import NOT_CONFINED, Spec, to_json
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -197,7 +197,7 @@ def test_what_was_plugged_in_is_in_the_spec_from_now_on_and_told(
     spec = defined(vcpus=3)
     run()
     disk = {**Disk(uuid=HOT, path="/gone").recorded(), "size_mib": 1}
-    change(WEB1.runtime, lambda it: it.with_device(DeviceKind.DISK, disk))
+    change_file(WEB1.runtime, lambda it: it.with_device(DeviceKind.DISK, disk))
     # It has gone meanwhile, so the start fails; that it was wished for stays so.
     for _ in range(2):
         assert refused(capsys).startswith("/gone: can't be opened")

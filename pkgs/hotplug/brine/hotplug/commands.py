@@ -72,7 +72,7 @@ def add_nic(arguments: argparse.Namespace) -> int:
         if finished := vm.was_finished(request):
             done = _finished(finished)
         else:
-            done = plug_nic.add_nic(vm, nic, reserved=arguments.reserved_slots, request=request)
+            done = plug_nic.plug_nic_in(vm, nic, reserved=arguments.reserved_slots, request=request)
         return _nic_result(arguments, done, "plugged in", nic)
 
     return _run(target, arguments, DeviceKind.NIC, work)
@@ -100,7 +100,7 @@ def modify_nic(arguments: argparse.Namespace) -> int:
             nic = with_options(arguments, plug_nic.nic_of(found))
             if vm.dry_run and nic.mac != found.value:
                 vm.refuse_taken(nic.claims())
-            done = plug_nic.modify_nic(vm, found, nic, request=request)
+            done = plug_nic.replace_nic(vm, found, nic, request=request)
         return _nic_result(arguments, done, "changed", nic)
 
     return _run(target, arguments, DeviceKind.NIC, work)
@@ -142,7 +142,7 @@ def add_disk(arguments: argparse.Namespace) -> int:
     def work(vm: Vm) -> Result:
         if vm.dry_run:
             vm.refuse_taken(disk.claims())
-        done = plug_disk.add_disk(
+        done = plug_disk.plug_disk_in(
             vm,
             disk,
             controller=arguments.controller,

@@ -12,7 +12,7 @@ from brine.hotplug.target import Target
 from brine.vm.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
 from brine.vm.claims import Claim
 from brine.vm.conflicts import claiming, refuse_taken
-from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change, in_brines_form
+from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change_file, in_brines_form
 from brine.vm.vif import Vif
 
 How = Callable[[Runtime], tuple[Runtime, str]]
@@ -55,7 +55,7 @@ class NextStart:
                 old = Runtime.load(file)
                 is_changed = changed(old) != old
             else:
-                is_changed = change(file, changed, timeout_s=self.lock_timeout_s)
+                is_changed = change_file(file, changed, timeout_s=self.lock_timeout_s)
         return uuid, is_changed
 
 

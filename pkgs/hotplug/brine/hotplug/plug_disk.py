@@ -30,7 +30,7 @@ from brine.vm.values import RESERVED_SLOTS
 _NOT_COMPARED = ("format_source", "interface", "slot")  # QEMU is not told of these
 
 
-def add_disk(
+def plug_disk_in(
     vm: Vm,
     disk: Disk,
     *,

@@ -28,7 +28,7 @@ from brine.vm.vif import Vif
 _QUEUE, _VHOST = "q", "v"  # in the names of descriptors
 
 
-def add_nic(
+def plug_nic_in(
     vm: Vm, nic: Vif, *, reserved: int = RESERVED_SLOTS, request: dict[str, Any] | None = None
 ) -> DeviceChange:
     """Make a tap, connect it, and plug it in as a NIC; record the NIC in the runtime file, if any.
@@ -56,7 +56,7 @@ def add_nic(
     return change
 
 
-def modify_nic(
+def replace_nic(
     vm: Vm, device: Device, nic: Vif, *, request: dict[str, Any] | None = None
 ) -> DeviceChange:
     """Change a NIC: unplug it, and plug it in again in the same slot, with the same UUID.

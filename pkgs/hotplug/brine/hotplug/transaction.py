@@ -20,7 +20,7 @@ from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.vm.address import DeviceKind
-from brine.vm.runtime_file import Runtime, change, qemu_id
+from brine.vm.runtime_file import Runtime, change_file, qemu_id
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Pending:
             gone = self._uuid_in(runtime)
             return runtime.without_device(self.kind, gone) if gone else runtime
 
-        change(Path(self.runtime), how)
+        change_file(Path(self.runtime), how)
 
     def _uuid_in(self, runtime: Runtime) -> str | None:
         """The UUID of a removed device in the runtime file."""

@@ -362,7 +362,7 @@ def lock_name(purpose: str, file: Path) -> str:
     return f"{purpose}-{readable}-{digest}"
 
 
-def change(
+def change_file(
     file: Path, how: Callable[[Runtime], Runtime], *, timeout_s: float = LOCK_TIMEOUT_S
 ) -> bool:
     """Change a runtime file; False if nothing had to change.

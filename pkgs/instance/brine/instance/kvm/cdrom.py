@@ -35,7 +35,7 @@ from brine.vm.claims import Claim, ClaimKind
 from brine.vm.conflicts import Identities, claiming, refuse_taken
 from brine.vm.disk_files import opened
 from brine.vm.files import InstanceFiles
-from brine.vm.runtime_file import Runtime, change
+from brine.vm.runtime_file import Runtime, change_file
 from brine.vm.spec import Spec, SpecError
 
 EJECT_TIMEOUT_S = 10.0
@@ -170,7 +170,7 @@ def _record(name: str, cdroms: list[Any]) -> None:
         has_drives = "cdroms" in (runtime.started_with() or {})
         return runtime.with_started(cdroms=cdroms) if has_drives else runtime
 
-    change(InstanceFiles(name).runtime, how)
+    change_file(InstanceFiles(name).runtime, how)
 
 
 class _Drive:

@@ -28,7 +28,7 @@ from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
-from brine.vm.runtime_file import change
+from brine.vm.runtime_file import change_file
 from brine.vm.spec import Spec, to_json
 from brine.vm.vif import Vif
 
@@ -245,8 +245,8 @@ class _LiveWork:
         nic = Vif.of(self.spec, step.new)
         if step.old and (found := vm.find(DeviceKind.NIC, nic.uuid)):
             nic = replace(nic, network=plug_nic.nic_of(found).network)
-            return plug_nic.modify_nic(vm, found, nic).changed
-        return plug_nic.add_nic(vm, nic).changed
+            return plug_nic.replace_nic(vm, found, nic).changed
+        return plug_nic.plug_nic_in(vm, nic).changed
 
     def _replaces_one(self, step: DeviceStep) -> bool:
         """Whether a device that comes with a UUID of its own has the path or address of one that
@@ -256,7 +256,7 @@ class _LiveWork:
 
     def _plug_disk(self, vm: Vm, disk: Disk) -> bool:
         controller = SCSI_CONTROLLER if disk.interface == Interface.SCSI else None
-        return plug_disk.add_disk(vm, disk, controller=controller).changed
+        return plug_disk.plug_disk_in(vm, disk, controller=controller).changed
 
     def record(self) -> None:
         """Record which declared devices the instance has, and the slots that they have got."""
@@ -270,7 +270,7 @@ class _LiveWork:
                         store.save(replace(stored, disks=placed.disks, nics=placed.nics))
                 self.spec = placed
             rows = {key: list(self._had(key)) for key in KEYS}
-            change(InstanceFiles(name).runtime, lambda runtime: runtime.with_started(**rows))
+            change_file(InstanceFiles(name).runtime, lambda runtime: runtime.with_started(**rows))
         except BrineError as error:
             self.errors.append(BrineError(f"{name}: {error}", hint=error.hint))
         except OSError as error:
@@ -315,5 +315,5 @@ def _take_out(vm: Vm, kind: DeviceKind, device: Disk | Nic) -> bool:
     if not is_for_next_start(device):
         vm.refuse_boot_device(kind, device.uuid)
     elif vm.runtime and not vm.dry_run:
-        change(vm.runtime, lambda runtime: runtime.without_device(kind, device.uuid))
+        change_file(vm.runtime, lambda runtime: runtime.without_device(kind, device.uuid))
     return False
