@@ -267,7 +267,11 @@ def record_of(folder: Path) -> tuple[Path, Facts]:
 
 
 @pytest.mark.parametrize(
-    "change", [{"version": 2}, {"kind": "other"}, {"steps": 3}, {"state": "?"}]
+    "change",
+    [
+        *({"version": 2}, {"kind": "other"}, {"steps": 3}, {"state": "?"}, {"since": "x"}),
+        *({"also": 3}, {"progress": []}, {"id": "that-of-another"}),
+    ],
 )
 def test_a_record_that_this_version_does_not_know_is_left_alone_and_named(
     folder: Path, capsys: pytest.CaptureFixture[str], change: Facts

@@ -378,6 +378,7 @@ def find(identity: str) -> Operation | None:
         if data["version"] != VERSION:
             raise ValueError(f"version {data['version']}, of a newer Brine")
         known = {one.name: data[one.name] for one in fields(Operation)}
+        _check(known, identity)
         known["state"] = OperationState(known["state"])
         known["decided_by"] = known["decided_by"] and tuple(known["decided_by"])
         known["steps"] = [_step_of(one) for one in known["steps"]]
@@ -389,6 +390,17 @@ def find(identity: str) -> Operation | None:
         state = OperationState.UNKNOWN
         key, *also = _keys_in(data) or ["unknown"]
         return Operation(identity, "unknown", key, also=also, state=state, waits_for=why)
+
+
+def _check(known: Facts, identity: str) -> None:
+    """Refuse a copy of another operation's record, which would never end, and other types."""
+    if known["id"] != identity:
+        raise ValueError(f"is of the operation {known['id']}")
+    for name, usual in asdict(Operation(identity, "", "")).items():
+        of_type = next((one for one in (str, float, list, dict) if isinstance(usual, one)), object)
+        # JSON may have a number of seconds without a point.
+        if not isinstance(known[name], (int, float) if of_type is float else of_type):
+            raise TypeError(f"{name}: {known[name]!r}")
 
 
 def _keys_in(data: Any) -> list[str]:
