@@ -401,7 +401,7 @@ def test_who_only_says_to_be_qemu_is_not_believed(
     )
     told = details(seen(running()))["qemu"]
     assert told.startswith("nothing: ")
-    assert "is not its QEMU" in told
+    assert "web1.qmp: another process" in told
     assert monitor.received == []
 
 

@@ -117,7 +117,7 @@ def test_nobody_but_its_qemu_is_told_the_password(
 ) -> None:
     monkeypatch.setattr(process, "runs_in", lambda pid, _: pid == qemu.pid)
     monitor = qemus.start(socket)
-    with pytest.raises(StrangerError, match="is not its QEMU"):
+    with pytest.raises(StrangerError, match="than its QEMU"):
         wait(qemu, with_password)
     assert monitor.requests == []
 

@@ -243,7 +243,7 @@ def test_somebody_who_only_says_to_be_qemu_is_not_heard(
     assert monitor.received == []
     (said,) = capsys.readouterr().err.splitlines()  # once, however often it was tried
     assert "its guest was not reached: " in said
-    assert f"is not its QEMU: process {os.getpid()}" in said
+    assert f"than its QEMU listens there: process {os.getpid()}" in said
 
 
 def test_nobody_is_asked_for_what_nobody_would_know_to_be_the_admins(
