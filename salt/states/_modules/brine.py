@@ -354,7 +354,7 @@ def confd_query(kind: str, *arguments: str, **options: Any) -> Any:
 
 def config_show(pointer: str = "") -> Any:
     """
-    Show the cluster's configuration, or a part of it. What it shows stands in Salt's job cache, the
+    Show the cluster's configuration, or a part of it. The output stands in Salt's job cache, the
     private parameters of operating systems, too: with those, use ``brine config show`` there.
 
     CLI Example::

@@ -15,7 +15,7 @@ include:
   - .confd.clean
   - .hotplug.clean
 
-{#- All of it is undone, or nothing. What is said here replaces what brine.instance.clean says. #}
+{#- All of it is undone, or nothing. This message replaces that of brine.instance.clean. #}
 extend:
   brine-clean-no-instance-runs:
     brine_instance:

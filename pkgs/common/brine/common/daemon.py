@@ -191,7 +191,7 @@ def lock_memory() -> None:
         # Without those that the kernel itself provides.
         if permissions.startswith("r") and not line.endswith(("[vvar]", "[vsyscall]")):
             start, end = (int(part, 16) for part in addresses.split("-"))
-            # What can't be read in, such as what is beyond a file's end, is not needed either.
+            # Memory that can't be read in, such as pages beyond a file's end, is not needed either.
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_READ)
     _lock(libc, _MCL_FUTURE)
 

@@ -1,4 +1,4 @@
-"""What the installed distributions provide: entry points by group, and versions."""
+"""The offers of the installed distributions: entry points by group, and versions."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def log_command(identifier: str) -> None:
         warnings.setLevel(logging.WARNING)
         warnings.setFormatter(logging.Formatter("brine: warning: %(message)s"))
         root.handlers.append(warnings)
-    # What libraries have to say at this level is for their authors.
+    # Records of libraries at this level are for their authors.
     logging.getLogger("brine").setLevel(logging.INFO)
 
 

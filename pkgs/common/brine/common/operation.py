@@ -15,13 +15,13 @@ point of the group ``brine.operations`` provides it under the kind's name::
 
 An operation is *begun* until it is *committed*; an error before that makes it *undoing*. The undo
 of a step is recorded before the step is done, so it may find nothing to undo. Undos run in reverse
-order, and stop at the first that fails. What follows a commit only goes forward. All these
+order, and stop at the first that fails. Steps after a commit only go forward. All these
 functions may run twice, as a process may be killed in each.
 
 The record of an operation goes with its end. Its process holds the record's lock: a record whose
 lock is free was interrupted, and :func:`settle` completes (committed) or undoes (else) it: by the
 next command on the same key, by ``brine-operations.service`` at boot, or by ``brine operations
-settle``. What can't be undone or completed yet stays recorded, with the reason.
+settle``. An operation that can't be settled yet stays recorded, with the reason.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _stored(folder: Path) -> Iterator[ClusterEvent]:
             # The others must be told all the same.
             _log().error("%s: can't be read: %s; left out", file, error.strerror)
         except (ValueError, SchemaError, RecursionError) as error:
-            # What comes after it must be told all the same.
+            # The events after it must be told all the same.
             _keep_aside(file, error)
             is_damaged = True
     if is_damaged:

@@ -1,4 +1,4 @@
-"""What a command that waits says of that."""
+"""The lines of a command that waits."""
 
 from __future__ import annotations
 

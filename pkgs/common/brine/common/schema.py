@@ -262,7 +262,7 @@ def _wrong_type(
 def _meant(value: Any, kinds: Collection[type]) -> str | None:
     """A hint for a value of the wrong type, if the author's meaning is plain."""
     if str in kinds and type(value) in (int, float):
-        # What stood there is not known: YAML reads 52:54:00:11:22:33 and 010 as other numbers.
+        # The written text is not known: YAML reads 52:54:00:11:22:33 and 010 as other numbers.
         return "put it in quotes: without them it is a number"
     if str in kinds and not isinstance(value, str | dict | list | types.NoneType):
         return "put it in quotes"  # YAML makes true of on, and dates of what looks like one

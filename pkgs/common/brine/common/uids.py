@@ -88,7 +88,7 @@ def uid_pool_fault(pool: Ranges) -> str | None:
 
 
 def add_to_uid_pool(pool: Ranges, added: Ranges) -> list[list[int]]:
-    """A pool that has the ids of both. What is in it already need not be added."""
+    """A pool that has the ids of both. Its own ids need not be added."""
     _check(added)
     _check(pool)
     return _changed(pool, _joined([*pool, *added]))

@@ -573,7 +573,7 @@ def _build(draft: Draft, cluster: Json) -> Configuration:
 
 def _check_moves(draft: Draft, new: Configuration) -> None:
     """Refuse another primary node for an instance that is up: two nodes would run it, on the same
-    disks. Who marks a node as offline says that it runs nothing. Ganeti moves its instances itself.
+    disks. A node that is marked offline runs nothing. Ganeti moves its instances itself.
     """
     for key in () if draft.foreign else draft.edited("instances"):
         old, moved = draft.old["instances"].get(key), new.instances[key]

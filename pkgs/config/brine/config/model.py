@@ -363,7 +363,7 @@ class Names:
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration(JsonObject):
-    """A configuration. What is in it is not to be changed: make another one of it.
+    """A configuration. Its objects are not to be changed: make another configuration of it.
 
     :param version: of the format, as Ganeti counts it: 3000000 is 3.0.
     :param serial_no: raised at each change of anything.

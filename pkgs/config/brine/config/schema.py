@@ -174,7 +174,7 @@ def _shared(present: tuple[str, ...]) -> tuple[str, ...]:
     return present
 
 
-# What names and addresses look like. What is empty is absent, but nothing goes without a name.
+# What names and addresses look like. An empty one is absent, but nothing goes without a name.
 
 _HOST = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,238}[A-Za-z0-9_])?")
 _LONGEST_LABEL = 128

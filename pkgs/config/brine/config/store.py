@@ -213,7 +213,7 @@ class ConfigStore:
             highest += 1
         if is_corrupt:
             seen = re.findall(rb'"serial_no"\s*:\s*(\d{1,15})\b', self.path.read_bytes())
-            # What is far above is damage, too.
+            # A number far above is damage, too.
             near = [int(digits) for digits in seen if int(digits) < highest + 1_000_000]
             highest = max([highest, *near])
         return highest

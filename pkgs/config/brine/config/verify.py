@@ -68,7 +68,7 @@ class _Verifier:
         self._config = configuration
         self._by_uuid = by_uuid
         self._removed = removed or {}
-        # What a person has just written may be meant otherwise; to find out how takes a while.
+        # A key just written by hand may be meant otherwise; to find out how takes a while.
         self._has_hints = removed is not None and not by_uuid
         self._known = {
             section: {item.uuid for item in getattr(configuration, section).values()}
@@ -316,7 +316,7 @@ class _Verifier:
         noun = NOUNS.get(section, "disk")
         text = f"there is no {noun} {shown(value)}"
         names = self._config.names(section) if section in NOUNS else None
-        # What stands in a DRBD disk's identity may be its secret.
+        # A part of a DRBD disk's identity may be its secret.
         if "/logical_id/" in where or type(value) is not str:
             text = f"must name a {noun}, and there is none of that name or UUID"
         elif value in self._removed:

@@ -174,7 +174,7 @@ class Vm:
         :param known: further fields of :class:`brine.hotplug.transaction.Pending`.
         """
         if self.runtime:
-            # What could not be updated is refused before anything changes.
+            # A device that can't be updated is refused before anything changes.
             Runtime.load(self.runtime)
             if not os.access(self.runtime.parent, os.W_OK):
                 raise RuntimeFileError(self.runtime, "can't be written: its folder is read-only")

@@ -62,7 +62,7 @@ class FdSet(NamedTuple):
 
 
 class Machine:
-    """The machine behind a QMP connection. What its QEMU answers is checked."""
+    """The machine behind a QMP connection. Answers of its QEMU are checked."""
 
     def __init__(self, qmp: QmpClient) -> None:
         self.qmp = qmp

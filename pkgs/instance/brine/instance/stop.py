@@ -202,7 +202,7 @@ def remove_leftover(spec: Spec) -> None:
 def _end_domain(spec: Spec, limits: StopLimits) -> _DomainEnd:
     """End and remove a domain without a unit."""
     domain = xl.domain_of(spec.uuid)
-    # What a start left that was broken off has no guest to ask.
+    # The rest of a start that was broken off has no guest to ask.
     ran = domain is not None and domain.lives() and not last_start.is_half_made(spec, domain)
     if ran:
         with told_to_stop(spec.name, None, spec) as guest:

@@ -62,7 +62,7 @@ def parse_key(key: str) -> tuple[str, SocketIdentity]:
 
 
 def _said(record: VmRecord) -> dict[str, Any]:
-    """A record as JSON. What was not seen is left out, as the daemon of an older version, which may
+    """A record as JSON. Unseen facts are left out, as the daemon of an older version, which may
     come next, does not know all of it."""
     said = asdict(record)
     said["seen"] = {

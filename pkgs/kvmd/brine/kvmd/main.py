@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Each VM takes a descriptor; the customary soft limit of 1,024 is for select(2) users.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # What is loaded by now stays. Python would look through it whenever some VMs come, and through
+    # All objects of now stay. Python would look through it whenever some VMs come, and through
     # what is new in the middle of an event.
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS)

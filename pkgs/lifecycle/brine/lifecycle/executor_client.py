@@ -182,7 +182,7 @@ class ExecutorClient:
         return True
 
     def _disconnect(self) -> None:
-        """Close the connection. What was not answered, or not sent, waits a while."""
+        """Close the connection. Requests without an answer, or not sent, wait a while."""
         if self._connection:
             with contextlib.suppress(KeyError):
                 self._poll.unregister(self._connection)

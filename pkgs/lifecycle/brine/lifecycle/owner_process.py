@@ -199,7 +199,7 @@ class Watchdog:
         self._trouble = ""
 
     def touch(self) -> None:
-        """Say that the owner is there. What fails is told once, and tried again the next time."""
+        """Say that the owner is there. A failure is told once, and the next time tries again."""
         try:
             if self._folder.is_replaced():
                 self._folder.reopen()

@@ -11,7 +11,7 @@ from brine.vm.values import UUID
 def instance_name(text: str) -> str:
     """A type for an instance, given by its name or its UUID: its name.
 
-    A name comes first. What is neither stays as it is, and the command refuses it.
+    A name comes first. A word that is neither stays as it is, and the command refuses it.
     """
     if not re.fullmatch(UUID, text):
         return text

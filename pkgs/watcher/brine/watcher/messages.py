@@ -37,7 +37,7 @@ def log_pass() -> None:
     log_command("brine-watcher")
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler):
-            # What was done about an instance the command itself prints.
+            # The command itself prints its work on an instance.
             handler.addFilter(lambda record: not hasattr(record, "fields"))
 
 

@@ -184,7 +184,7 @@ class Pass:
     def _decide(self, seen: Observed | Domain, tries: Tries) -> Decision:
         found = decide(seen, tries, self.settings, self.clock())
         left = tuple(action for action in found.actions if action in self.only)
-        # Who does not give up an instance does not say so.
+        # A pass that does not give up an instance does not say so.
         is_left_out = Action.GIVE_UP in found.actions and Action.GIVE_UP not in left
         return replace(found, actions=left, is_odd=found.is_odd and not is_left_out)
 
@@ -234,7 +234,7 @@ class Pass:
                             counters[now.name] = tries
                         runs = self.instances.start(now)
                     case Action.GIVE_UP:
-                        # Said first: who is killed in between says it again, rather than never.
+                        # Said first: a pass that is killed in between says it again, not never.
                         messages.tell_action(now, action, tries)
                         with restart_counter.changed() as counters:
                             counters[now.name] = replace(tries, given_up=True)

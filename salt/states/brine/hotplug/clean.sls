@@ -1,4 +1,4 @@
-{#- Undoes brine.hotplug, also where pillar says that a node has no hotplug. What was plugged into running VMs stays there, and so do their taps. #}
+{#- Undoes brine.hotplug, also where pillar says that a node has no hotplug. Plugged devices of running VMs stay there, and so do their taps. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
 {%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 

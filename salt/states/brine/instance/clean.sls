@@ -1,4 +1,4 @@
-{#- Undoes brine.instance, also where pillar says that a node runs no instances. While one runs nothing is undone. What instances should be stays: their
+{#- Undoes brine.instance, also where pillar says that a node runs no instances. While one runs nothing is undone. The specs stay: their
     UUIDs and MAC addresses may be nowhere else. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
 {%- set sls_root = tplroot | replace("/", ".") %}

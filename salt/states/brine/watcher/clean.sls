@@ -1,4 +1,4 @@
-{#- Undoes brine.watcher, also where pillar says that a node has no watcher. What users shut down stays off. #}
+{#- Undoes brine.watcher, also where pillar says that a node has no watcher. Instances that users shut down stay off. #}
 {%- set tplroot = tpldir.rpartition("/")[0] %}
 {%- set brine = salt["slsutil.renderer"]("salt://" ~ tplroot ~ "/map.py", saltenv=saltenv) %}
 {%- if salt["service.available"]("brine-watcher.timer") %}

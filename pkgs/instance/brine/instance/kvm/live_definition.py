@@ -203,7 +203,7 @@ class _LiveWork:
             with spoken_wait(wait), session as vm:
                 if not self._dry_run:
                     self.spec = store.load(name)  # another command may have changed it meanwhile
-                # What was interrupted is completed or undone by now.
+                # Interrupted work is completed or undone by now.
                 leaving = being_released(files.qmp)
                 steps = steps_of(self.spec, self._before, devices_now(name), leaving)
                 self._undone = list(steps)
