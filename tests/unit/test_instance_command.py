@@ -379,6 +379,13 @@ def test_an_instance_gets_the_disk_that_another_of_the_list_gives_up(
         assert "/dev/vg/other is a disk of db1 too" in second["error"]
 
 
+def test_a_live_definition_tells_the_state_that_it_found(web1: Run) -> None:
+    (found,) = json.loads(web1("list", "--json")[1])
+    given = {"name": "web1", "vcpus": 3}
+    said = json.loads(web1("define", "-", "--live", "--json", stdin=given)[1])
+    assert said["state"].items() >= {key: found[key] for key in ("status", "why")}.items()
+
+
 @pytest.mark.parametrize("live", [[], ["--live"]])
 def test_an_image_that_is_being_built_has_no_systemd_to_ask(
     brine: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, live: list[str]
