@@ -15,10 +15,13 @@ import pytest
 from brine.common import cli, operation, paths
 from brine.common.files import unfinished
 from brine.common.operation import (
+    Elsewhere,
     Facts,
     OperationError,
     OperationKind,
     OperationState,
+    answered,
+    awaited,
     begin,
     pending,
     settle,
@@ -309,3 +312,36 @@ def test_a_step_on_another_node_has_an_id_an_answer_and_a_deadline(folder: Path)
         work.record.deadline = 1.0
         with pytest.raises(OperationError, match="its time is over"):
             work.step("another")
+
+
+def test_what_follows_a_step_elsewhere_waits_for_its_answer(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with begin(TOY, KEY) as work:
+        note = {"path": str(folder / "note"), "text": "copied"}
+        work.commit(Elsewhere("copy", {"disk": "a"}, "node2"), ("note", note))
+    (record,) = pending(KEY)
+    step = awaited(record)
+    assert step
+    assert (step.name, step.node, step.facts) == ("copy", "node2", {"disk": "a"})
+    assert "node2" in record.waits_for
+    assert cli.main(SETTLE) == 0  # as at a boot
+    assert capsys.readouterr().err == ""
+    assert files(folder) == []
+    answered(step.id[:-1] + "7", {"state": "done"})  # no step of it
+    assert pending(KEY)
+    for _ in range(2):
+        answered(step.id, {"state": "done"})
+        assert (files(folder), left()) == (["note"], [])
+
+
+def test_a_step_elsewhere_keeps_its_answer_while_what_follows_waits(folder: Path) -> None:
+    with begin(TOY, KEY) as work:
+        work.commit(Elsewhere("copy", {}, "node2"), ("refuse", {"path": str(folder / "none")}))
+    (record,) = pending(KEY)
+    step = awaited(record)
+    assert step
+    with pytest.raises(OperationError):
+        answered(step.id, {"state": "done"})
+    (record,) = pending(KEY)
+    assert (record.steps[0].answer, awaited(record)) == ({"state": "done"}, None)

@@ -17,6 +17,7 @@ import pytest
 
 from brine.common import cli, operation, paths
 from brine.common.entry_points import EntryPoint
+from brine.config.rotation import RotationStep, begin_rotation, confirm_step, rotation
 from brine.instance import store
 from brine.instance.clone import clone_instance
 from brine.instance.observe import look
@@ -39,6 +40,7 @@ State = Mapping[str, bytes]
 class User:
     """A user of recorded operations.
 
+    :param has_more: whether more work waits for other nodes at the end, which *same_key* then does.
     :param work: one operation of its own.
     :param same_key: a command of the same key, which ends the interrupted operation first and then
         changes nothing.
@@ -46,6 +48,18 @@ class User:
 
     work: Callable[[], object]
     same_key: Callable[[], object]
+    has_more: Callable[[], bool] = lambda: False
+
+
+def _rotate() -> None:
+    begin_rotation()
+    _confirm_all()
+
+
+def _confirm_all() -> None:
+    operation.settle("cluster/key")
+    while (now := rotation()).step is not RotationStep.DONE:
+        confirm_step(now.step_id)
 
 
 def _touch(name: str) -> Callable[[], object]:
@@ -60,6 +74,7 @@ USERS = {
     "rename, by the new name": User(lambda: rename_instance("web1", "web2"), _touch("web2")),
     "rename, by the old name": User(lambda: rename_instance("web1", "web2"), _touch("web1")),
     "clone": User(lambda: clone_instance("web1", "web2"), _touch("web2")),
+    "rotation of the key": User(_rotate, _confirm_all, lambda: bool(rotation().step_id)),
 }
 
 
@@ -67,6 +82,7 @@ USERS = {
 def node(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ScriptedSystemctl(own_node / "systemctl", monkeypatch)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # kills are no power cuts
+    monkeypatch.setattr(paths, "SALT_KEYS_FILE", own_node / "keys/keys.json")
     entry = EntryPoint("operations", "brine.common.cli:OPERATIONS")
     monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
     return own_node
@@ -84,10 +100,12 @@ def files_of(name: str) -> list[Path]:
 def have_web1(node: Path) -> Spec:
     """A node with web1, which its user has shut down, and its disks, and nothing else."""
     folders = [getattr(paths, name) for name in _FOLDERS]
-    for folder in (*folders, paths.OPERATIONS_DIR, node / "disks"):
+    keys_file = paths.SALT_KEYS_FILE
+    for folder in (*folders, paths.OPERATIONS_DIR, keys_file.parent, node / "disks"):
         shutil.rmtree(folder, ignore_errors=True)
-    for folder in (*folders, node / "disks"):
+    for folder in (*folders, keys_file.parent, node / "disks"):
         folder.mkdir()
+    keys_file.write_text(json.dumps({"key": "old", "previous_key": "", "step": "done"}))
     disks = [{"path": str(node / f"disks/{name}"), "format": "raw"} for name in ("a", "b")]
     for disk in disks:
         Path(disk["path"]).write_text(disk["path"])
@@ -101,7 +119,7 @@ def have_web1(node: Path) -> Spec:
 
 
 def state(node: Path) -> State:
-    """All files but locks; a new instance has new UUIDs each time."""
+    """All files but locks; a new instance has new UUIDs each time, and a new key is random."""
     found: dict[str, bytes] = {}
     for name in (*_FOLDERS, "OPERATIONS_DIR"):
         folder = getattr(paths, name)
@@ -113,6 +131,9 @@ def state(node: Path) -> State:
             for one in (spec, *spec["disks"]):
                 one["uuid"] = ""
             found[str(InstanceFiles(name).spec)] = json.dumps(spec).encode()
+    given = json.loads(paths.SALT_KEYS_FILE.read_text())
+    keys = {name: one if len(one) < 64 else "new" for name, one in given.items()}
+    found[str(paths.SALT_KEYS_FILE)] = json.dumps(keys).encode()
     return found | {str(file): file.read_bytes() for file in (node / "disks").iterdir()}
 
 
@@ -153,7 +174,7 @@ def test_killed_at_any_step_it_ends_whole_or_undone(node: Path, user: str, how: 
         seen = store.names()
         if how == "at boot":
             at_boot()
-        else:
+        if how != "at boot" or USERS[user].has_more():
             USERS[user].same_key()
             operation.remove_unfinished()
         assert store.names() == seen, number  # what was seen stays so

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import io
 import json
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from brine.common import cli, operation, paths
+from brine.common.entry_points import EntryPoint
 from unit.salt_loader import be_on
 
 RUNNER = Path(__file__).parents[2] / "salt/states/_runners/brine.py"
@@ -125,8 +130,9 @@ def minions(tmp_path: Path) -> Minions:
 
 
 @pytest.fixture
-def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minions: Minions) -> ModuleType:
+def runner(own_node: Path, monkeypatch: pytest.MonkeyPatch, minions: Minions) -> ModuleType:
     """The runner, as Salt loads it, on a master whose configuration has three nodes."""
+    tmp_path = own_node
     spec = importlib.util.spec_from_file_location("brine_runner", RUNNER)
     assert spec
     assert spec.loader
@@ -136,10 +142,33 @@ def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minions: Minions) ->
     given = {"__opts__": {"cachedir": str(tmp_path)}, "__context__": {}}
     vars(module).update(__salt__=functions, **given)
     (tmp_path / "hmac.key").write_text(f"{OLD}\n")
-    monkeypatch.setattr(module, "_KEYS", str(tmp_path / "salt/keys.json"))
-    monkeypatch.setattr(module, "_KEY_FILE", str(tmp_path / "hmac.key"))
+    monkeypatch.setattr(paths, "SALT_KEYS_FILE", minions.keys_file)
+    monkeypatch.setattr(paths, "KEY_FILE", tmp_path / "hmac.key")
     give_nodes(tmp_path, monkeypatch)
+    rotate_here(monkeypatch)
     return module
+
+
+def rotate_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the runner's ``brine config rotate-key`` run in this process, so that a test can kill
+    it at one of its steps."""
+    run = subprocess.run
+
+    def run_here(command: list[str], **how: Any) -> Any:
+        if command[:3] != ["brine", "config", "rotate-key"]:
+            return run(command, **how)
+        said, said_wrong = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said_wrong):
+            try:
+                status = cli.main(command[1:])
+            except SystemExit as end:
+                status = int(end.code or 0)
+        texts = (one.getvalue().encode() for one in (said, said_wrong))
+        return subprocess.CompletedProcess(command, status, *texts)
+
+    monkeypatch.setattr(subprocess, "run", run_here)
+    entry = EntryPoint("config", "brine.config.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
 
 
 def give_nodes(
@@ -298,11 +327,12 @@ def test_a_rotation_goes_by_steps_that_all_confirm(
     steps: list[tuple[str, str, str]] = []
     replace = os.rename
 
-    def renamed(old: str, new: str) -> None:
-        keys = json.loads(Path(old).read_text())
-        assert Path(old).stat().st_mode & 0o777 == 0o600
-        steps.append((keys["step"], keys["key"], keys["previous_key"]))
-        replace(old, new)
+    def renamed(old: Path, new: Path, **how: Any) -> None:
+        if new == minions.keys_file:
+            keys = json.loads(old.read_text())
+            assert old.stat().st_mode & 0o777 == 0o600
+            steps.append((keys["step"], keys["key"], keys["previous_key"]))
+        replace(old, new, **how)
 
     monkeypatch.setattr(os, "rename", renamed)
     assert runner.rotate_key()["result"] is True
@@ -310,6 +340,7 @@ def test_a_rotation_goes_by_steps_that_all_confirm(
     assert steps == [("accept", OLD, new), ("sign", new, OLD), ("drop", new, ""), ("done", new, "")]
     assert len(new) == 64
     assert {keys["key"] for keys in minions.keys.values()} == {new}
+    assert not operation.pending()
     assert runner.rotate_key()["result"] is True
     assert minions.keys[NODES[0]]["key"] not in (new, OLD)
 
@@ -321,21 +352,73 @@ def test_a_rotation_that_was_killed_continues_with_its_step(
     replace = os.rename
     count = 0
 
-    def killed(old: str, new: str) -> None:
+    def killed(old: Path, new: Path, **how: Any) -> None:
         nonlocal count
-        count += 1
+        count += new == minions.keys_file
         if count == step:
             raise KeyboardInterrupt
-        replace(old, new)
+        replace(old, new, **how)
 
     monkeypatch.setattr(os, "rename", killed)
-    with pytest.raises(KeyboardInterrupt):
-        runner.rotate_key()
+    runner.rotate_key()  # the command ends, and says so
     before = json.loads(minions.keys_file.read_text()) if step > 1 else None
+    count = -9
     assert runner.rotate_key()["result"] is True
     keys = json.loads(minions.keys_file.read_text())
     assert keys["step"] == "done"
     assert before is None or keys["key"] in before.values()
+
+
+@pytest.mark.parametrize("step", ["accept", "sign", "drop"])
+def test_a_rotation_that_0_2_0_began_continues_with_its_step(
+    runner: ModuleType, minions: Minions, step: str
+) -> None:
+    new = "e" * 64
+    keys = {"accept": (OLD, new), "sign": (new, OLD), "drop": (new, "")}[step]
+    minions.keys_file.parent.mkdir()
+    content = {"key": keys[0], "previous_key": keys[1], "step": step}
+    minions.keys_file.write_text(json.dumps(content))
+    minions.silent = {NODES[1]}
+    told = runner.rotate_key()
+    assert (told["result"], told["step"]) == (False, step)
+    assert json.loads(minions.keys_file.read_text()) == content
+    minions.silent = set()
+    assert runner.rotate_key()["result"] is True
+    assert {one["key"] for one in minions.keys.values()} == {new}
+
+
+def test_a_rotation_that_waits_is_listed_and_a_boot_changes_nothing(
+    runner: ModuleType,
+    minions: Minions,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    minions.silent = {NODES[1]}
+    runner.rotate_key()
+    before = minions.keys_file.read_text()
+    entry = EntryPoint("operations", "brine.common.cli:OPERATIONS")
+    with monkeypatch.context() as patch:
+        patch.setattr(cli, "entry_points", lambda _group: [entry])
+        assert cli.main(["operations", "settle"]) == 0
+        assert cli.main(["operations", "list"]) == 0
+    said = capsys.readouterr().out
+    assert "salt-run brine.rotate_key" in said
+    assert not any(key in said for key in json.loads(before).values() if len(key) > 6)
+    assert minions.keys_file.read_text() == before
+    minions.silent = set()
+    assert runner.rotate_key()["result"] is True
+
+
+def test_keys_that_were_replaced_by_hand_end_a_rotation(
+    runner: ModuleType, minions: Minions
+) -> None:
+    minions.silent = {NODES[1]}
+    runner.rotate_key()
+    minions.silent = set()
+    minions.keys_file.write_text('{"key": "by hand", "previous_key": "", "step": "done"}')
+    assert runner.rotate_key()["result"] is True
+    assert len(json.loads(minions.keys_file.read_text())["key"]) == 64
+    assert not operation.pending()
 
 
 @pytest.mark.parametrize("kind", ["silent", "failing"])

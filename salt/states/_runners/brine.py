@@ -25,7 +25,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import subprocess
 import time
 import urllib.parse
@@ -42,8 +41,6 @@ __func_alias__ = {"list_": "list"}
 
 Result = dict[str, Any]
 
-_KEYS = "/etc/brine/salt/keys.json"
-_KEY_FILE = "/etc/brine/hmac.key"
 _TIMEOUT_S = 60
 _LONGEST_SAID = 300
 # A node that is just applying states is asked again after the first of these, then each time after
@@ -54,10 +51,6 @@ _BUSY_TIMEOUT_S = 900.0
 # as of 3008.5, fails at the list of these when it looks for runs of states.
 _BUSY = "is running as PID"
 _BUSY_WITH_SEVERAL = "expected str, bytes or os.PathLike object, not list"
-# The steps of a rotation, each with what comes after it: the new key is accepted besides the old
-# one; the new one signs, and the old one is accepted; the old one goes.
-_NEXT = {"accept": "sign", "sign": "drop", "drop": "done"}
-
 
 log = logging.getLogger(__name__)
 
@@ -309,7 +302,6 @@ def rotate_key(timeout: int | None = None) -> Result:
         salt-run brine.rotate_key
     """
     try:
-        os.makedirs(os.path.dirname(_KEYS), mode=0o700, exist_ok=True)
         with _locked("rotation"):
             return _rotate(timeout)
     except BlockingIOError:
@@ -527,56 +519,37 @@ def _undone(done: Result) -> dict[str, str]:
 
 
 def _rotate(timeout: int | None) -> Result:
-    nodes = _nodes()
-    keys = _read_keys()
-    _refuse_declared(nodes, keys)
-    if keys is None:
-        keys = _first_keys()
-    if keys["step"] == "done":
-        keys = {"key": keys["key"], "previous_key": secrets.token_hex(32), "step": "accept"}
-    while keys["step"] != "done":
-        step = keys["step"]
-        _write_keys(keys)
+    away: list[str] = []
+    _refuse_declared(_nodes(), _rotation("--dry-run")["keys"])
+    now = _rotation()
+    while now["step"] != "done":
         nodes = _nodes()  # one may have been added meanwhile
-        unconfirmed, away = _confirm(nodes, keys, timeout)
+        unconfirmed, away = _confirm(nodes, now["keys"], timeout)
         if unconfirmed:
             names = ", ".join(unconfirmed)
             comment = (
                 f"not confirmed by {names}; salt-run brine.rotate_key continues with this step"
             )
-            return _ended(False, comment, step=step, not_confirmed=unconfirmed)
-        keys = {**keys, "step": _NEXT[step]}
-        if step == "accept":
-            keys["key"], keys["previous_key"] = keys["previous_key"], keys["key"]
-        elif step == "sign":
-            keys["previous_key"] = ""
-    _write_keys(keys)
+            return _ended(False, comment, step=now["step"], not_confirmed=unconfirmed)
+        now = _rotation("--confirmed", now["step_id"])
     return _ended(True, "all nodes have the new key, and accept no other", offline=away)
 
 
-def _first_keys() -> dict[str, str]:
-    """The key that this host has; or a new one, which only has to be confirmed."""
-    try:
-        with open(_KEY_FILE, encoding="utf-8") as file:
-            key = file.read().removesuffix("\n")
-    except FileNotFoundError:
-        return {"key": secrets.token_hex(32), "previous_key": "", "step": "drop"}
-    except UnicodeDecodeError:
-        raise _RefusedError(f"{_KEY_FILE} is no text, and can't be taken over") from None
-    if not key.strip():
-        raise _RefusedError(f"{_KEY_FILE} is blank: remove it, and a first key is made")
-    return {"key": key, "previous_key": "", "step": "done"}
+def _rotation(*arguments: str) -> Result:
+    """How far the rotation is, which this host has a record of: the step that all nodes have to
+    confirm, and the SHA-256 of each key's file."""
+    return _brine("config", "rotate-key", *arguments, "--json")  # type: ignore[no-any-return]
 
 
 def _refuse_declared(nodes: Collection[str], keys: Mapping[str, str] | None) -> None:
     """Refuse to rotate where a node's key comes from pillar's SLS files."""
-    ours = {keys["key"], keys["previous_key"]} if keys else set()
+    ours = {*keys.values()} if keys else set()
     for name in {one for node in nodes for one in (node, node.partition(".")[0])}:
         pillar = __salt__["pillar.show_pillar"](name)
         brine = pillar.get("brine") if isinstance(pillar, dict) else None
         confd = brine.get("confd") if isinstance(brine, dict) else None
         key = confd.get("key") if isinstance(confd, dict) else None
-        if key and key not in ours:
+        if key and hashlib.sha256(f"{key}\n".encode()).hexdigest() not in ours:
             text = f"pillar of {name} declares brine:confd:key: replace it there, by the steps of"
             raise _RefusedError(f"{text} brine's docs/operating.md, or remove it from there first")
 
@@ -611,45 +584,11 @@ def _confirm(
     text = "gets no key: the log of the master says why, or the node's pillar"
     unconfirmed.update(dict.fromkeys(keyless, text))
     for (path, key), names in files.items():
-        digest = hashlib.sha256(f"{keys[key]}\n".encode()).hexdigest()
         found = _execute("file.get_hash", names, [path, "sha256"], timeout=timeout)
         for name in names:
-            if found.get(name) != digest:
+            if found.get(name) != keys[key]:
                 unconfirmed[name] = f"{path} is another key; does its pillar declare one?"
     return unconfirmed, away
-
-
-def _read_keys() -> dict[str, str] | None:
-    try:
-        with open(_KEYS, encoding="ascii") as file:
-            keys = json.load(file)
-        made = {name: str(keys[name]) for name in ("key", "previous_key", "step")}
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise _RefusedError(f"{_KEYS} is damaged: {error!r}") from None
-    if not made["key"] or made["step"] not in (*_NEXT, "done"):
-        raise _RefusedError(f"{_KEYS} is damaged: it has no key, or an unknown step")
-    return made
-
-
-def _write_keys(keys: Mapping[str, str]) -> None:
-    """Replace the file as a whole; it survives a power cut from when this returns."""
-    folder = os.path.dirname(_KEYS)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    new = f"{_KEYS}.new"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(new)  # of one that was killed
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(keys, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(new, _KEYS)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # Nodes and minions.

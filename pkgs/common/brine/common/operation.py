@@ -22,6 +22,9 @@ The record of an operation goes with its end. Its process holds the record's loc
 lock is free was interrupted, and :func:`settle` completes (committed) or undoes (else) it: by the
 next command on the same key, by ``brine-operations.service`` at boot, or by ``brine operations
 settle``. An operation that can't be settled yet stays recorded, with the reason.
+
+A step after the commit may be other nodes' (:class:`Elsewhere`). The operation is pending, though
+no process works on it, until :func:`answered` records their answer, and then goes on.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from brine.common import paths
 from brine.common.entry_points import entry_points
@@ -52,6 +55,17 @@ _PROGRESS_S = 1.0
 Facts = dict[str, Any]
 Call = tuple[str, Facts]
 """A function of a kind by its name, and its facts, which are JSON."""
+
+
+class Elsewhere(NamedTuple):
+    """A step that is done on other nodes: what follows waits for :func:`answered`.
+
+    :param node: its name, or words for several.
+    """
+
+    name: str
+    facts: Facts
+    node: str
 
 
 class OperationError(BrineError):
@@ -212,15 +226,15 @@ class Work:
             self._told = time.monotonic()
             self._try_to_write()
 
-    def commit(self, *rest: Call) -> None:
+    def commit(self, *rest: Call | Elsewhere) -> None:
         """Record that nothing is undone from now on. At the end of the block, *rest* is done.
 
         :raises OperationError: if that can't be recorded; then it is not so.
         """
         self._done()
         count = len(self.record.steps)
-        for name, facts in rest:
-            self._added(name, facts=facts, state=StepState.WAITING)
+        for name, facts, *node in rest:
+            self._added(name, facts=facts, state=StepState.WAITING, node="".join(node))
         self.record.state = OperationState.COMMITTED
         try:
             self._write()
@@ -249,9 +263,10 @@ class Work:
         self.record.state = OperationState.COMMITTED
         self._try_to_write()
 
-    def end(self) -> None:
+    def end(self) -> bool:
         """Complete a committed operation, or undo another, and remove its record.
 
+        :returns: False if other nodes have to answer before: then it stays recorded.
         :raises OperationError: why it waits; it stays recorded.
         """
         record = self.record
@@ -261,6 +276,10 @@ class Work:
         is_committed = record.state is OperationState.COMMITTED
         self._try_to_write()
         for step in record.steps if is_committed else reversed(record.steps):
+            if is_committed and _is_awaited(step):
+                record.waits_for = f"{step.name}: {step.node}"
+                self._try_to_write()
+                return False
             call = step.undo
             if is_committed:
                 call = (step.name, step.facts) if step.state is StepState.WAITING else None
@@ -270,6 +289,7 @@ class Work:
             step.state = StepState.DONE if is_committed else StepState.UNDONE
             self._try_to_write()
         _remove(record.id)
+        return True
 
     def _call(self, name: str, facts: Facts) -> object:
         try:
@@ -430,7 +450,8 @@ def settle(key: str) -> None:
 
 
 def settle_one(record: Operation) -> bool:
-    """Complete or undo an operation, if it was interrupted; returns False if a process works on it.
+    """Complete or undo an operation, if it was interrupted; returns False if a process works on it,
+    or other nodes have to answer.
 
     :raises OperationError: why it waits.
     """
@@ -445,12 +466,40 @@ def settle_one(record: Operation) -> bool:
         with alone, _held(record.id, timeout_s=_SETTLE_TIMEOUT_S):
             if now := find(record.id):
                 now.waits_for = ""
-                Work(kind, now).end()
+                return Work(kind, now).end()
     except LockedError as error:
         if not record.is_interrupted():
             return False
         raise OperationError(f"{_named(record)}: {error}", hint=error.hint) from error
     return True
+
+
+def answered(step_id: str, answer: Facts) -> None:
+    """Record the answer to a step that is done elsewhere, and complete what follows, up to the next
+    such step. A step that has its answer already, and an operation that has ended, stay so.
+
+    :raises OperationError: why what follows waits.
+    """
+    identity = step_id.rpartition("-")[0]
+    with _held(identity, timeout_s=_SETTLE_TIMEOUT_S):
+        record = find(identity)
+        if record is None:
+            return
+        work = Work(_kind_of(record), record)
+        for step in record.steps:
+            if step.id == step_id and _is_awaited(step):
+                record.waits_for, step.state = "", StepState.DONE
+                work.answer(step, answer)
+        work.end()
+
+
+def awaited(record: Operation) -> Step | None:
+    """The step of a committed operation that waits for other nodes; None if there is none."""
+    return next(filter(_is_awaited, record.steps), None)
+
+
+def _is_awaited(step: Step) -> bool:
+    return step.node != "" and step.state is StepState.WAITING
 
 
 def _kind_of(record: Operation) -> OperationKind:

@@ -30,6 +30,7 @@ NODE_FILE = STATE_DIR / "node.json"
 NIC_SCRIPTS_DIR = ETC_DIR / "nic.d"
 KEY_FILE = ETC_DIR / "hmac.key"
 PREVIOUS_KEY_FILE = ETC_DIR / "hmac.key.previous"
+SALT_KEYS_FILE = ETC_DIR / "salt/keys.json"
 
 
 def settings_file(daemon: str) -> Path:

@@ -71,6 +71,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "what brine outbox list --json printed there; - for stdin"
     record.add_argument("file", metavar="FILE", help=text)
 
+    text = "replace the cluster's key in steps, which all nodes confirm"
+    rotate = _add(verbs, "rotate-key", "rotate_key", text)
+    group = rotate.add_mutually_exclusive_group()
+    _add_dry_run(group)
+    text = "go on: all nodes have confirmed this step, whose id was printed"
+    group.add_argument("--confirmed", metavar="STEP", help=text)
+
     json, text = "print JSON, with the users of each file", "list other files that every node needs"
     _add(verbs, "extra-files", "list_extra_files", text, json=json)
 
@@ -107,7 +114,7 @@ def _add(
     return parser
 
 
-def _add_dry_run(parser: argparse.ArgumentParser) -> None:
+def _add_dry_run(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only say what would change")
 
 

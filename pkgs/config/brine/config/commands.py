@@ -23,6 +23,7 @@ from brine.config.diff import Change, changes
 from brine.config.effect import in_one_line
 from brine.config.model import Configuration, resolve
 from brine.config.params import Mistake
+from brine.config.rotation import RotationStep, begin_rotation, confirm_step, rotation
 from brine.config.schema import ConfigError, parse_json
 from brine.config.ssconf import Ssconf, SsconfError
 from brine.config.store import (
@@ -262,6 +263,27 @@ def record_events(arguments: argparse.Namespace) -> int:
             if one.reason:
                 warn(f"event {one.id or index}: {one.reason}")
     return _tell_change(arguments, writer, events=[dataclasses.asdict(one) for one in results])
+
+
+def rotate_key(arguments: argparse.Namespace) -> int:
+    """``brine config rotate-key``"""
+    if arguments.confirmed is not None:
+        found = confirm_step(arguments.confirmed)
+    else:
+        found = rotation() if arguments.dry_run else begin_rotation()
+    is_done = found.step is RotationStep.DONE
+    if arguments.json:
+        done = [*RotationStep].index(found.step) / (len(RotationStep) - 1)
+        told: dict[str, Any] = {"id": found.id, "step": found.step, "step_id": found.step_id}
+        told |= {"state": "done" if is_done else "committed", "error": None}
+        told |= {"progress": {"done": round(done, 3), "text": found.step}}
+        print_json(told | {"keys": found.keys.digests() if found.keys else None})
+    elif is_done:
+        print("no rotation of the key is pending")
+    else:
+        print(f"all nodes have to {found.step} the new key, and to confirm that")
+        print(f"then: brine config rotate-key --confirmed {found.step_id}")
+    return 0
 
 
 def list_extra_files(arguments: argparse.Namespace) -> int:
