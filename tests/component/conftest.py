@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from brine.common import paths
-from brine.instance import restart_counter
+from brine.common.entry_points import EntryPoint
+from brine.instance import supervisor
+from brine.watcher import restart_counter
 from component import other_kernel
 from component.hotplug_fixtures import booted_pc, booted_q35, images, pc, vm
 from component.hotplug_vm import give_network
@@ -61,6 +63,8 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
+    entry = EntryPoint("watcher", "brine.watcher.restart_counter:WATCHER")
+    monkeypatch.setattr(supervisor, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
     ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 

@@ -15,7 +15,8 @@ import pytest
 
 from brine.common import cli, operation, paths
 from brine.common.entry_points import EntryPoint
-from brine.instance import restart_counter, store, unit
+from brine.instance import store, supervisor, unit
+from brine.watcher import restart_counter
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -43,6 +44,8 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
     monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
     monkeypatch.setattr(operation, "entry_points", _of_tree)
+    entry = EntryPoint("watcher", "brine.watcher.restart_counter:WATCHER")
+    monkeypatch.setattr(supervisor, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
     monkeypatch.setattr(restart_counter, "PAUSE_FILE", tmp_path / "pause")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 from systemd import journal as systemd_journal
 
-from brine.instance import history, restart_counter
+from brine.instance import history
 from brine.instance.history import with_reasons
 from brine.instance.observe import Observed
-from brine.instance.restart_counter import Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import completed
 from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
 from brine.vm.run import RecordedVerdict, Run
+from brine.watcher import restart_counter
+from brine.watcher.restart_counter import Tries
 
 RUN = "0d" * 16
 FAILED: dict[str, Any] = {

@@ -22,7 +22,7 @@ from brine.common import outbox, paths, process, progress
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
-from brine.instance import failed_starts, history, operations, restart_counter, stop, store, unit
+from brine.instance import failed_starts, history, operations, stop, store, unit
 from brine.instance.clone import clone_instance
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
@@ -36,7 +36,6 @@ from brine.instance.operations import (
     resume_instance,
 )
 from brine.instance.registry import define_instance, rename_instance, undefine_instance
-from brine.instance.restart_counter import Tries
 from brine.instance.start import (
     Started,
     StillStartingError,
@@ -61,6 +60,8 @@ from brine.vm.markers import (
 from brine.vm.run import RecordedVerdict, Run
 from brine.vm.spec import AdminState, Spec, SpecError, to_json
 from brine.vm.unit_name import unit_of
+from brine.watcher import restart_counter
+from brine.watcher.restart_counter import Tries
 from lab.fake_qemu import FakeQemu, FakeQemus
 from lab.runtime_file import write_runtime_file
 from lab.scripted_systemctl import ScriptedSystemctl

@@ -13,8 +13,8 @@ import pytest
 
 from brine.common import paths
 from brine.common.locks import locked
-from brine.instance import restart_counter
-from brine.instance.restart_counter import NONE, Tries, TriesError
+from brine.watcher import restart_counter
+from brine.watcher.restart_counter import NONE, Tries, TriesError
 
 DAMAGED = [
     "",

@@ -16,19 +16,18 @@ import pytest
 
 from brine.common import cli as brine
 from brine.common import outbox, paths
-from brine.common.entry_points import EntryPoint
 from brine.common.errors import BrineError, UsageError
 from brine.common.locks import locked
-from brine.instance import restart_counter, store
+from brine.instance import store, supervisor
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.observe import Observed
-from brine.instance.restart_counter import Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import completed
 from brine.instance.xen.xl import Domain
 from brine.vm.spec import Spec, parse
-from brine.watcher import cli, commands, settings
+from brine.watcher import cli, commands, restart_counter, settings
 from brine.watcher.passes import Instances
+from brine.watcher.restart_counter import Tries
 from unit.runs import observed
 
 Run = Callable[..., tuple[int, str, str]]
@@ -253,11 +252,11 @@ def test_others_are_told_what_the_watcher_does_not_start(
     watcher: Run, own_node: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note("web1", 5, 1.0, given_up=True)
-    monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [])
-    assert restart_counter.reasons_to_wait()("web1") is None  # there is no watcher
-    entry = EntryPoint("watcher", "brine.watcher.cli:COMMAND")
-    monkeypatch.setattr(restart_counter, "entry_points", lambda _group: [entry])
-    reason = restart_counter.reasons_to_wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor, "entry_points", lambda _group: [])
+        assert supervisor.supervisor().reasons_to_wait()("web1") is None  # there is no watcher
+        assert supervisor.supervisor().given_up() == {}
+    reason = supervisor.supervisor().reasons_to_wait()
     assert reason("web2") is None
     assert "given it up after 5 tries; brine instance start web1" in (reason("web1") or "")
     watcher(Unchanging(), "pause", "1h")

@@ -10,7 +10,6 @@ import pytest
 
 from brine.instance.history import needs_verdict
 from brine.instance.observe import Observed
-from brine.instance.restart_counter import NONE, Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.vm.end import EndCause
@@ -18,6 +17,7 @@ from brine.vm.halt import Halt
 from brine.vm.markers import MarkerKind
 from brine.vm.spec import AdminState, Spec, parse
 from brine.watcher.decide import Action, Decision, Life, decide, end_of, life_of, tried
+from brine.watcher.restart_counter import NONE, Tries
 from brine.watcher.settings import WatcherSettings
 from unit.runs import marked_run, observed
 

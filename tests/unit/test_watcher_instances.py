@@ -17,7 +17,7 @@ from brine.common import cli as brine
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
-from brine.instance import history, restart_counter, store, unit
+from brine.instance import history, store, unit
 from brine.instance.observe import Observed
 from brine.instance.registry import define_instance
 from brine.instance.start import Started, start_instance
@@ -31,7 +31,7 @@ from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, writ
 from brine.vm.run import RecordedVerdict
 from brine.vm.spec import Spec, to_json
 from brine.vm.unit_name import unit_of
-from brine.watcher import cli, commands, passes
+from brine.watcher import cli, commands, passes, restart_counter
 from brine.watcher.decide import Action, end_of
 from brine.watcher.passes import Instances, Pass, PassOutcome
 from brine.watcher.settings import WatcherSettings

@@ -14,17 +14,16 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
-from brine.instance import restart_counter
 from brine.instance.observe import Observed
-from brine.instance.restart_counter import NONE, Tries
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.vm.end import EndCause
 from brine.vm.markers import MarkerKind
 from brine.vm.spec import Spec, parse
-from brine.watcher import passes
+from brine.watcher import passes, restart_counter
 from brine.watcher.decide import Action, Life, life_of
 from brine.watcher.passes import Instances, Pass, PassOutcome
+from brine.watcher.restart_counter import NONE, Tries
 from brine.watcher.settings import WatcherSettings
 from unit.runs import observed
 

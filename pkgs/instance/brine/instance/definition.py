@@ -32,9 +32,9 @@ from brine.instance.kvm.runtime_devices import KEYS, dropped
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, Oper, look, look_at_all
 from brine.instance.registry import Defined, define_instance, rename_instance, undefine_instance
-from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import running_spec
 from brine.instance.store import InstanceError, system_error
+from brine.instance.supervisor import supervisor
 from brine.instance.unit import Unit, UnitError
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import AS_ROOT, Spec, SpecError, to_json
@@ -194,7 +194,7 @@ def define_several(
 def _changed_live(
     results: list[DefinitionResult], seen: Mapping[str, Observed], *, dry_run: bool
 ) -> list[DefinitionResult]:
-    held_back = reasons_to_wait()
+    held_back = supervisor().reasons_to_wait()
 
     def gets_device(index: int) -> bool:
         defined = results[index].defined

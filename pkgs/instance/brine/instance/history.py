@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from brine.common.errors import printable
 from brine.common.message import KVMD_USER, is_from
-from brine.instance import restart_counter
 from brine.instance.failed_starts import newest_first, start_failures
 from brine.instance.observe import Observed, Oper, Status
+from brine.instance.supervisor import supervisor
 from brine.vm.markers import UNKNOWN_RUN, WHO_UNKNOWN, MarkerKind
 from brine.vm.run import RecordedVerdict, Run
 from brine.vm.spec import AdminState
@@ -110,7 +110,7 @@ def with_reasons(several: Sequence[Observed]) -> list[Observed]:
     whys: dict[str, str] = {}
     with contextlib.suppress(OSError):  # there is no journal that could be asked
         whys = {**_failed_starts(down), **_kvmd_verdicts(down)}
-    given_up = restart_counter.given_up() if down else {}
+    given_up = supervisor().given_up() if down else {}
     for seen in down:
         if tries := given_up.get(seen.name):
             what = f"given up after {tries} tries: the next comes late"

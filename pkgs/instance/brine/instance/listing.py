@@ -17,9 +17,9 @@ from brine.common.errors import tell_error
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.observe import Observed, Oper, look_at_all
-from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.store import InstanceError
+from brine.instance.supervisor import supervisor
 from brine.instance.unit import time_of
 from brine.vm.halt import Halt
 from brine.vm.spec import to_json
@@ -36,7 +36,7 @@ def list_all(arguments: argparse.Namespace) -> int:
     seen = with_reasons([one for one in found if not isinstance(one, InstanceError)])
     faults = [one for one in found if isinstance(one, InstanceError)]
     if arguments.json:
-        reason = reasons_to_wait()
+        reason = supervisor().reasons_to_wait()
         # A line each: json.dumps() with an indent takes several times as long.
         lines = ",\n".join(json.dumps(summary(one, reason(one.name))) for one in seen)
         print(f"[\n{lines}\n]" if lines else "[]")

@@ -17,10 +17,10 @@ from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
 from brine.instance.listing import summary_of
 from brine.instance.observe import Observed, Oper, look
-from brine.instance.restart_counter import reasons_to_wait
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
 from brine.instance.store import InstanceError
+from brine.instance.supervisor import supervisor
 from brine.instance.xen.config import KEYS
 from brine.vm.address import DeviceKind
 from brine.vm.files import InstanceFiles
@@ -263,6 +263,6 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
 
 def info(arguments: argparse.Namespace) -> int:
     (seen,) = with_reasons([look(arguments.name)])
-    found = details(seen, reasons_to_wait()(seen.name))
+    found = details(seen, supervisor().reasons_to_wait()(seen.name))
     print(json.dumps(found, indent=2) if arguments.json else "\n".join(report_lines(found)))
     return 0

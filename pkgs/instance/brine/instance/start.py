@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.progress import spoken_wait
-from brine.instance import messages, restart_counter, store, unit
+from brine.instance import messages, store, unit
 from brine.instance.action import Done, act_on_each
 from brine.instance.failed_starts import why_not_started
 from brine.instance.hypervisor_choice import hypervisor_of
@@ -22,8 +22,8 @@ from brine.instance.intent import forget_user_shutdown, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
 from brine.instance.owner import refuse_without_owner, warn_without_handler
 from brine.instance.parallel import SlotPool
-from brine.instance.restart_counter import TriesError
 from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
+from brine.instance.supervisor import supervisor
 from brine.instance.unit import CalledOffError, Unit, UnitError
 from brine.vm import markers
 from brine.vm.end import has_obeyed
@@ -271,11 +271,10 @@ def being_stopped(name: str) -> InstanceError:
 
 def forget_tries(name: str) -> None:
     """Forget the watcher's tries, because an administrator acts on the instance."""
-    if restart_counter.FILE.exists():
-        try:
-            restart_counter.forget_counter(name)
-        except BrineError as error:
-            warn(str(error))
+    try:
+        supervisor().forget(name)
+    except BrineError as error:
+        warn(str(error))
 
 
 def _warn_of(spec: Spec, asides: frozenset[Path]) -> None:
@@ -321,10 +320,7 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
         elif seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN:
             # The owner of an instance starts it, or the watcher when the owner is there.
             due += [] if seen.lacks_owner else [seen]
-    try:
-        failed = frozenset(restart_counter.load())
-    except TriesError:
-        failed = frozenset()
+    failed = frozenset(supervisor().tried())
     due.sort(key=lambda seen: (seen.spec.start_order, seen.name))
     last = [seen for seen in due if seen.name in failed]
     starts = _Starts(parallel, slot_s)

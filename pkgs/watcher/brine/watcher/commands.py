@@ -18,12 +18,13 @@ from brine.common.cli import length_of_time, print_done, print_table
 from brine.common.errors import BrineError, UsageError
 from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
-from brine.instance import restart_counter, store
+from brine.instance import store
 from brine.instance.intent import any_events, correct_events
-from brine.instance.restart_counter import LONGEST_PAUSE_S, paused_until
+from brine.watcher import restart_counter
 from brine.watcher.decide import STARTS, Action, end_of, life_of
 from brine.watcher.messages import log_pass, tell_odd
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
+from brine.watcher.restart_counter import LONGEST_PAUSE_S, paused_until
 from brine.watcher.settings import load_settings
 
 LOCK = paths.LOCK_DIR / "watcher.lock"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from brine.instance.observe import Observed, Oper
-from brine.instance.restart_counter import NONE, Tries
 from brine.instance.xen.xl import Domain
 from brine.vm.end import EndCause
 from brine.vm.run import Run
 from brine.vm.spec import AdminState
+from brine.watcher.restart_counter import NONE, Tries
 from brine.watcher.settings import WatcherSettings
 
 

@@ -8,9 +8,9 @@ from brine.common.errors import BrineError
 from brine.common.journal import log_command, tell
 from brine.common.message import NOTICE, Message
 from brine.instance.observe import Observed
-from brine.instance.restart_counter import Tries
 from brine.instance.xen.xl import Domain
 from brine.watcher.decide import STARTS, Action, Decision, end_of, life_of
+from brine.watcher.restart_counter import Tries
 
 SET_DOWN = Message("4924ab8c9a064d188756700967877e17", "user-down", NOTICE)
 CLEANED_UP = Message("d9e0c75f21654a50bf1878e43e3681b3", "cleaned-up", NOTICE)

@@ -21,13 +21,12 @@ from brine.common import paths
 from brine.common.errors import BrineError, printable
 from brine.common.files import read_regular
 from brine.common.locks import LockedError
-from brine.instance import restart_counter, store, unit
+from brine.instance import store, unit
 from brine.instance.history import needs_verdict, verdicts_on
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, Observed, look, look_at_all
 from brine.instance.parallel import SlotPool
-from brine.instance.restart_counter import NONE, DamagedCounterError, Tries, TriesError
 from brine.instance.start import start_failure
 from brine.instance.store import InstanceError
 from brine.instance.unit import Active, UnitError
@@ -39,7 +38,7 @@ from brine.vm.markers import MarkerKind, clear_way, remove_unheld
 from brine.vm.run import RecordedVerdict
 from brine.vm.spec import AdminState, Spec
 from brine.vm.unit_name import unit_of
-from brine.watcher import messages
+from brine.watcher import messages, restart_counter
 from brine.watcher.decide import (
     STARTS,
     Action,
@@ -51,6 +50,7 @@ from brine.watcher.decide import (
     is_reset,
     tried,
 )
+from brine.watcher.restart_counter import NONE, DamagedCounterError, Tries, TriesError
 from brine.watcher.settings import WatcherSettings
 
 _STUCK_S = 20.0

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from brine.common import paths
-from brine.common.entry_points import entry_points
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, read_regular, write_whole
 from brine.common.locks import LockedError, locked
 from brine.instance.store import group
+from brine.instance.supervisor import Supervision
+
+log = logging.getLogger(__name__)
 
 FILE = paths.STATE_DIR / "watcher.json"
 
@@ -79,6 +82,14 @@ def _parse(data: Any) -> Tries:
     return tries
 
 
+def tried() -> Collection[str]:
+    """The names of instances with tries; empty if the record can't be read."""
+    try:
+        return load().keys()
+    except TriesError:
+        return ()
+
+
 def given_up() -> dict[str, int]:
     """The number of tries of each instance that is given up; empty if the record can't be read."""
     try:
@@ -122,10 +133,8 @@ def _sound() -> dict[str, Tries]:
     try:
         return load()
     except DamagedCounterError as error:
-        import logging
-
         aside = put_aside(FILE, FILE.with_name(f"{FILE.name}.damaged"))
-        logging.getLogger(__name__).error("%s; kept as %s", error, aside.name)
+        log.error("%s; kept as %s", error, aside.name)
         return {}
 
 
@@ -172,9 +181,7 @@ def paused_until(now: float) -> float | None:
 
 def reasons_to_wait() -> Callable[[str], str | None]:
     """A function that tells why the watcher would not start the instance of a name now. It returns
-    None if the watcher would, or if the node has no watcher."""
-    if all(entry.name != "watcher" for entry in entry_points("brine.commands")):
-        return lambda name: None
+    None if the watcher would."""
     try:
         until = paused_until(time.time())
     except BrineError as error:
@@ -193,3 +200,6 @@ def reasons_to_wait() -> Callable[[str], str | None]:
         return f"the watcher has given it up after {counts[name]} tries; {hint}"
 
     return reason
+
+
+WATCHER = Supervision(tried, given_up, forget_counter, reasons_to_wait)
