@@ -134,6 +134,7 @@ def test_a_class_name_exists_once() -> None:
 LATE = {
     "asyncio": "brine-lifecycle does without",
     "brine.common.cli": "until it is loaded, SIGINT ends the process",
+    "brine.common.ending": "as that",
     "brine.common.journal": "with it logging; most starts have nothing to say",
     "brine.common.qmp.client": "most starts ask no QEMU",
     "brine.config.ssconf": "only instances with a user of their own take one",

@@ -344,3 +344,36 @@ def test_it_is_an_exception_only_while_somebody_catches_that(before: str, seen: 
         command, capture_output=True, check=True, text=True, timeout=60, env=environment
     )
     assert done.stdout.strip() == seen
+
+
+_ENDING = """
+import atexit, sys, threading, time
+from brine.common import cli
+from brine.common import main as program
+atexit.register(print, "taken apart")
+def work():
+    time.sleep(0.5)
+    print("worked")
+def main():
+    if {has_thread}:
+        threading.Thread(target=work).start()
+    print("said")
+    print("told", file=sys.stderr)
+    return 7
+cli.main = main
+program.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("has_thread", "said"), [(False, ["said"]), (True, ["said", "worked", "taken apart"])]
+)
+def test_python_is_taken_apart_only_if_a_thread_is_at_work(
+    has_thread: bool, said: list[str]
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-c", _ENDING.format(has_thread=has_thread)]
+    done = subprocess.run(
+        command, capture_output=True, check=False, text=True, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stdout.split("\n")[:-1], done.stderr) == (7, said, "told\n")

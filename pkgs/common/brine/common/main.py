@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import gc
 import signal
+from typing import NoReturn
 
 from brine.common import ALLOCATIONS
 
 _is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not of a shell's `&`
 if _is_heard:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def run() -> NoReturn:
+    """Run ``brine``, and end this process with its exit status."""
+    status = main()
+    from brine.common.ending import end_process  # nearly all that it loads is there by now
+
+    end_process(status)
 
 
 def main() -> int:

@@ -111,14 +111,17 @@ _NOBODY = "4294967295"  # the login uid of what no login has started
 _identifier = ""
 
 
-def log_to_journal(identifier: str) -> None:
+def log_to_journal(identifier: str, *, at_once: bool = False) -> None:
     """Send this process's records about instances to the journal, if there is one.
 
     :param identifier: the program's name in the journal.
+    :param at_once: load what that takes now, and not when there is something to say.
     """
     global _identifier
     _identifier = identifier
     _log.cache_clear()
+    if at_once:
+        _log()
 
 
 def tell_people_in_journal(identifier: str) -> None:

@@ -6,7 +6,9 @@ import os
 import sys
 import time
 from contextlib import suppress
+from typing import NoReturn
 
+from brine.common.ending import end_process
 from brine.common.errors import BrineError, die
 from brine.common.process import Process, main_pid
 from brine.instance import messages, store
@@ -23,10 +25,16 @@ _PAUSE_S = 0.02
 _SAID_S = 1.0
 
 
+def run() -> NoReturn:
+    """Do all this, and end at once: systemd waits for that."""
+    main()
+    end_process(0)
+
+
 def main() -> None:
     """Wait for the QEMU, or the domain, of the instance that is named on the command line."""
     name = sys.argv[1] if len(sys.argv) == 2 else ""
-    messages.log_to_journal(_PROGRAM)
+    messages.log_to_journal(_PROGRAM, at_once=True)  # while QEMU loads; the start waits for its end
     messages.tell_people_in_journal(_PROGRAM)
     with Process.of(main_pid(), unit=unit_of(name)) as process:
         try:
@@ -73,4 +81,4 @@ def _note(name: str, reason: StartFailure) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()
