@@ -49,7 +49,8 @@ def kvmd() -> Iterator[Kvmd]:
 @pytest.fixture
 def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of the test's own for the records of taps, their locks, scripts and sockets."""
-    for name in ("TAPS_DIR", "LOCK_DIR", "NIC_SCRIPTS_DIR", "CONTROL_DIR"):
+    names = ("TAPS_DIR", "LOCK_DIR", "NIC_SCRIPTS_DIR", "CONTROL_DIR", "HOTPLUG_DIR")
+    for name in (*names, "OPERATIONS_DIR", "VOLATILE_OPERATIONS_DIR"):
         monkeypatch.setattr(paths, name, tmp_path / name)
     paths.CONTROL_DIR.mkdir()
 
@@ -57,8 +58,8 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of the test's own, with no instance, whose systemd is scripted."""
-    names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR")
-    for name in (*names, "CONSOLE_LOG_DIR", "OUTBOX_DIR", "OPERATIONS_DIR"):
+    names = ("CONTROL_DIR", "MARKS_DIR", "LOCK_DIR", "RUNTIME_DIR", "CONSOLE_DIR", "OUTBOX_DIR")
+    for name in (*names, "CONSOLE_LOG_DIR", "OPERATIONS_DIR", "VOLATILE_OPERATIONS_DIR"):
         (tmp_path / name).mkdir()
         monkeypatch.setattr(paths, name, tmp_path / name)
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")

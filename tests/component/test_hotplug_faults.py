@@ -44,6 +44,7 @@ from brine.vm.runtime_file import Runtime, RuntimeFileError
 from brine.vm.values import Mode
 from brine.vm.vif import Vif
 from component.namespaces import add_script, ip, new_namespace
+from killing import each_step
 from lab.faulty_qemu import Fault, FaultyQemu, Guest
 from lab.traces import descriptor_links
 
@@ -84,7 +85,7 @@ class Node:
             "qemu": sorted(self.qemu.holds()),
             "taps": _taps(),
             "tap records": [name for name in records.load_all() if name == TAP],
-            "begun": sorted(file.name for file in paths.HOTPLUG_DIR.glob("*")),
+            "begun": sorted(file.name for file in paths.VOLATILE_OPERATIONS_DIR.glob("*")),
             "NICs": self.recorded(DeviceKind.NIC),
             "disks": self.recorded(DeviceKind.DISK),
         }
@@ -93,7 +94,6 @@ class Node:
 @pytest.fixture
 def node(own_files: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     """A VM on a node with two bridges."""
-    monkeypatch.setattr(paths, "HOTPLUG_DIR", tmp_path / "begun")
     image = tmp_path / "disk"
     image.write_bytes(bytes(4096))
     runtime = tmp_path / "web1.json"
@@ -355,7 +355,7 @@ def test_a_full_disk_at_any_record_leaves_nothing_half_done(
             write_whole(path, data, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr("brine.hotplug.transaction.write_whole", full)
+            patch.setattr("brine.common.operation.write_whole", full)
             try:
                 operate(node, 10)
             except BrineError as error:
@@ -444,19 +444,71 @@ def test_a_removal_that_the_guest_came_round_to_is_ended_by_the_garbage_collecto
     assert node.state() == clean
 
 
-def test_what_the_guest_keeps_is_a_pending_operation_until_it_is_settled(
-    node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def next_command(node: Node) -> None:
+    with working(node, 10):
+        pass
+
+
+def settle_recorded(_node: Node) -> None:
+    for record in operation.pending():
+        assert operation.settle_one(record)
+
+
+def collect(_node: Node) -> None:
+    settle_all()
+
+
+@pytest.mark.parametrize("settle", [next_command, settle_recorded, collect])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_killed_at_any_step_it_ends_whole_or_undone(
+    node: Node, monkeypatch: pytest.MonkeyPatch, name: str, settle: Callable[[Node], None]
 ) -> None:
-    monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
-    entry = EntryPoint("hotplug", "brine.hotplug.begun:PLUGGING")
+    """As the operations of tests/unit/test_operations_killed.py do."""
+    entry = EntryPoint("hotplug", "brine.hotplug.begun:SETTLED")
+    monkeypatch.setattr(operation, "entry_points", lambda _group: [entry])
+    prepare, operate, undo = OPERATIONS[name]
+    prepare(node, 10)
+    before = node.state()
+    operate(node, 10)
+    done = node.state()
+
+    def again() -> None:
+        undo(node, 10)
+        prepare(node, 10)
+        assert node.state() == before
+
+    def work() -> None:
+        # This is a copy of the fake QEMU's process, too; only that one keeps its taps.
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}") == "/dev/net/tun":
+                    os.close(int(number))
+        operate(node, 10)
+
+    ends, waited = [], 0
+    for number in each_step(work, again):
+        waited += len(operation.pending())
+        settle(node)
+        operation.remove_unfinished()
+        ends.append(node.state())
+        assert ends[-1] in (before, done), (number, ends[-1])
+    assert (ends[0], ends[-1]) == (before, done)
+    assert waited > 1
+    undo(node, 10)
+
+
+def test_what_the_guest_keeps_is_a_pending_operation_until_it_is_settled(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("hotplug", "brine.hotplug.begun:SETTLED")
     monkeypatch.setattr(operation, "entry_points", lambda _group: [entry])
     clean = node.state()
     add_a_disk(node)
-    assert operation.recorded() == []
+    assert operation.pending() == []
     node.qemu.guest = Guest.IGNORES
     with pytest.raises(BrineError, match="refused by the guest"):
         remove_the_disk(node, 0.3)
-    (record,) = operation.recorded()
+    (record,) = operation.pending()
     assert record.kind == "hotplug"
     assert INSTANCE in record.key
     assert "the guest releases" in record.waits_for
@@ -468,7 +520,7 @@ def test_what_the_guest_keeps_is_a_pending_operation_until_it_is_settled(
         assert not operation.settle_one(record)
     node.qemu.let_go()
     assert operation.settle_one(record)
-    assert (node.state(), operation.recorded()) == (clean, [])
+    assert (node.state(), operation.pending()) == (clean, [])
 
 
 def test_whoever_may_not_change_networks_leaves_nics_to_others(
@@ -536,26 +588,63 @@ def test_threads_of_one_process_take_turns_on_a_vm(node: Node) -> None:
     assert len([one for one in node.qemu.holds() if one.startswith("device")]) == 4
 
 
-def test_a_record_that_is_damaged_is_told_and_kept_aside(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
+def refused_change(node: Node) -> tuple[Path, dict[str, Any]]:
+    """The record of a change whose NIC the guest has not released."""
     add_a_nic(node)
     node.qemu.guest = Guest.IGNORES
     with pytest.raises(BrineError):
         change_the_nic(node, 0.3)
-    (file,) = paths.HOTPLUG_DIR.glob("*.json")
-    (begun,) = json.loads(file.read_bytes())
-    kept = []
-    for damaged in ({**begun, "before": {}}, {**begun, "of a later version": 1}, 5):
-        file.write_text(json.dumps([damaged]))
+    node.qemu.guest = Guest.OBEYS
+    (file,) = paths.VOLATILE_OPERATIONS_DIR.glob("*.json")
+    return file, json.loads(file.read_bytes())
+
+
+def test_a_record_that_is_damaged_is_told_and_kept(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, begun = refused_change(node)
+    damages: tuple[dict[str, Any], ...] = ({"before": {}}, {"of a later version": 1})
+    for damage in damages:
+        data = json.dumps({**begun, "facts": {**begun["facts"], **damage}})
+        file.write_text(data)
         caplog.clear()
-        node.qemu.guest = Guest.OBEYS
         settle_all()
+        with working(node, 1):
+            pass
         assert "can't be read" in caplog.text
-        kept.append(json.dumps([damaged]))
-        assert sorted(one.read_text() for one in paths.HOTPLUG_DIR.iterdir()) == sorted(kept)
-        assert list(paths.HOTPLUG_DIR.glob("*.json")) == []
-    remove_the_nic(node)
+        assert file.read_text() == data
+    (found,) = operation.pending()
+    assert found.id == file.stem
+
+
+@pytest.mark.parametrize("has_let_go", [False, True])
+def test_what_0_2_0_has_begun_is_ended_once(
+    node: Node, caplog: pytest.LogCaptureFixture, *, has_let_go: bool
+) -> None:
+    """Its record is one file for each VM."""
+    file, begun = refused_change(node)
+    before = {**node.state(), "begun": []}
+    file.unlink()
+    former = paths.HOTPLUG_DIR / f"{begun['lock'].removeprefix('vm-')}.json"
+    former.parent.mkdir()
+    former.write_text(json.dumps([begun["facts"]]))
+    if has_let_go:
+        node.qemu.let_go()
+    settle_all()
+    assert not former.exists()
+    if not has_let_go:
+        (found,) = operation.pending()
+        assert "the guest releases" in found.waits_for
+        node.qemu.let_go()
+        settle_all()
+    assert node.state() == before  # the old NIC is back
+    settle_all()
+    assert node.state() == before
+    former.write_text("5")
+    with working(node, 1):
+        pass
+    assert "can't be read" in caplog.text
+    assert former.with_suffix(".damaged").read_text() == "5"
 
 
 def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
@@ -575,21 +664,35 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
     records.save(record)
 
 
-def test_a_vm_that_ended_is_forgotten(node: Node) -> None:
-    add_a_nic(node)
-    node.qemu.fail_at(0, Fault.UNHEARD)
-    node.qemu.has_failed()
-    ended = paths.HOTPLUG_DIR / "4194304-1-1.json"  # above the highest PID
+def test_a_vm_that_ended_is_forgotten(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("hotplug", "brine.hotplug.begun:SETTLED")
+    monkeypatch.setattr(operation, "entry_points", lambda _group: [entry])
+    file, begun = refused_change(node)
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    ours = paths.HOTPLUG_DIR / f"4194304-1-{namespace}.json"
-    paths.HOTPLUG_DIR.mkdir(exist_ok=True)
-    half_written = unfinished(ours)
-    for file in (ended, ours, half_written):
-        file.write_text("[]")
+
+    def record(number: int, identity: str) -> Path:
+        other = file.with_name(f"run-{number}.json")
+        keys = {"also": [f"qemu/{identity}"], "lock": f"vm-{identity}"}
+        other.write_text(json.dumps({**begun, "id": other.stem, **keys}))
+        return other
+
+    hidden = record(1, "4194304-1-1")  # above the highest PID, and not to be seen from here
+    ended = record(2, f"4194304-1-{namespace}")
+    settled = operation.find(record(3, f"4194304-1-{namespace}").stem)
+    assert settled
+    assert operation.settle_one(settled)
+    assert not operation.find(settled.id)
+    former = paths.HOTPLUG_DIR / f"4194304-1-{namespace}.json"
+    former.parent.mkdir()
+    half_written = [unfinished(ended), unfinished(former)]
+    for one in (former, *half_written):
+        one.write_text("[]")
     transaction.forget_ended()
-    assert ended.exists()  # of PIDs that can't be seen from here
-    assert not ours.exists()
-    assert not half_written.exists()
+    assert hidden.exists()
+    assert not any(one.exists() for one in (ended, former, *half_written))
+    hidden.unlink()
+    node.qemu.let_go()
+    settle_all()
     remove_the_nic(node)
 
 

@@ -43,6 +43,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "UEFI_DIR", tmp_path / "uefi")
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
     monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
+    monkeypatch.setattr(paths, "VOLATILE_OPERATIONS_DIR", tmp_path / "begun")
     monkeypatch.setattr(operation, "entry_points", _of_tree)
     entry = EntryPoint("watcher", "brine.watcher.restart_counter:WATCHER")
     monkeypatch.setattr(supervisor, "entry_points", lambda _group: [entry])

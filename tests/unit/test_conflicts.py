@@ -17,6 +17,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.errors import BrineError
+from brine.common.operation import OperationKind, begin
 from brine.instance import store
 from brine.instance.conflicts import refuse_conflicts, refuse_in_use
 from brine.instance.registry import define_instance
@@ -301,17 +302,19 @@ def test_a_domain_that_runs_has_its_mac_to_itself(
         refuse_in_use(completed(with_mac("web2")))
 
 
-def test_what_is_just_being_plugged_in_counts(
-    own_node: Path, qemus: FakeQemus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_just_being_plugged_in_counts(own_node: Path, qemus: FakeQemus) -> None:
     """The record of begun work has it; the runtime file does not yet."""
-    monkeypatch.setattr(paths, "HOTPLUG_DIR", own_node / "begun")
     runs(qemus, "web1", spec={}, nics=[])
-    row = {"qmp": str(InstanceFiles("web1").qmp), "device": {"mac": MAC}, "before": {}}
-    paths.HOTPLUG_DIR.mkdir()
-    (paths.HOTPLUG_DIR / "socket-5.json").write_text(json.dumps([5, row]))
-    (paths.HOTPLUG_DIR / "socket-6.json").write_text("{")
-    with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of web1"):
+    paths.VOLATILE_OPERATIONS_DIR.mkdir()
+    (paths.VOLATILE_OPERATIONS_DIR / "run-6.json").write_text("{")
+    claims: dict[str, Any] = {"instance": "web1", "process": "socket", "nics": [{"mac": MAC}]}
+    plugging = OperationKind("hotplug", {}, is_volatile=True)
+    with begin(plugging, "vm/web1") as work:
+        work.step("add", facts={"claims": claims})
+        with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of web1"):
+            refuse_in_use(completed(with_mac("web2")))
+        claims["process"] = "4194304"  # above the highest PID: it has ended
+        work.note()
         refuse_in_use(completed(with_mac("web2")))
 
 

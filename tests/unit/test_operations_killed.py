@@ -1,6 +1,7 @@
 """Operations that are killed at each step: what is seen meanwhile, and how they end.
 
-A new user of :mod:`brine.common.operation` adds a row to ``USERS``.
+A new user of :mod:`brine.common.operation` adds a row to ``USERS``. Those that need a VM are in
+tests/component/test_hotplug_faults.py, in ``OPERATIONS``.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ from brine.common.locks import LockedError, node_lock
 
 VERSION = 1
 _GROUP = "brine.operations"
+_VOLATILE = "run-"  # the ids of operations that end with the node begin so
 _SETTLE_TIMEOUT_S = 10.0
 _PROGRESS_S = 1.0
 
@@ -72,6 +73,10 @@ class OperationError(BrineError):
     """An operation that can't be recorded, undone or completed now. Its record says why."""
 
 
+class AwaitedError(OperationError):
+    """Another party must act before an operation can be undone or completed."""
+
+
 class OperationState(StrEnum):
     BEGUN = "begun"
     UNDOING = "undoing"
@@ -93,16 +98,16 @@ class OperationKind:
     :param functions: by their names; each takes the facts that were recorded with it, and raises a
         BrineError or an OSError if it can't be done now.
     :param alone: holds the locks that work on such keys needs, while an interrupted operation is
-        settled. None if the functions take them.
-    :param others: lists operations that the part records by itself, such as those that end with a
-        VM, and *settle_other* settles one as :func:`settle_one` does.
+        settled. None if the functions take them. It may yield the kind that is used meanwhile, if
+        the functions need more than their facts.
+    :param is_volatile: the node's end ends such operations: no record survives a reboot, and none
+        is synced.
     """
 
     name: str
     functions: Mapping[str, Callable[[Facts], object]]
-    alone: Callable[[Sequence[str]], AbstractContextManager[object]] | None = None
-    others: Callable[[], list[Operation]] | None = None
-    settle_other: Callable[[Operation], None] | None = None
+    alone: Callable[[Sequence[str]], AbstractContextManager[OperationKind | None]] | None = None
+    is_volatile: bool = False
 
 
 @dataclass(slots=True)
@@ -140,7 +145,8 @@ class Operation:
     :param waits_for: why it is neither completed nor undone, in words; *error* is why it is undone.
     :param progress: of the step that takes longest: ``done`` from 0 to 1, and ``text``.
     :param decided_by: tells whether it is committed; see :meth:`Work.committing`.
-    :param lock: the name of the lock that the process holds which works on it.
+    :param lock: the name of the lock that the process holds which works on it: its own, or that of
+        what it works on.
     """
 
     id: str
@@ -198,18 +204,57 @@ class Work:
         self.record = record
         self._kind = kind
         self._told = 0.0
+        self._is_over = self._is_postponed = False
 
     def step(
-        self, name: str, *, undo: Call | None = None, node: str = "", facts: Facts | None = None
+        self,
+        name: str,
+        *,
+        undo: Call | None = None,
+        node: str = "",
+        facts: Facts | None = None,
+        decided_by: Call | None = None,
+        rest: Sequence[Call] = (),
     ) -> Step:
-        """Record a step that is about to begin, and what undoes it. The step before is done."""
+        """Record a step that is about to begin, and what undoes it. The step before is done.
+
+        :param decided_by: of a last step: returns whether it was done, which decides after a kill
+            whether the operation is committed; *rest* completes it then.
+        """
         record = self.record
         if record.deadline and time.time() > record.deadline:
             raise OperationError(f"{record.kind} of {record.key}: its time is over")
         self._done()
+        count = len(record.steps)
         step = self._added(name, node=node, facts=facts or {}, undo=undo)
-        self._write()
+        for call, known in rest:
+            self._added(call, facts=known, state=StepState.WAITING)
+        record.decided_by = decided_by
+        try:
+            self._write()
+        except BaseException:
+            del record.steps[count:]  # it does not begin
+            record.decided_by = None
+            raise
         return step
+
+    def note(self) -> None:
+        """Record what has changed in the facts of steps."""
+        self._write()
+
+    def over(self) -> None:
+        """Have no later step follow, and nothing undone: the process has done either itself."""
+        self._is_over, self._is_postponed = True, False
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the end of the block has nothing to do or to undo."""
+        return self._is_over or self._is_postponed
+
+    def postpone(self, waits_for: str) -> None:
+        """Leave it recorded at the end of the block, for a later :func:`settle`."""
+        self.record.waits_for, self._is_postponed = waits_for, True
+        self._try_to_write()
 
     def answer(self, step: Step, answer: Facts) -> None:
         """Record what the node of a step has answered."""
@@ -266,10 +311,16 @@ class Work:
     def end(self) -> bool:
         """Complete a committed operation, or undo another, and remove its record.
 
-        :returns: False if other nodes have to answer before: then it stays recorded.
+        :returns: False if other nodes have to answer before, or it is postponed: then it stays
+            recorded.
         :raises OperationError: why it waits; it stays recorded.
         """
         record = self.record
+        if self._is_postponed:
+            return False
+        if self._is_over:
+            _remove(record.id)
+            return True
         if record.state is OperationState.BEGUN:
             is_decided = record.decided_by and self._call(*record.decided_by)
             record.state = OperationState.COMMITTED if is_decided else OperationState.UNDOING
@@ -318,16 +369,22 @@ class Work:
         try:
             if not file.parent.is_dir():
                 file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_folder(file.parent.parent)
+                if not _is_volatile(file):
+                    sync_folder(file.parent.parent)
             data = json.dumps(asdict(self.record), indent=1).encode() + b"\n"
-            write_whole(file, data, mode=0o600, alone=True)
+            write_whole(file, data, mode=0o600, alone=True, durable=not _is_volatile(file))
         except OSError as error:
             raise OperationError(f"{file}: can't be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager
 def begin(
-    kind: OperationKind, key: str, *also: str, deadline_s: float = 0.0, facts: Facts | None = None
+    kind: OperationKind,
+    key: str,
+    *also: str,
+    deadline_s: float = 0.0,
+    facts: Facts | None = None,
+    lock: str = "",
 ) -> Iterator[Work]:
     """Record an operation, for the time of the block. An error in the block undoes its steps,
     unless it is committed. The end of the block commits it and completes it; what can't be
@@ -341,18 +398,22 @@ def begin(
     :param key: what it works on; *also* names more of it. The caller holds their locks.
     :param deadline_s: after that time no step begins, in seconds; 0 is no limit.
     :param facts: of the whole operation, for people and :func:`pending`.
+    :param lock: the name of a lock of what it works on, which the caller holds. A process that
+        holds that lock may settle the operation, and no other does meanwhile.
     :raises OperationError: if it can't be recorded; then nothing has begun.
     """
     now = time.time()
     identity = f"{time.time_ns():020}-{os.urandom(4).hex()}"
+    identity = f"{_VOLATILE}{identity}" if kind.is_volatile else identity
     record = Operation(identity, kind.name, key, also=list(also), since=now, facts=facts or {})
+    record.lock = lock or record.lock
     record.deadline = now + deadline_s if deadline_s else 0.0
     with _held(identity, timeout_s=0):
         work = Work(kind, record)
         work._write()
         try:
             yield work
-            if record.state is not OperationState.COMMITTED:
+            if record.state is not OperationState.COMMITTED and not work.is_left:
                 work.commit()
         except BaseException as error:
             if record.state is not OperationState.COMMITTED:
@@ -370,21 +431,20 @@ def begin(
 
 def pending(key: str | None = None) -> list[Operation]:
     """The recorded operations, in progress or interrupted: all, or those on a key."""
-    try:
-        names = sorted(os.listdir(paths.OPERATIONS_DIR))
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise OperationError(f"{paths.OPERATIONS_DIR}: {error.strerror}") from error
-    ids = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    ids = [name.removesuffix(".json") for name in _names() if name.endswith(".json")]
     found = [record for one in ids if (record := find(one))]
     return [record for record in found if key is None or key in record.keys]
 
 
-def recorded() -> list[Operation]:
-    """All operations: those of :func:`pending`, and those that parts record by themselves."""
-    kinds: list[OperationKind] = [entry.load() for entry in entry_points(_GROUP)]
-    return pending() + [one for kind in kinds if kind.others for one in kind.others()]
+def _names() -> Iterator[str]:
+    """The names in the folders of records, the oldest of each first."""
+    for folder in _folders():
+        try:
+            yield from sorted(os.listdir(folder))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise OperationError(f"{folder}: {error.strerror}") from error
 
 
 def find(identity: str) -> Operation | None:
@@ -458,15 +518,12 @@ def settle_one(record: Operation) -> bool:
     if not record.is_interrupted():
         return False
     kind = _kind_of(record)
-    if kind.settle_other:
-        kind.settle_other(record)
-        return True
     try:
         alone = kind.alone(record.keys) if kind.alone else contextlib.nullcontext()
-        with alone, _held(record.id, timeout_s=_SETTLE_TIMEOUT_S):
+        with alone as own_kind, _held(record.id, timeout_s=_SETTLE_TIMEOUT_S):
             if now := find(record.id):
                 now.waits_for = ""
-                return Work(kind, now).end()
+                return Work(own_kind or kind, now).end()
     except LockedError as error:
         if not record.is_interrupted():
             return False
@@ -526,8 +583,17 @@ def waiting_error(record: Operation) -> OperationError:
 # The files of a record.
 
 
+def _folders() -> tuple[Path, Path]:
+    return paths.OPERATIONS_DIR, paths.VOLATILE_OPERATIONS_DIR
+
+
 def _file(identity: str) -> Path:
-    return paths.OPERATIONS_DIR / f"{identity}.json"
+    lasting, volatile = _folders()
+    return (volatile if identity.startswith(_VOLATILE) else lasting) / f"{identity}.json"
+
+
+def _is_volatile(file: Path) -> bool:
+    return file.name.startswith(_VOLATILE)
 
 
 def _lock_name(identity: str) -> str:
@@ -551,19 +617,28 @@ def _held(identity: str, *, timeout_s: float) -> Iterator[None]:
                         file.unlink()
 
 
+def forget(record: Operation) -> None:
+    """Remove the record of an operation whose object has ended, with all that was to be undone."""
+    with contextlib.suppress(OperationError):
+        _remove(record.id)
+    with contextlib.suppress(OSError):
+        _lock_file(_lock_name(record.id)).unlink()
+
+
 def _remove(identity: str) -> None:
     file = _file(identity)
     try:
         file.unlink(missing_ok=True)
         unfinished(file).unlink(missing_ok=True)
-        sync_folder(file.parent)
+        if not _is_volatile(file):
+            sync_folder(file.parent)
     except OSError as error:
         raise OperationError(f"{file}: can't be removed: {error.strerror}") from error
 
 
 def remove_unfinished() -> None:
     """Remove what is left of records that were never whole: their operations did not begin."""
-    for file in paths.OPERATIONS_DIR.glob(".*.json.new"):
+    for file in (one for folder in _folders() for one in folder.glob(".*.json.new")):
         identity = file.name.removeprefix(".").removesuffix(".json.new")
         record = Operation(identity, "", "")
         if not _file(identity).exists() and record.is_interrupted():

@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 
 from brine.common.cli import print_table, undo_when_told_to_end
 from brine.common.errors import BrineError, printable, tell_error
-from brine.common.operation import Operation, recorded, remove_unfinished, settle_one
+from brine.common.operation import Operation, pending, remove_unfinished, settle_one
 
 _HEADING = ("ID", "SINCE", "KIND", "KEY", "STATE", "PROGRESS", "WAITS FOR")
 
 
 def print_operations(arguments: argparse.Namespace) -> int:
     """``brine operations list``."""
-    found = recorded()
+    found = pending()
     if arguments.json:
         rows = [{**asdict(one), "in_progress": not one.is_interrupted()} for one in found]
         print(json.dumps(rows, indent=2))
@@ -45,7 +45,7 @@ def settle_operations(arguments: argparse.Namespace) -> int:
     """``brine operations settle``: 1 if one of them still waits."""
     undo_when_told_to_end()
     remove_unfinished()
-    known = {one.id: one for one in recorded()}
+    known = {one.id: one for one in pending()}
     rows = []
     for identity in dict.fromkeys(arguments.id or known):
         text, error = "unchanged: {} is not pending", None

@@ -17,7 +17,13 @@ from brine.common.unix_socket import is_listening
 from brine.hotplug import messages
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
 from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
-from brine.hotplug.transaction import Pending, PendingAction, PendingFile, Transaction
+from brine.hotplug.transaction import (
+    Pending,
+    PendingAction,
+    Transaction,
+    begun,
+    work_on,
+)
 from brine.vm.address import DeviceKind
 from brine.vm.claims import Claim
 from brine.vm.conflicts import Identities, claiming, is_same_disk, refuse_taken
@@ -31,6 +37,7 @@ class Vm:
     """A VM that this process alone may change.
 
     :param name: QEMU's ``-name``, or else the name of its QMP socket.
+    :param identity: its QEMU process, as :func:`brine.hotplug.transaction.identity_of` has it.
     :param runtime: its runtime file; None if there is none.
     :param timeout_s: how long the guest may take to release a device.
     :param dry_run: nothing may be changed.
@@ -40,7 +47,7 @@ class Vm:
     qmp_path: Path
     machine: Machine
     name: str
-    pending: PendingFile
+    identity: str
     runtime: Path | None
     timeout_s: float
     dry_run: bool
@@ -98,9 +105,8 @@ class Vm:
     def refuse_leaving(self, device: Device) -> None:
         """Refuse to keep a device that the guest was asked to release: it may still do so, and no
         QEMU withdraws that."""
-        if any(
-            one.awaits_guest() and one.device_id == device.device_id for one in self.pending.read()
-        ):
+        begun_work = (one for _, one in work_on(self.identity) if one.awaits_guest())
+        if any(one.device_id == device.device_id for one in begun_work):
             text = f"{device.device_id}: the guest was asked to release it, and may still do so"
             verb = f"{device.name.kind.value.lower()} remove"
             hint = f"{self.command(verb, device.device_id)} waits for that; then add it again"
@@ -183,26 +189,35 @@ class Vm:
         pending = Pending(action, change.kind, change.uuid, change.device_id, **known)
         claimed = list(claims)
         check = partial(self.refuse_taken, claimed)
-        with claiming(check) if claimed else contextlib.nullcontext():
-            doing = Transaction(self.pending, pending, self.is_gone)
-        is_plugged = action is not PendingAction.REMOVE
-        try:
-            yield doing
-            pending.record(plugged=is_plugged)
-        except BaseException as error:
-            is_undone = doing.all()
-            if isinstance(error, RefusedByGuestError):
-                refused = (self.name, change.kind, change.device_id)
-                messages.tell(messages.REFUSED, *refused, reason=error.reason)
-            if isinstance(error, RefusedByGuestError | QmpCommandError):
-                # The guest refused, or was not asked: there is no need to wait for it.
-                doing.note(since=0.0)
-            is_known = is_undone and not isinstance(error, QmpTimeoutError)
-            if self.is_gone() or (is_known and not doing.pending.awaits_guest()):
-                doing.end()
-            raise
-        doing.end()
+        with contextlib.ExitStack() as stack:
+            with claiming(check) if claimed else contextlib.nullcontext():
+                work = stack.enter_context(begun(self.identity, pending))
+            doing = Transaction(work, pending, self.is_gone)
+            is_plugged = action is not PendingAction.REMOVE
+            try:
+                yield doing
+                pending.record(plugged=is_plugged)
+            except BaseException as error:
+                self._undo(doing, change, error)
+                raise
+            work.over()
         self.tell(change, plugged=is_plugged)
+
+    def _undo(self, doing: Transaction, change: DeviceChange, error: BaseException) -> None:
+        """Undo work that has failed; what is not undone, or not known, stays recorded."""
+        is_undone = doing.all()
+        if isinstance(error, RefusedByGuestError):
+            refused = (self.name, change.kind, change.device_id)
+            messages.tell(messages.REFUSED, *refused, reason=error.reason)
+        if isinstance(error, RefusedByGuestError | QmpCommandError):
+            # The guest refused, or was not asked: there is no need to wait for it.
+            doing.note(since=0.0)
+        is_known = is_undone and not isinstance(error, QmpTimeoutError)
+        awaits_guest = doing.pending.awaits_guest()
+        if self.is_gone() or (is_known and not awaits_guest):
+            doing.work.over()
+        else:
+            doing.work.postpone(doing.pending.awaited() if awaits_guest else str(error))
 
     def is_gone(self) -> bool:
         """Whether QEMU has ended: no process listens at the VM's socket."""

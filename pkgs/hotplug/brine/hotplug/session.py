@@ -5,26 +5,41 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from brine.common.errors import BrineError
-from brine.common.locks import LockedError, node_lock
+from brine.common.locks import node_lock
+from brine.common.operation import (
+    AwaitedError,
+    Facts,
+    OperationError,
+    OperationKind,
+    OperationState,
+    Work,
+    forget,
+)
 from brine.common.privileges import Capability, may
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug import messages, plug_disk
+from brine.hotplug.errors import HotplugError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.qemu import Device, DeviceChange, Machine, monitor
 from brine.hotplug.relay import Relay
 from brine.hotplug.timeouts import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import (
     LOCK_PREFIX,
+    PLUGGING,
     Pending,
     PendingAction,
-    PendingFile,
-    begun,
+    adopt,
     forget_ended,
+    identity_in,
     identity_of,
+    sockets,
+    work_on,
 )
 from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import RuntimeFileError, lock_name
@@ -61,46 +76,75 @@ def remove_device(vm: Vm, device: Device) -> DeviceChange:
 def _settle(vm: Vm) -> None:
     """Complete or undo interrupted work, as far as possible; ``vm.finished`` gets the former."""
     forget_ended()
-    for pending in vm.pending.read():
-        if pending.kind is DeviceKind.NIC and not may(Capability.NET_ADMIN):
-            continue  # commands for NICs complete it
+    adopt(vm.identity)
+    for record, pending in work_on(vm.identity):
         try:
-            _recover(vm, pending)
-        except (QmpTimeoutError, QmpClosedError):
-            raise
-        except BrineError as error:
+            Work(_plugging(vm), record).end()
+        except OperationError as error:
             # This error must not block all further work on the VM.
-            what = f"{pending.action} of {pending.device_id}"
-            log.error("%s: %s was interrupted, and is half-done: %s", vm.name, what, error)
-            if not isinstance(error, LockedError):
-                vm.pending.end(pending.device_id)
+            if isinstance(error.__cause__, QmpTimeoutError | QmpClosedError):
+                raise error.__cause__ from error
+            if not isinstance(error.__cause__, AwaitedError):
+                what = f"{pending.action} of {pending.device_id}"
+                log.error("%s: %s was interrupted, and is half-done: %s", vm.name, what, error)
+            continue
+        forget(record)
+        is_done = record.state is OperationState.COMMITTED
+        if is_done:
+            vm.finished.append(pending)
+        message = messages.FINISHED if is_done else messages.UNDONE
+        action = pending.action.value
+        messages.tell(message, vm.name, pending.kind, pending.device_id, action=action)
 
 
-def _recover(vm: Vm, pending: Pending) -> None:
+def _plugging(vm: Vm) -> OperationKind:
+    """The kind of work on a locked VM. What is done with a device shows how its work ends."""
+    functions = {"is_done": _is_done, "undo": _undo, "finish": _finish}
+    return replace(
+        PLUGGING, functions={name: partial(_on, vm, how) for name, how in functions.items()}
+    )
+
+
+def _on(vm: Vm, how: Callable[[Vm, Pending], object], facts: Facts) -> object:
+    pending = Pending.of(facts)
+    if pending.kind is DeviceKind.NIC and not may(Capability.NET_ADMIN):
+        raise AwaitedError("what a command for NICs does, as root")
+    return how(vm, pending)
+
+
+def _is_done(vm: Vm, pending: Pending) -> bool:
     is_there = vm.machine.has_device(pending.device_id)
     if is_there and pending.awaits_guest():
         if _is_kept(vm, pending):
-            return  # the guest was asked for it, and may still give it up
+            raise AwaitedError(pending.awaited())
         is_there = False
-    if is_there:
-        _record(pending, plugged=True)
-    else:
-        remove_rest = plug_disk.remove_rest
-        if pending.kind is DeviceKind.NIC:
-            from brine.hotplug.plug_nic import remove_rest  # as above
+    return is_there or pending.action is PendingAction.REMOVE
 
-        remove_rest(vm, pending)
-        if pending.action is PendingAction.MODIFY:
-            _go_back(vm, pending)
-        else:
-            _record(pending, plugged=False)
-    vm.pending.end(pending.device_id)
-    is_done = is_there or pending.action is PendingAction.REMOVE
-    if is_done:
-        vm.finished.append(pending)
-    message = messages.FINISHED if is_done else messages.UNDONE
-    action = pending.action.value
-    messages.tell(message, vm.name, pending.kind, pending.device_id, action=action)
+
+def _finish(vm: Vm, pending: Pending) -> None:
+    is_plugged = pending.action is not PendingAction.REMOVE
+    if not is_plugged:
+        _remove_rest(vm, pending)
+    _record(pending, plugged=is_plugged)
+
+
+def _undo(vm: Vm, pending: Pending) -> None:
+    if vm.machine.has_device(pending.device_id):
+        _record(pending, plugged=True)  # a process that undid it was killed, too
+        return
+    _remove_rest(vm, pending)
+    if pending.action is PendingAction.MODIFY:
+        _go_back(vm, pending)
+    else:
+        _record(pending, plugged=False)
+
+
+def _remove_rest(vm: Vm, pending: Pending) -> None:
+    remove_rest = plug_disk.remove_rest
+    if pending.kind is DeviceKind.NIC:
+        from brine.hotplug.plug_nic import remove_rest  # as above
+
+    remove_rest(vm, pending)
 
 
 def _is_kept(vm: Vm, pending: Pending) -> bool:
@@ -170,8 +214,7 @@ def working_on(
         if not dry_run:
             stack.enter_context(node_lock(f"{LOCK_PREFIX}{identity}", timeout_s=lock_timeout_s))
         machine = Machine(qmp)
-        pending = PendingFile(identity)
-        vm = Vm(qmp_path, machine, machine.vm_name(), pending, runtime, timeout_s, dry_run)
+        vm = Vm(qmp_path, machine, machine.vm_name(), identity, runtime, timeout_s, dry_run)
         if not dry_run:
             _settle(vm)
         yield vm
@@ -186,7 +229,7 @@ def settle_all() -> None:
     A guest may have released a device long after it was asked.
     """
     forget_ended()
-    for qmp_path in list(begun()):
+    for qmp_path in sorted(sockets()):
         try:
             settle_vm(qmp_path)
         except (BrineError, OSError) as error:
@@ -198,6 +241,13 @@ def settle_vm(qmp_path: Path) -> None:
 
     :raises BrineError: why that is not possible now; also OSError.
     """
+    with _briefly(qmp_path):
+        pass  # that is all
+
+
+@contextlib.contextmanager
+def _briefly(qmp_path: Path) -> Iterator[Vm]:
+    """A VM for which another command does not wait long."""
     with (
         Relay() as relay,
         working_on(
@@ -207,6 +257,22 @@ def settle_vm(qmp_path: Path) -> None:
             qmp_timeout_s=_SETTLE_TIMEOUT_S,
             limit_s=_SETTLE_LIMIT_S,
             through=relay,
-        ),
+        ) as vm,
     ):
-        pass  # that is all
+        yield vm
+
+
+@contextlib.contextmanager
+def settling(keys: Sequence[str]) -> Iterator[OperationKind]:
+    """Hold the VM of an interrupted operation with these keys; see
+    :class:`brine.common.operation.OperationKind`. Nothing is left to do of one that has ended."""
+    forget_ended()
+    identity = identity_in(keys)
+    work = work_on(identity)
+    if not work:
+        yield PLUGGING
+        return
+    with _briefly(Path(work[0][1].qmp)) as vm:
+        if vm.identity != identity:
+            raise HotplugError(f"{vm.qmp_path}: leads to another VM")
+        yield _plugging(vm)

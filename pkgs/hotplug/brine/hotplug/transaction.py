@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -14,11 +14,21 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.files import put_aside, unfinished, write_whole
+from brine.common.files import put_aside
+from brine.common.operation import (
+    Facts,
+    Operation,
+    OperationKind,
+    Work,
+    begin,
+    forget,
+    remove_unfinished,
+)
+from brine.common.operation import pending as recorded
 from brine.common.process import start_time_of
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
-from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.errors import RefusedByGuestError
 from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import Runtime, change_file, qemu_id
 
@@ -98,9 +108,24 @@ class Pending:
     qmp: str = ""
     since: float = 0.0
 
+    @classmethod
+    def of(cls, facts: Facts) -> Pending:
+        """The work that a record has.
+
+        :raises ValueError: if it has another form; also TypeError and KeyError.
+        """
+        if facts["action"] == PendingAction.MODIFY and not (facts["before"] and facts["slot"]):
+            raise ValueError("a change without what was before")
+        action, kind = PendingAction(facts["action"]), DeviceKind(facts["kind"])
+        return cls(**{**facts, "action": action, "kind": kind})
+
     def awaits_guest(self) -> bool:
         """Whether the guest may still release a device that it was asked for."""
         return self.action is not PendingAction.ADD and not self.is_out
+
+    def awaited(self) -> str:
+        """What the guest may still do, in words."""
+        return f"the guest releases {self.device_id}"
 
     def is_of(self, uuid: str) -> bool:
         """Whether it is work on the device with that UUID. Of a device that another program plugged
@@ -129,69 +154,78 @@ class Pending:
         return next((found[0] for found in (by_id, by_uuid) if len(found) == 1), None)
 
 
-class PendingFile:
-    """The record of one VM, by its identity. Its reader or writer holds the VM's lock."""
-
-    def __init__(self, identity: str) -> None:
-        self.path = paths.HOTPLUG_DIR / f"{identity}.json"
-
-    def read(self) -> list[Pending]:
-        """The work that was begun, in that order.
-
-        A damaged record, or one of another version, is reported and kept aside.
-        """
-        try:
-            return [_parse(one) for one in json.loads(self.path.read_bytes())]
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise HotplugError(f"{self.path}: can't be read: {error.strerror}") from error
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            try:
-                aside = put_aside(self.path, self.path.with_suffix(".damaged"))
-            except OSError as fault:
-                text = f"{self.path}: damaged, and can't be kept aside: {fault.strerror}"
-                raise HotplugError(text) from fault
-            log.error(
-                "%s: this record can't be read: %s; kept as %s",
-                self.path,
-                error,
-                aside,
-            )
-            return []
-
-    def begin(self, pending: Pending) -> None:
-        """Record work that is about to begin; without that, the work must not begin."""
-        self._write(pending.device_id, pending)
-
-    def end(self, device_id: str) -> None:
-        """Remove a device's record: its work is completed or undone."""
-        self._write(device_id)
-
-    def _write(self, device_id: str, *new: Pending) -> None:
-        others = [one for one in self.read() if one.device_id != device_id]
-        data = [asdict(one) for one in (*others, *new)]
-        try:
-            if not data:
-                self.path.unlink(missing_ok=True)
-                unfinished(self.path).unlink(missing_ok=True)
-                return
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # It need not survive a reboot, because no VM does.
-            write_whole(self.path, json.dumps(data).encode(), mode=0o600, alone=True, durable=False)
-        except OSError as error:
-            raise HotplugError(f"{self.path}: can't be written: {error.strerror}") from error
+# Their records; a reader or writer holds the VM's lock.
 
 
-def _parse(data: Any) -> Pending:
-    if data["action"] == PendingAction.MODIFY and not (data["before"] and data["slot"]):
-        raise ValueError("a change without what was before")
-    action, kind = PendingAction(data["action"]), DeviceKind(data["kind"])
-    return Pending(**{**data, "action": action, "kind": kind})
+PLUGGING = OperationKind("hotplug", {}, is_volatile=True)
+"""Work on a running VM, which ends with the VM; :mod:`brine.hotplug.session` settles it."""
+
+
+def key_of(identity: str) -> str:
+    """The key of the work on a VM."""
+    return f"qemu/{identity}"
+
+
+def identity_in(keys: Sequence[str]) -> str:
+    """The VM of work with these keys."""
+    return next((one.removeprefix(key_of("")) for one in keys if one.startswith(key_of(""))), "")
+
+
+@contextlib.contextmanager
+def begun(identity: str, pending: Pending) -> Iterator[Work]:
+    """Record work on a VM, for the time of the block, which says how it ends.
+
+    It takes the place of former work on the same device.
+    """
+    facts, qmp = asdict(pending), Path(pending.qmp)
+    name = f"/{qmp.stem}" if qmp.parent == paths.CONTROL_DIR else str(qmp)
+    process = identity.partition("-")[0]
+    devices = [one for one in (pending.device, pending.before) if one]
+    claims = {"instance": qmp.stem, "process": process, f"{pending.kind.value}s".lower(): devices}
+    former = [one for one, other in work_on(identity) if other.device_id == pending.device_id]
+    lock = f"{LOCK_PREFIX}{identity}"
+    with begin(PLUGGING, f"vm{name}", key_of(identity), facts=facts, lock=lock) as work:
+        work.step(
+            f"{pending.action} {pending.device_id}",
+            facts={"claims": claims},
+            undo=("undo", facts),
+            decided_by=("is_done", facts),
+            rest=[("finish", facts)],
+        )
+        for one in former:
+            forget(one)
+        yield work
+
+
+def work_on(identity: str) -> list[tuple[Operation, Pending]]:
+    """The work that was begun on a VM, in that order. A record that can't be used is left alone,
+    and ``brine operations list`` tells of it."""
+    return [(record, found) for record in recorded(key_of(identity)) if (found := _of(record))]
+
+
+def _of(record: Operation) -> Pending | None:
+    if record.kind != PLUGGING.name:
+        return None
+    try:
+        return Pending.of(record.facts)
+    except (ValueError, TypeError, KeyError) as error:
+        log.error("operation %s: this record can't be read: %s", record.id, error)
+        return None
+
+
+def _all() -> Iterator[tuple[Operation, Pending]]:
+    """The work on all VMs that run."""
+    for record in recorded():
+        if (found := _of(record)) and is_running(identity_in(record.keys)):
+            yield record, found
 
 
 def forget_ended() -> None:
     """Remove the records and locks of VMs that have ended."""
+    for record in recorded():
+        if record.kind == PLUGGING.name and not is_running(identity_in(record.keys)):
+            forget(record)
+    remove_unfinished()
     for file in [*paths.HOTPLUG_DIR.glob("*.json*"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:
         # The name of an unfinished file begins with a dot.
         identity = file.name.removeprefix(".").removeprefix(LOCK_PREFIX).partition(".")[0]
@@ -200,12 +234,14 @@ def forget_ended() -> None:
                 file.unlink()
 
 
-def begun() -> Iterator[Path]:
+def sockets() -> set[Path]:
     """The sockets of running VMs with recorded work."""
-    for file in sorted(paths.HOTPLUG_DIR.glob("*.json")):
+    found = {Path(one.qmp) for _, one in _all()}
+    for file in paths.HOTPLUG_DIR.glob("*.json"):
         if is_running(file.stem):
-            for pending in PendingFile(file.stem).read()[:1]:
-                yield Path(pending.qmp)
+            with contextlib.suppress(_DamagedError):  # the next command of that VM tells
+                found |= {Path(one.qmp) for one in _former(file)}
+    return found
 
 
 def being_released(qmp: Path) -> list[Pending]:
@@ -214,13 +250,35 @@ def being_released(qmp: Path) -> list[Pending]:
 
     :param qmp: the socket of the VM.
     """
-    return [
-        pending
-        for file in paths.HOTPLUG_DIR.glob("*.json")
-        if is_running(file.stem)
-        for pending in PendingFile(file.stem).read()
-        if pending.awaits_guest() and Path(pending.qmp) == qmp
-    ]
+    return [one for _, one in _all() if one.awaits_guest() and Path(one.qmp) == qmp]
+
+
+# Brine 0.2 has one file for a VM, with all work on it.
+
+
+def adopt(identity: str) -> None:
+    """Record what a command of Brine 0.2 has left as this version does."""
+    file = paths.HOTPLUG_DIR / f"{identity}.json"
+    try:
+        for pending in _former(file):
+            with begun(identity, pending) as work:
+                work.postpone("")
+        file.unlink(missing_ok=True)
+    except _DamagedError as error:
+        log.error("%s; kept as %s", error, put_aside(file, file.with_suffix(".damaged")))
+
+
+class _DamagedError(BrineError):
+    """A file of Brine 0.2 that can't be read."""
+
+
+def _former(file: Path) -> list[Pending]:
+    try:
+        return [Pending.of(one) for one in json.loads(file.read_bytes())]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _DamagedError(f"{file}: this record can't be read: {error}") from error
 
 
 # Undoing the steps of failed work, as far as QEMU still answers.
@@ -271,20 +329,13 @@ class Undo:
 class Transaction(Undo):
     """Work on a VM that is recorded, and what undoes it."""
 
-    def __init__(self, file: PendingFile, pending: Pending, is_gone: Callable[[], bool]) -> None:
+    def __init__(self, work: Work, pending: Pending, is_gone: Callable[[], bool]) -> None:
         super().__init__(is_gone)
         self.pending = pending
-        self._file = file
-        file.begin(pending)
+        self.work = work
 
     def note(self, **known: Any) -> None:
         """Record the facts known by now, as the fields of :class:`Pending`."""
         self.pending = replace(self.pending, **known)
-        self._file.begin(self.pending)
-
-    def end(self) -> None:
-        """Remove the record: the work is completed or undone."""
-        try:
-            self._file.end(self.pending.device_id)
-        except HotplugError as error:
-            log.warning("%s", error)  # the next command finds that it is done
+        self.work.record.facts.update(known)
+        self.work.note()

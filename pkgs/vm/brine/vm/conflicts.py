@@ -17,16 +17,14 @@ import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
 from brine.common import paths
 from brine.common.errors import BrineError
-from brine.common.files import read_json
 from brine.common.locks import node_lock
 from brine.common.unix_socket import is_listening
-from brine.vm.claims import Claim, ClaimKind, claims_of
+from brine.vm.claims import Claim, ClaimKind, claims_of, claims_of_operations
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import specs_but, started_with
 from brine.vm.markers import MarkerKind
@@ -193,7 +191,7 @@ def conflict_now(
     """A conflict with another instance that runs or is just starting."""
     if not (wanted := list(wanted)):
         return None
-    begun = _begun_claims()
+    begun = claims_of_operations()
     theirs = (
         (owner, [*_claims_now(owner), *begun.get(owner, ())])
         for owner in _started()
@@ -295,25 +293,6 @@ def _claims_now(name: str) -> Iterator[Claim]:
     spec = last.spec if last else started_with(name)
     spec = spec if isinstance(spec, Mapping) else {}
     return claims_of({**spec, **(last.devices() if last else {})})
-
-
-def _begun_claims() -> dict[str, list[Claim]]:
-    """The claims of work that was begun on running VMs, by instance: what is being plugged in, and
-    what would be plugged in again."""
-    found: dict[str, list[Claim]] = {}
-    for file in paths.HOTPLUG_DIR.glob("*.json"):
-        pid = file.name.partition("-")[0]
-        if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
-            continue  # the next command removes the record
-        rows = read_json(file)
-        for row in rows if isinstance(rows, list) else ():
-            if not isinstance(row, Mapping) or not isinstance(row.get("qmp"), str):
-                continue
-            devices = [row.get(key) for key in ("device", "before")]
-            known = [one for one in devices if isinstance(one, Mapping)]
-            claims = claims_of({"nics": known, "disks": known})
-            found.setdefault(Path(row["qmp"]).stem, []).extend(claims)
-    return found
 
 
 # The instances that run.
