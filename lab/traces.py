@@ -14,7 +14,7 @@ from lab.guest import Guest
 from lab.machine import Machine
 from lab.qmp import Qmp
 
-_RECORDS = ("/run/brine/taps", "/run/brine/hotplug")
+_RECORDS = ("/run/brine/taps", "/run/brine/operations")
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def _devices(vm: Vm) -> Traces:
 
 
 @pytest.mark.parametrize("noun", ["nic", "disk"])
-@pytest.mark.parametrize("full", ["/run/full", "/run/brine/hotplug"])
+@pytest.mark.parametrize("full", ["/run/full", "/run/brine/operations"])
 def test_a_full_disk_leaves_nothing_half_done(pc: Vm, images: Path, noun: str, full: str) -> None:
     """The lock of the runtime file, or that of the records of unfinished work."""
     image = images / "extra.img"

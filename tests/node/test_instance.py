@@ -1017,12 +1017,12 @@ def test_the_collectors_service_looks_after_what_was_begun(node: Node) -> None:
     node.run(["brine", "disk", "add", "begun1", "--path", DISKS / "begun.img"])
     with pytest.raises(CommandError):
         node.run(["brine", "disk", "remove", "begun1", DISKS / "begun.img", "--timeout", "1"])
-    begun = [file.name for file in node.path("/run/brine/hotplug").glob("*.json")]
+    begun = [file.name for file in node.path("/run/brine/operations").glob("*.json")]
     assert len(begun) == 1
     node.run(["systemctl", "start", "brine-tap-gc.service"])
     said = [row["MESSAGE"] for row in node.journal("_SYSTEMD_UNIT=brine-tap-gc.service")]
     assert [line for line in said if "begun1" in line] == []
-    assert [file.name for file in node.path("/run/brine/hotplug").glob("*.json")] == begun
+    assert [file.name for file in node.path("/run/brine/operations").glob("*.json")] == begun
     qmp(node, "begun1", "quit")
 
 
