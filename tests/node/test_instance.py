@@ -1062,6 +1062,17 @@ def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node
     sets = [one["fds"][0]["opaque"] for one in qmp(node, "web1", "query-fdsets")]
     assert sets == ["console-log"]
 
+    overlay = {"path": f"{DISKS}/web1.qcow2", "format": "qcow2", "backing": named}
+    told = defined_live(node, {"name": "web1", **SMALLEST, "disks": [overlay]})
+    assert (changes(told)["attached"], told["live_errors"]) == ([overlay["path"]], [])
+    first = (
+        "for one in 1 2 3 4 5 6 7 8 9; do head -n 1 /dev/vda 2>/dev/null && break; sleep 1; done"
+    )
+    assert run_in_guest(node, "web1", first) == "of web1\n"
+    node.run(["brine", "disk", "remove", "web1", f"{DISKS}/web1.qcow2"])
+    assert qmp(node, "web1", "query-named-block-nodes") == []
+    assert [one["fds"][0]["opaque"] for one in qmp(node, "web1", "query-fdsets")] == sets
+
 
 _MEDIA = {"a": 4096, "b": 8192}
 

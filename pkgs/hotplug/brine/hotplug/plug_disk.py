@@ -148,9 +148,13 @@ def _put_in(vm: Vm, undo: Undo, disk: Disk, files: Opened, slot: Slot) -> None:
     """
     machine, device_id = vm.machine, slot.device_id(DeviceKind.DISK, disk.uuid)
     undo.by(partial(_remove_back_end, machine, device_id), asks_qemu=True)
-    fdset = hand_over(machine, fdset_opaque(device_id, disk), files.descriptors)
-    for layer in block_nodes(device_id, disk, [(fdset, files.is_device)]):
-        machine.qmp.execute("blockdev-add", layer)
+    opaques = [fdset_opaque(device_id, disk), *(device_id for _ in files.backing)]
+    images = [
+        (hand_over(machine, opaque, one.descriptors), one.is_device)
+        for opaque, one in zip(opaques, (files, *files.backing), strict=True)
+    ]
+    for node in block_nodes(device_id, disk, images):
+        machine.qmp.execute("blockdev-add", node)
     undo.by(partial(unplug_device, machine, device_id, timeout_s=vm.timeout_s), asks_qemu=True)
     try:
         machine.qmp.execute("device_add", disk_device(device_id, disk, slot))
