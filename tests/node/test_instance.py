@@ -1522,14 +1522,14 @@ def test_the_walk_of_a_command_names_what_it_enters(node: Node) -> None:
 
 _KILLED = """
 import os, sys
-from brine.instance import clone, operations, store
+from brine.common import cli
+from brine.instance import store
 def kill(*_):
     os._exit(9)
-if sys.argv[1] == "rename":
-    store.switch = kill
-    operations.rename_instance("web1", "web2")
-store.save = kill
-clone.clone_instance("web1", "web2")
+store.switch = kill
+if sys.argv[1] == "clone":
+    store.save = kill
+cli.main(["instance", sys.argv[1], "web1", "web2"])
 """
 
 
