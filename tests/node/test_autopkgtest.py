@@ -38,7 +38,7 @@ def testbed(release: str, packages: list[Path]) -> Iterator[Node]:
 
 
 def test_each_part_that_has_units_has_a_test() -> None:
-    assert set(TESTS) == {path.parts[-3] for path in TREE.glob("pkgs/*/system/*.service")}
+    assert {path.parts[-3] for path in TREE.glob("pkgs/*/system/*.service")} <= set(TESTS)
 
 
 @pytest.mark.parametrize("name", TESTS)
