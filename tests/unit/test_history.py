@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from systemd import journal as systemd_journal
 
 from brine.instance import history
 from brine.instance.history import with_reasons
 from brine.instance.observe import Observed
 from brine.instance.unit import Active, Unit
 from brine.instance.validate import completed
-from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, write_marker
-from brine.vm.run import RecordedVerdict, Run
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, write_marker
+from brine.vm.run import Run
 from brine.watcher import restart_counter
 from brine.watcher.restart_counter import Tries
 
@@ -35,23 +33,14 @@ ENDED: dict[str, Any] = {"active": Active.INACTIVE, "begun_us": 5, "since_us": 6
 
 @pytest.fixture
 def asked(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """The queries to a journal that has a failed start of web1, and verdicts on three instances."""
+    """The queries to a journal that has a failed start of web1."""
     found: list[object] = []
 
     def failures(invocations: Iterable[str]) -> dict[str, str]:
         found.append(sorted(invocations))
         return {"of-web1": "no such disk"}
 
-    def verdicts(since: Mapping[str, history.EndReference]) -> dict[str, RecordedVerdict]:
-        found.append(dict(since))
-        return {
-            "web1": RecordedVerdict("crash", "guest-panic"),
-            "web2": RecordedVerdict("admin", "host-signal"),
-            "web3": RecordedVerdict("user", "guest-shutdown"),
-        }
-
     monkeypatch.setattr(history, "start_failures", failures)
-    monkeypatch.setattr(history, "last_verdicts", verdicts)
     return found
 
 
@@ -63,10 +52,12 @@ def note(name: str, tries: Tries) -> None:
 def seen(name: str, *, has_run: bool = False, admin_state: str = "up", **keys: Any) -> Observed:
     spec = completed({"name": name, "admin_state": admin_state})
     unit = Unit(name, **{"active": Active.INACTIVE, "invocation": f"of-{name}", **keys})
-    if has_run:
-        write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
-        os.utime(file_of(MarkerKind.STARTED, name), (1000, 1000))
-    return Observed(spec, unit, run=Run(name), has_run=has_run)
+    return Observed(spec, unit, run=Run(name, RUN) if has_run else Run(name), has_run=has_run)
+
+
+def judged(name: str, who: str, cause: str, *, run: str = RUN) -> None:
+    """A verdict of kvmd's."""
+    write_marker(MarkerKind.VERDICT, name, run=run, who=who, cause=cause)
 
 
 def whys(*several: Observed) -> list[str]:
@@ -88,6 +79,9 @@ def test_what_failed_later_is_no_start_that_failed(asked: list[object]) -> None:
 
 
 def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
+    judged("web1", "crash", "guest-panic")
+    judged("web2", "admin", "host-signal")
+    judged("web3", "user", "guest-shutdown")
     several = [seen(name, has_run=True, **ENDED) for name in ("web1", "web2", "web3", "web4")]
     assert whys(*several) == [
         "it should be up but is down: it crashed (guest-panic)",
@@ -95,9 +89,14 @@ def test_who_ended_it_is_told_where_kvmd_knows(asked: list[object]) -> None:
         "it should be up but is down: its user shut it down (guest-shutdown)",
         "it should be up but is down: QEMU ended by itself",
     ]
-    assert asked == [
-        dict.fromkeys(("web1", "web2", "web3", "web4"), history.EndReference(1000.0, UNKNOWN_RUN))
-    ]
+    assert asked == []
+
+
+def test_a_verdict_on_another_run_is_none_on_this_one(asked: list[object]) -> None:
+    judged("web1", "crash", "guest-panic", run="0e" * 16)
+    judged("web2", "user", "guest-shutdown", run=UNKNOWN_RUN)
+    several = [seen(name, has_run=True, **ENDED) for name in ("web1", "web2")]
+    assert whys(*several) == ["it should be up but is down: QEMU ended by itself"] * 2
 
 
 def test_an_end_that_nobody_can_know_of_is_told(asked: list[object]) -> None:
@@ -110,13 +109,11 @@ def test_an_end_that_nobody_can_know_of_is_told(asked: list[object]) -> None:
     assert asked == []
 
 
-def test_a_panic_is_told_where_systemd_saw_a_status(
-    asked: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_panic_is_told_where_systemd_saw_a_status(asked: list[object]) -> None:
+    judged("web1", "crash", "guest-panic")
     panicked = seen("web1", has_run=True, **{**FAILED, "since_us": 6})
     assert whys(panicked) == ["it should be up but is down: it crashed (guest-panic)"]
-    silence = {"web1": RecordedVerdict("crash", "eof")}
-    monkeypatch.setattr(history, "last_verdicts", lambda _: silence)
+    judged("web1", "crash", "eof")
     killed = {**FAILED, "result": "signal", "exit_status": 9, "since_us": 6}
     assert whys(seen("web1", has_run=True, **killed)) == [
         "it should be up but is down: QEMU was ended by signal 9"
@@ -164,60 +161,3 @@ def test_hundreds_that_are_as_they_should_be_take_no_question(asked: list[object
     ]
     assert with_reasons(several) == several
     assert asked == []
-
-
-# The verdict on an end, out of the journal, however late it came.
-
-NEXT_RUN = "0e" * 16
-
-
-def verdict(name: str, time_s: float, who: str, run: str | None) -> dict[str, Any]:
-    """One of brine-kvmd's."""
-    time = datetime.datetime.fromtimestamp(time_s, datetime.UTC)
-    found = {"__REALTIME_TIMESTAMP": time, "_UID": 0, "BRINE_INSTANCE": name, "BRINE_VERDICT": who}
-    return {**found, "BRINE_CAUSE": "cause"} if run is None else {**found, "BRINE_RUN": run}
-
-
-class Records:
-    """A journal that has these records; the newest is the last."""
-
-    def __init__(self, records: list[dict[str, Any]]) -> None:
-        self._records = list(records)
-
-    def __call__(self) -> Records:
-        return self
-
-    def add_match(self, **_: str) -> None:
-        """All of them match."""
-
-    def seek_tail(self) -> None:
-        """There it begins."""
-
-    def get_previous(self) -> dict[str, Any]:
-        return self._records.pop() if self._records else {}
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-@pytest.mark.parametrize(
-    ("told", "who"),
-    [
-        # That of the run before came when the next one had begun, and ended.
-        ([("user", NEXT_RUN, 3), ("admin", RUN, 4)], "user"),
-        ([("admin", RUN, 4)], None),
-        # Somebody who has put a socket of his own in the place of the VM's.
-        ([("admin", NEXT_RUN, 3), ("user", "unknown", 4)], "admin"),
-        # An older brine-kvmd does not say of which run, so that only its time counts.
-        ([("crash", None, 3)], "crash"),
-        ([("crash", None, 1)], None),
-    ],
-)
-def test_a_late_verdict_is_of_its_own_run(
-    monkeypatch: pytest.MonkeyPatch, told: list[tuple[str, str | None, float]], who: str | None
-) -> None:
-    records = [verdict("web1", 1000 + time_s, who, run) for who, run, time_s in told]
-    monkeypatch.setattr(systemd_journal, "Reader", Records(records))
-    end = history.EndReference(since=1002.0, run=NEXT_RUN)
-    found = history.last_verdicts({"web1": end})
-    assert {name: verdict.who for name, verdict in found.items()} == ({"web1": who} if who else {})

@@ -10,7 +10,7 @@ import resource
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from brine.common import outbox, paths, process, progress
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
-from brine.instance import failed_starts, history, operations, stop, store, unit
+from brine.instance import failed_starts, operations, stop, store, unit
 from brine.instance.clone import clone_instance
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
@@ -57,7 +57,7 @@ from brine.vm.markers import (
     read_marker,
     write_marker,
 )
-from brine.vm.run import RecordedVerdict, Run
+from brine.vm.run import Run
 from brine.vm.spec import AdminState, Spec, SpecError, to_json
 from brine.vm.unit_name import unit_of
 from brine.watcher import restart_counter
@@ -799,13 +799,13 @@ def test_one_that_crashed_is_to_start_again_by_its_new_name_too(
 ) -> None:
     told = {"panicked": "crash", "killed": "admin", "left": "user"}
 
-    def verdicts(since: Mapping[str, float]) -> dict[str, RecordedVerdict]:
-        return {name: RecordedVerdict(told[name], "") for name in since}
-
-    monkeypatch.setattr(history, "last_verdicts", verdicts)
     for name, result in {"core": "core-dump", **dict.fromkeys(told, "success")}.items():
         defined(name, admin_state="up")
-        write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
+        run = "0d" * 16
+        for kind in (MarkerKind.START, MarkerKind.STARTED):
+            write_marker(kind, name, run=run)
+        if name in told:
+            write_marker(MarkerKind.VERDICT, name, run=run, who=told[name], cause="")
         active = "inactive" if result == "success" else "failed"
         systemctl.unit(unit_of(name), ActiveState=active, Result=result, InvocationID="a")
         rename_instance(name, f"new-{name}")

@@ -15,7 +15,6 @@ import pytest
 
 from brine.common import paths, process
 from brine.common.cli import table
-from brine.instance import history
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, report_lines
@@ -26,8 +25,8 @@ from brine.instance.xen.xl import Domain
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import Halt, printable_excerpt
-from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, read_marker, write_marker
-from brine.vm.run import RecordedVerdict, Run
+from brine.vm.markers import UNKNOWN_RUN, MarkerKind, read_marker, write_marker
+from brine.vm.run import Run
 from brine.vm.slots import pci_slot
 from brine.vm.spec import to_json
 from lab.fake_agent import Agent, agent
@@ -363,22 +362,14 @@ def test_a_socket_for_vnc_is_where_it_was_said_to_be() -> None:
     assert summary(seen(None, vnc_bind="/run/web1.vnc"))["vnc"] is None
 
 
-def test_of_one_that_has_run_the_verdict_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def verdicts(since: dict[str, history.EndReference]) -> dict[str, RecordedVerdict]:
-        asked.append(since)
-        return {"web1": RecordedVerdict("crash", "guest-panic")}
-
-    monkeypatch.setattr(history, "last_verdicts", verdicts)
-    assert details(seen())["verdict"] is None  # it has not run, so nobody is asked
-    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
-    os.utime(file_of(MarkerKind.STARTED, "web1"), (1000, 1000))
-    assert details(seen(running()))["verdict"] is None
-    assert asked == []
-    found = details(seen())
+def test_of_one_that_has_run_the_verdict_is_told() -> None:
+    run = Run("web1", RUN)
+    assert details(replace(seen(), run=run))["verdict"] is None
+    write_marker(MarkerKind.VERDICT, "web1", run=RUN, who="crash", cause="guest-panic")
+    assert details(replace(seen(running()), run=run))["verdict"] is None
+    assert details(seen())["verdict"] is None  # it is on a run that nobody knows of
+    found = details(replace(seen(), run=run))
     assert found["verdict"] == {"who": "crash", "cause": "guest-panic"}
-    assert asked == [{"web1": history.EndReference(1000.0, UNKNOWN_RUN)}]
     assert any(
         line.endswith("crash (guest-panic), by the verdict of brine-kvmd")
         for line in report_lines(found)

@@ -17,7 +17,7 @@ from brine.common import cli as brine
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.locks import locked
-from brine.instance import history, store, unit
+from brine.instance import store, unit
 from brine.instance.observe import Observed
 from brine.instance.registry import define_instance
 from brine.instance.start import Started, start_instance
@@ -27,8 +27,7 @@ from brine.instance.xen import config
 from brine.instance.xen.domain import clean_up_ended, clear_domain
 from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.vm.end import EndCause
-from brine.vm.markers import UNKNOWN_RUN, MarkerKind, file_of, held_marker, write_marker
-from brine.vm.run import RecordedVerdict
+from brine.vm.markers import MarkerKind, file_of, held_marker, write_marker
 from brine.vm.spec import Spec, to_json
 from brine.vm.unit_name import unit_of
 from brine.watcher import cli, commands, passes, restart_counter
@@ -61,17 +60,9 @@ def on_xen(
     return ScriptedXl(own_node / "xl", monkeypatch)
 
 
-@pytest.fixture
-def kvmd(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, RecordedVerdict]]:
-    """kvmd's answers, one a question; none if no more is said."""
-    answers: list[dict[str, RecordedVerdict]] = []
-
-    def told(ends: Mapping[str, history.EndReference]) -> dict[str, RecordedVerdict]:
-        assert {end.since for end in ends.values()} == {STARTED}
-        return answers.pop(0) if answers else {}
-
-    monkeypatch.setattr(history, "last_verdicts", told)
-    return answers
+def judged(name: str, who: str, cause: str) -> None:
+    """A verdict of kvmd's on the last run."""
+    write_marker(MarkerKind.VERDICT, name, run=RUN, who=who, cause=cause)
 
 
 class Clock:
@@ -103,7 +94,8 @@ def ran(name: str = "web1", **keys: Any) -> Spec:
     """An instance that has run, and left no mark when it ended."""
     spec = completed({"name": name, "admin_state": "up", **keys})
     store.save(spec)
-    write_marker(MarkerKind.STARTED, name, run=UNKNOWN_RUN)
+    for kind in (MarkerKind.START, MarkerKind.STARTED):
+        write_marker(kind, name, run=RUN)
     os.utime(file_of(MarkerKind.STARTED, name), (STARTED, STARTED))
     return spec
 
@@ -170,11 +162,9 @@ def test_a_start_that_systemd_has_refused_is_not_undone_for_the_end_before(
     assert outcome.actions == ("try",)
 
 
-def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
-    kvmd: list[dict[str, RecordedVerdict]],
-) -> None:
+def test_a_users_will_that_left_no_mark_is_kept_all_the_same() -> None:
     ran()
-    kvmd += [{"web1": RecordedVerdict("user", "guest-shutdown")}] * 2
+    judged("web1", "user", "guest-shutdown")
     assert done() == {"web1": ("set-down",)}
     spec = store.load("web1")
     assert (spec.admin_state, spec.admin_state_source) == ("down", "user")
@@ -184,10 +174,10 @@ def test_a_users_will_that_left_no_mark_is_kept_all_the_same(
 
 @pytest.mark.parametrize("is_noted", [False, True])
 def test_who_defines_it_as_up_after_its_user_shut_it_down_has_it_started(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]], is_noted: bool
+    systemctl: ScriptedSystemctl, is_noted: bool
 ) -> None:
     ran()
-    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=RUN)
     if is_noted:
         assert done() == {"web1": ("set-down",)}
     else:
@@ -203,13 +193,8 @@ def test_what_an_admin_is_just_starting_is_not_set_down_for_what_its_user_did_be
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran()
-    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
-    told = RecordedVerdict("user", "guest-shutdown")
-
-    def verdicts(ends: Mapping[str, history.EndReference]) -> dict[str, RecordedVerdict]:
-        return {name: told for name, end in ends.items() if end.since <= ENDED}
-
-    monkeypatch.setattr(history, "last_verdicts", verdicts)
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=RUN)
+    judged("web1", "user", "guest-shutdown")
     assert done_while_it_starts(monkeypatch) == {"web1": ()}
     assert store.load("web1").admin_state == "up"
 
@@ -255,14 +240,13 @@ def test_a_users_shutdown_is_told_once_also_if_its_domain_can_not_be_destroyed(
 @pytest.mark.parametrize("is_xen", [False, True])
 def test_an_event_that_there_is_no_room_for_is_kept_later(
     on_xen: ScriptedXl,
-    kvmd: list[dict[str, RecordedVerdict]],
     monkeypatch: pytest.MonkeyPatch,
     is_xen: bool,
 ) -> None:
     spec = ran_on_xen() if is_xen else ran()
     if is_xen:
         on_xen.domain("web1", 3, "---s--", spec.uuid, ShutdownReason.POWEROFF)
-    kvmd += [{"web1": RecordedVerdict("user", "guest-shutdown")}] * 2
+    judged("web1", "user", "guest-shutdown")
     with monkeypatch.context() as patched:
         patched.setattr(outbox, "put", full)
         assert done() == {"web1": ()}
@@ -274,7 +258,7 @@ def test_an_event_that_there_is_no_room_for_is_kept_later(
 def test_one_that_is_saved_or_moved_does_not_run_a_second_time(on_xen: ScriptedXl) -> None:
     spec = ran_on_xen()
     config.write_config(spec)
-    write_marker(MarkerKind.STARTED, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STARTED, "web1", run=RUN)
     on_xen.domain("web1", 3, "---ss-", spec.uuid, ShutdownReason.SUSPEND)
     assert clear_domain("web1")
     assert done() == {"web1": ()}
@@ -313,16 +297,14 @@ def test_a_crash_that_only_its_domain_told_of_is_not_forgotten_with_it(on_xen: S
     assert done() == {"web1": ("try",)}
 
 
-def test_a_stop_that_was_broken_off_is_forgotten_in_the_end(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
-) -> None:
+def test_a_stop_that_was_broken_off_is_forgotten_in_the_end(systemctl: ScriptedSystemctl) -> None:
     ran()
     systemctl.unit("brine-instance@web1.service", ActiveState="active")
     mark = file_of(MarkerKind.STOP, "web1")
-    write_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN)
+    write_marker(MarkerKind.STOP, "web1", run=RUN)
     assert done() == {"web1": ()}  # who made it may still wait
     os.utime(mark, (STARTED, STARTED))
-    with held_marker(MarkerKind.STOP, "web1", run=UNKNOWN_RUN):
+    with held_marker(MarkerKind.STOP, "web1", run=RUN):
         os.utime(mark, (STARTED, STARTED))
         assert done() == {"web1": ()}
     assert done() == {"web1": ("clean-up",)}
@@ -334,12 +316,10 @@ def full(*_: object, **__: object) -> None:
     raise outbox.OutboxError("no room")
 
 
-def test_a_reboot_that_nobody_waits_for_is_finished(
-    systemctl: ScriptedSystemctl, kvmd: list[dict[str, RecordedVerdict]]
-) -> None:
+def test_a_reboot_that_nobody_waits_for_is_finished(systemctl: ScriptedSystemctl) -> None:
     ran()
-    kvmd += [{"web1": RecordedVerdict("admin", "powerdown")}] * 4
-    with held_marker(MarkerKind.REBOOT, "web1", run=UNKNOWN_RUN, until=time.time()):
+    judged("web1", "admin", "powerdown")
+    with held_marker(MarkerKind.REBOOT, "web1", run=RUN, until=time.time()):
         assert done() == {"web1": ()}
     systemctl.becomes("start", "brine-instance@web1.service", ActiveState="active")
     (outcome,) = outcomes()
@@ -348,31 +328,14 @@ def test_a_reboot_that_nobody_waits_for_is_finished(
 
 
 def test_a_verdict_that_is_just_being_written_is_waited_for(
-    kvmd: list[dict[str, RecordedVerdict]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ran("web1")
     ran("web2")
-    kvmd += [
-        {"web1": RecordedVerdict("admin", "host-signal")},
-        {"web2": RecordedVerdict("crash", "guest-panic")},
-    ]
+    judged("web1", "admin", "host-signal")
+    Clock(monkeypatch, lambda: judged("web2", "crash", "guest-panic"))
     ends = {name: end_of(one) for name, one in seen().items()}
     assert ends == {"web1": EndCause.ADMIN, "web2": EndCause.CRASH}
-
-
-def test_a_journal_that_can_not_be_read_is_told_and_stops_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def fail(_: Mapping[str, float]) -> Any:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(history, "last_verdicts", fail)
-    ran()
-    fault, one = Instances(timeout_s=1).look()
-    assert isinstance(fault, BrineError)
-    assert str(fault) == "the journal can't be read: Permission denied"
-    assert isinstance(one, Observed)
-    assert end_of(one) is EndCause.UNTOLD
 
 
 @pytest.mark.parametrize("answer", ["room", "fault", "none"])
@@ -383,7 +346,7 @@ def test_storage_that_was_full_has_room_if_all_of_it_says_so(
     for disk in disks:
         disk.touch()
     ran(disks=[{"path": str(disk)} for disk in disks])
-    write_marker(MarkerKind.HALTED, "web1", run=UNKNOWN_RUN, state="io-error", no_space=True)
+    write_marker(MarkerKind.HALTED, "web1", run=RUN, state="io-error", no_space=True)
     is_over, statvfs = threading.Event(), os.statvfs
 
     def answered(path: str) -> os.statvfs_result:
@@ -497,14 +460,12 @@ def test_domains_of_others_are_given_their_time_together(
     assert clock.waited_s == 10
 
 
-def test_what_needs_no_record_is_done_without_one(
-    kvmd: list[dict[str, RecordedVerdict]], own_node: Path
-) -> None:
+def test_what_needs_no_record_is_done_without_one(own_node: Path) -> None:
     (own_node / "watcher.json").mkdir()
     ran("web1")
     ran("web2")
-    write_marker(MarkerKind.SHUTDOWN, "web1", run=UNKNOWN_RUN)
-    kvmd += [{"web2": RecordedVerdict("crash", "guest-panic")}] * 2
+    write_marker(MarkerKind.SHUTDOWN, "web1", run=RUN)
+    judged("web2", "crash", "guest-panic")
     found = {one.name: one for one in outcomes()}
     assert {name: one.actions for name, one in found.items()} == {
         "": (),

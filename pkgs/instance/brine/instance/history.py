@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
-from brine.common.errors import printable
-from brine.common.message import KVMD_USER, is_from
-from brine.instance.failed_starts import newest_first, start_failures
+from brine.instance.failed_starts import start_failures
 from brine.instance.observe import Observed, Oper, Status
 from brine.instance.supervisor import supervisor
-from brine.vm.markers import UNKNOWN_RUN, WHO_UNKNOWN, MarkerKind
-from brine.vm.run import RecordedVerdict, Run
+from brine.vm.markers import UNKNOWN_RUN, WHO_UNKNOWN
+from brine.vm.run import RecordedVerdict
 from brine.vm.spec import AdminState
 
 # Ends of which only brine-kvmd knows the cause: QEMU exited cleanly, and there is no marker.
-
-
-class EndReference(NamedTuple):
-    """An end of a run of an instance, not before *since* (seconds since 1970)."""
-
-    since: float
-    run: str
 
 
 def may_have_verdict(seen: Observed) -> bool:
@@ -44,53 +34,14 @@ def needs_verdict(seen: Observed) -> bool:
 
 
 def verdicts_on(several: Iterable[Observed]) -> dict[str, RecordedVerdict]:
-    """The verdicts on the last ends of instances, by name, from their markers or the journal.
-
-    :raises OSError: if the journal can't be read.
-    """
-    found: dict[str, RecordedVerdict] = {}
-    ends = {}
-    for seen in several:
-        if verdict := _marked_verdict(seen):
-            found[seen.name] = verdict
-        # Without a start marker, it has not run, was just started again, or was undefined.
-        elif started := Run.marked(MarkerKind.STARTED, seen.name):
-            ends[seen.name] = EndReference(started.made_at(MarkerKind.STARTED), seen.run.id)
-    try:
-        return found | (last_verdicts(ends) if ends else {})
-    except OSError:
-        if not found:
-            raise
-        return found  # the others have their own text for an unknown cause
+    """The verdicts on the last ends of instances, by name, from their markers."""
+    found = ((seen.name, _marked_verdict(seen)) for seen in several)
+    return {name: verdict for name, verdict in found if verdict}
 
 
 def _marked_verdict(seen: Observed) -> RecordedVerdict | None:
     # One of an unknown run is on a VM that Brine does not run.
     return seen.run.again().verdict if seen.run.id != UNKNOWN_RUN else None
-
-
-def last_verdicts(ends: Mapping[str, EndReference]) -> dict[str, RecordedVerdict]:
-    """The verdicts on ends of instances, read from the journal at once.
-
-    :param ends: by the instance's name. The run tells a late verdict from that on a later end.
-    """
-    found: dict[str, RecordedVerdict] = {}
-    oldest = min((end.since for end in ends.values()), default=0.0)
-    with newest_first("BRINE_INSTANCE", ends, BRINE_EVENT="verdict") as records:
-        while len(found) < len(ends) and (record := next(records, None)):
-            time_s = record["__REALTIME_TIMESTAMP"].timestamp()
-            if time_s < oldest:
-                break
-            name = str(record.get("BRINE_INSTANCE", ""))
-            end = ends.get(name)
-            if end is None or time_s < end.since:
-                continue
-            # Older versions of brine-kvmd did not name the run.
-            if str(record.get("BRINE_RUN", end.run)) == end.run and is_from(record, KVMD_USER):
-                who, cause = record.get("BRINE_VERDICT", ""), record.get("BRINE_CAUSE", "")
-                verdict = RecordedVerdict(printable(str(who)), printable(str(cause)))
-                found.setdefault(name, verdict)
-    return found
 
 
 # The reasons why instances are down that should be up.

@@ -446,7 +446,5 @@ def _has_crashed(seen: Observed) -> bool:
         return False
     if not seen.ended_in_order():
         return True
-    with suppress(OSError):
-        verdict = verdicts_on([seen]).get(seen.name)
-        return verdict is not None and verdict.who == "crash"
-    return False
+    verdict = verdicts_on([seen]).get(seen.name)
+    return verdict is not None and verdict.who == "crash"

@@ -196,10 +196,7 @@ def _verdict(seen: Observed) -> dict[str, str] | None:
     """The verdict on an instance that does not run."""
     if seen.is_going:
         return None
-    try:
-        found = verdicts_on([seen]).get(seen.name)
-    except OSError:
-        return None  # there is no journal
+    found = verdicts_on([seen]).get(seen.name)
     return found._asdict() if found else None
 
 

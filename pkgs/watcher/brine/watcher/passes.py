@@ -303,15 +303,11 @@ class Instances:
                 yield seen
             else:
                 found.append(seen)
-        verdicts: dict[str, RecordedVerdict] = {}
         unsaid = [seen for seen in found if needs_verdict(seen)]
-        try:
-            verdicts = verdicts_on(unsaid)
-            if late := [seen for seen in unsaid if seen.name not in verdicts]:
-                time.sleep(_VERDICT_S)  # they may just be being written
-                verdicts |= verdicts_on(late)
-        except OSError as error:
-            yield BrineError(f"the journal can't be read: {error.strerror}")
+        verdicts = verdicts_on(unsaid)
+        if late := [seen for seen in unsaid if seen.name not in verdicts]:
+            time.sleep(_VERDICT_S)  # they may just be being written
+            verdicts |= verdicts_on(late)
         is_node_starting = cache(unit.is_node_starting)
         for seen in found:
             yield _completed(seen, verdicts, is_node_starting)

@@ -5,8 +5,6 @@ What says so is a file in ``/run``, which is gone after a reboot: they would all
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from brine.common.errors import BrineError, die, warn
 from brine.instance import store
 from brine.instance.history import needs_verdict, verdicts_on
@@ -14,7 +12,6 @@ from brine.instance.intent import RESTART, keep_users_will, stays_off
 from brine.instance.observe import Observed, look_at_all
 from brine.instance.store import InstanceError
 from brine.vm.markers import WHO_UNKNOWN
-from brine.vm.run import RecordedVerdict
 
 _PROGRAM = "brine-instance"
 
@@ -39,9 +36,7 @@ def keep_users_wills() -> list[BrineError]:
             found.append(seen)
     # Some stay off by their users' will, and have no marker of that: brine-kvmd was off.
     ends = [seen for seen in found if needs_verdict(seen) and seen.spec.user_shutdown != RESTART]
-    verdicts: dict[str, RecordedVerdict] = {}
-    with suppress(OSError):  # there is no journal
-        verdicts = verdicts_on(ends)
+    verdicts = verdicts_on(ends)
     for seen in found:
         name = seen.name
         is_unmarked = name in verdicts and verdicts[name].who == WHO_UNKNOWN
