@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from brine.instance.failed_starts import start_failures
+from brine.instance.failed_starts import noted_failure, start_failures
 from brine.instance.observe import Observed, Oper, Status
 from brine.instance.supervisor import supervisor
 from brine.vm.markers import UNKNOWN_RUN, WHO_UNKNOWN
@@ -78,7 +78,11 @@ def _failed_starts(several: Sequence[Observed]) -> dict[str, str]:
         for seen in several
         if seen.unit and seen.unit.invocation and seen.failed_to_start()
     }
-    found = start_failures(runs) if runs else {}
+    noted = {run: noted_failure(name, run) for run, name in runs.items()}
+    found = {run: failure.text for run, failure in noted.items() if failure}
+    # The journal may lack what a process said whose end it did not wait for.
+    if left := runs.keys() - found.keys():
+        found |= start_failures(left)
     return {
         runs[invocation]: f"it should be up but did not start: {reason}"
         for invocation, reason in found.items()

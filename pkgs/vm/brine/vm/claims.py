@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
-
-from brine.common.operation import pending
 
 
 class ClaimKind(StrEnum):
@@ -55,21 +52,6 @@ def _claims_of_disk(row: Mapping[str, Any], where: str) -> Iterator[Claim]:
     for layer in layers_of(row):
         if isinstance(path := layer.get("path"), str):
             yield Claim(ClaimKind.DISK, path, read_only=True, where=f"{where}/backing")
-
-
-def claims_of_operations() -> dict[str, list[Claim]]:
-    """The claims of recorded operations, by instance: a step that gives an instance something has
-    ``claims`` among its facts, which are rows as a spec has them, with ``instance`` and perhaps
-    ``process``, with which the claims end."""
-    found: dict[str, list[Claim]] = {}
-    for step in (step for one in pending() for step in one.steps):
-        claims = step.facts.get("claims")
-        if not isinstance(claims, Mapping) or not isinstance(claims.get("instance"), str):
-            continue
-        process = str(claims.get("process", ""))
-        if not process.isdecimal() or os.path.exists(f"/proc/{process}"):
-            found.setdefault(claims["instance"], []).extend(claims_of(claims))
-    return found
 
 
 def layers_of(disk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

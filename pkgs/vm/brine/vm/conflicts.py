@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.locks import node_lock
+from brine.common.operation import pending
 from brine.common.unix_socket import is_listening
-from brine.vm.claims import Claim, ClaimKind, claims_of, claims_of_operations
+from brine.vm.claims import Claim, ClaimKind, claims_of
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import specs_but, started_with
 from brine.vm.markers import MarkerKind
@@ -191,7 +192,7 @@ def conflict_now(
     """A conflict with another instance that runs or is just starting."""
     if not (wanted := list(wanted)):
         return None
-    begun = claims_of_operations()
+    begun = _claims_of_operations()
     theirs = (
         (owner, [*_claims_now(owner), *begun.get(owner, ())])
         for owner in _started()
@@ -329,3 +330,18 @@ def _identity(path: str) -> tuple[int | str, ...]:
     if stat.S_ISBLK(status.st_mode):
         return ("device", status.st_rdev)
     return ("file", status.st_dev, status.st_ino)
+
+
+def _claims_of_operations() -> dict[str, list[Claim]]:
+    """The claims of recorded operations, by instance: a step that gives an instance something has
+    ``claims`` among its facts, which are rows as a spec has them, with ``instance`` and perhaps
+    ``process``, with which the claims end."""
+    found: dict[str, list[Claim]] = {}
+    for step in (step for one in pending() for step in one.steps):
+        claims = step.facts.get("claims")
+        if not isinstance(claims, Mapping) or not isinstance(claims.get("instance"), str):
+            continue
+        process = str(claims.get("process", ""))
+        if not process.isdecimal() or os.path.exists(f"/proc/{process}"):
+            found.setdefault(claims["instance"], []).extend(claims_of(claims))
+    return found
