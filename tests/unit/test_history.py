@@ -73,6 +73,15 @@ def test_a_start_that_failed_is_told_in_its_own_words(asked: list[object]) -> No
     assert asked == [["of-web1", "of-web2"]]
 
 
+def test_a_start_that_has_noted_its_failure_needs_no_journal(asked: list[object]) -> None:
+    write_marker(MarkerKind.FAILURE, "web1", run="of-web1", reason="no bridge br9", hint=None)
+    one, other = seen("web1", **FAILED), seen("web2", **FAILED)
+    assert whys(one)[0] == "it should be up but did not start: no bridge br9"
+    assert asked == []
+    assert whys(one, other)[1].endswith("ended with status 1")
+    assert asked == [["of-web2"]]
+
+
 def test_what_failed_later_is_no_start_that_failed(asked: list[object]) -> None:
     assert whys(seen("web1", **{**FAILED, "since_us": 6}))[0].endswith("ended with status 1")
     assert asked == []
