@@ -464,7 +464,7 @@ def test_killed_at_any_step_it_ends_whole_or_undone(
     node: Node, monkeypatch: pytest.MonkeyPatch, name: str, settle: Callable[[Node], None]
 ) -> None:
     """As the operations of tests/unit/test_operations_killed.py do."""
-    entry = EntryPoint("hotplug", "brine.hotplug.begun:SETTLED")
+    entry = EntryPoint("hotplug", "brine.hotplug.session:SETTLED")
     monkeypatch.setattr(operation, "entry_points", lambda _group: [entry])
     prepare, operate, undo = OPERATIONS[name]
     prepare(node, 10)
@@ -500,7 +500,7 @@ def test_killed_at_any_step_it_ends_whole_or_undone(
 def test_what_the_guest_keeps_is_a_pending_operation_until_it_is_settled(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = EntryPoint("hotplug", "brine.hotplug.begun:SETTLED")
+    entry = EntryPoint("hotplug", "brine.hotplug.session:SETTLED")
     monkeypatch.setattr(operation, "entry_points", lambda _group: [entry])
     clean = node.state()
     add_a_disk(node)
@@ -665,7 +665,7 @@ def test_a_nic_of_another_network_namespace_is_not_taken_for_this_ones(
 
 
 def test_a_vm_that_ended_is_forgotten(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("hotplug", "brine.hotplug.begun:SETTLED")
+    entry = EntryPoint("hotplug", "brine.hotplug.session:SETTLED")
     monkeypatch.setattr(operation, "entry_points", lambda _group: [entry])
     file, begun = refused_change(node)
     namespace = os.stat("/proc/self/ns/pid").st_ino

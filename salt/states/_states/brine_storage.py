@@ -41,12 +41,7 @@ def unit(name: str) -> Result:
 
     :param name: an absolute path.
     """
-    found, refused = _unit(_FOLDER, name)
-    if refused:
-        return _failure(name, refused)
-    if found and found["status"] != "missing":
-        return _result(name, {}, "is a storage unit")
-    return _changed(name, {"old": None, "new": _FOLDER}, "made", "create", _FOLDER, name)
+    return _folder(name, is_wanted=True)
 
 
 def absent(name: str) -> Result:
@@ -60,12 +55,7 @@ def absent(name: str) -> Result:
 
     :param name: an absolute path.
     """
-    found, refused = _unit(_FOLDER, name)
-    if refused:
-        return _failure(name, refused)
-    if not found:
-        return _result(name, {}, "is no storage unit")
-    return _changed(name, {"old": _FOLDER, "new": None}, "removed", "remove", _FOLDER, name)
+    return _folder(name, is_wanted=False)
 
 
 def allocatable(name: str, allocatable: bool = True) -> Result:
@@ -91,6 +81,17 @@ def allocatable(name: str, allocatable: bool = True) -> Result:
     change = {"old": found["allocatable"], "new": allocatable}
     wanted = ("--allocatable", "yes" if allocatable else "no")
     return _changed(name, change, "changed", "modify", _DEVICE, found["name"], *wanted)
+
+
+def _folder(name: str, *, is_wanted: bool) -> Result:
+    found, refused = _unit(_FOLDER, name)
+    if refused:
+        return _failure(name, refused)
+    if is_wanted and not (found and found["status"] != "missing"):
+        return _changed(name, {"old": None, "new": _FOLDER}, "made", "create", _FOLDER, name)
+    if found and not is_wanted:
+        return _changed(name, {"old": _FOLDER, "new": None}, "removed", "remove", _FOLDER, name)
+    return _result(name, {}, "is a storage unit" if is_wanted else "is no storage unit")
 
 
 def _unit(kind: str, name: str) -> tuple[Result | None, str]:

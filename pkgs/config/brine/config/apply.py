@@ -241,7 +241,7 @@ def _choose_master(draft: Draft, cluster: Json) -> None:
 
 
 def _make_candidate(draft: Draft, master: str) -> None:
-    """Make the master a master candidate. One that is out can't be the master, as verify finds."""
+    """Make the master a candidate, unless it is out: verify finds that it can't be master."""
     is_out = any(draft.value("nodes", master, state) for state in ("offline", "drained"))
     if is_out:
         return
@@ -387,7 +387,7 @@ def _mergeable(draft: Draft, section: str, where: str, key: str, value: Json) ->
         draft.wrong(where, f"is there twice: also as {draft.keys[section][found]}")
         return None
     if found in draft.old[section]:
-        # One that is gone was removed by another of its names.
+        # An object that is gone was removed by another of its names.
         return found if found in draft.objects[section] else None
     if value.get("uuid") is None and _is_short(draft, section, key):
         return None

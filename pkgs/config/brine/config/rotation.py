@@ -87,7 +87,7 @@ def rotation() -> Rotation:
 
 
 def begin_rotation() -> Rotation:
-    """Begin a rotation, or find the one that is pending; one that only had to end has ended then.
+    """Begin a rotation, or find the pending one. If that only had to end, this call ends it.
 
     The first one takes over this host's key. Where there is none it makes the first key, which only
     has to be confirmed.

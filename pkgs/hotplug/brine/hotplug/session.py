@@ -265,7 +265,8 @@ def _briefly(qmp_path: Path) -> Iterator[Vm]:
 @contextlib.contextmanager
 def settling(keys: Sequence[str]) -> Iterator[OperationKind]:
     """Hold the VM of an interrupted operation with these keys; see
-    :class:`brine.common.operation.OperationKind`. Nothing is left to do of one that has ended."""
+    :class:`brine.common.operation.OperationKind`. If the operation has ended, nothing
+    is left to do."""
     forget_ended()
     identity = identity_in(keys)
     work = work_on(identity)
@@ -276,3 +277,7 @@ def settling(keys: Sequence[str]) -> Iterator[OperationKind]:
         if vm.identity != identity:
             raise HotplugError(f"{vm.qmp_path}: leads to another VM")
         yield _plugging(vm)
+
+
+SETTLED = replace(PLUGGING, alone=settling)
+"""Plugging, as ``brine operations`` lists and settles it; a record ends with its VM."""

@@ -1,8 +1,8 @@
 """Work on several instances side by side: in processes of their own, or in threads with slots.
 
-A command that acts on instances has a process for each (:func:`in_processes`): only processes have
-signals of their own, and undo their own work when they are told to end. Starts only wait, for
-systemd, so they are threads. Some hang, as where storage does not answer; so each has a slot for
+A command that acts on instances has a process for each (:func:`in_processes`): a process gets
+signals of its own, and undoes its own work when a signal ends it. A start only waits for systemd,
+so it is a thread. Some hang, as where storage does not answer; so each has a slot for
 limited time (:class:`SlotPool`).
 """
 

@@ -77,7 +77,7 @@ class SpecCache:
             return
         data = dumps((_CHECKED_BY, self._found), protocol=-1)
         try:
-            write_whole(_file(), data, mode=_MODE, durable=False)
+            write_whole(paths.SPEC_CACHE_FILE, data, mode=_MODE, durable=False)
         except OSError:
             return
 
@@ -86,7 +86,8 @@ def _read() -> dict[str, tuple[Mark, Spec]]:
     if os.geteuid():
         return {}
     try:
-        descriptor = os.open(_file(), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(paths.SPEC_CACHE_FILE, flags)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)
             # Its content becomes objects, so it must be root's alone.
@@ -96,7 +97,3 @@ def _read() -> dict[str, tuple[Mark, Spec]]:
     except Exception:  # cut off, or of another version: whatever is wrong, it is made anew
         return {}
     return dict(known) if checked_by == _CHECKED_BY else {}
-
-
-def _file() -> Path:
-    return paths.SPEC_CACHE_FILE
