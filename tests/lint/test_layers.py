@@ -21,7 +21,7 @@ BELOW = {
     "kvmd": {"common", "vm"},
     "confd": {"common", "config"},
     "hotplug": {"common", "vm"},
-    "instance": {"common", "vm", "config", "hotplug"},
+    "instance": {"common", "vm", "config", "hotplug", "storage"},
     "lifecycle": {"common", "vm", "instance"},
     "watcher": {"common", "vm", "instance", "hotplug"},
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.common.cli import Parser
+from brine.common.cli import parser_of
 from brine.common.entry_points import EntryPoint
 
 TREE = Path(__file__).parents[2]
@@ -117,8 +117,7 @@ def test_man_page_renders(page: Path, tmp_path: Path) -> None:
 def test_manuals_have_each_verb() -> None:
     missing = []
     for noun, place in commands().items():
-        parser = Parser(prog=noun)
-        EntryPoint(noun, place).load().configure(parser)
+        parser = parser_of(noun, EntryPoint(noun, place).load())
         pages = sources("docs/man/brine.1.rst", f"docs/man/brine-{noun}.[1-8].rst")
         text = "\n".join(page.read_text() for page in pages)
         # The verbs are indented, and below a heading.

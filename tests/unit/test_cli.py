@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from brine.common import __version__, cli, paths
-from brine.common.cli import Command
+from brine.common.cli import Command, add_verb
 from brine.common.entry_points import EntryPoint, entry_points
 from brine.common.errors import BrineError, UsageError, install_hint, root_hint
 from brine.kvmd import cli as kvmd_command
@@ -54,8 +54,11 @@ READ = Command("read standard input", lambda parser: parser.set_defaults(run=_re
 def commands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three commands, as if three packages had been installed."""
     names = ("greet", "fail", "read")
-    entries = [EntryPoint(name, f"{__name__}:{name.upper()}") for name in names]
-    monkeypatch.setattr(cli, "entry_points", lambda _group: entries)
+    entries = {
+        "brine.commands": [EntryPoint(name, f"{__name__}:{name.upper()}") for name in names],
+        "brine.verbs": [],
+    }
+    monkeypatch.setattr(cli, "entry_points", entries.__getitem__)
 
 
 def test_an_installed_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -290,6 +293,40 @@ def test_a_groups_entries_are_found_in_whatever_kind_of_metadata(
         EntryPoint("nic1", "brine.hotplug.cli:NIC"),
     ]
     assert entry_points("brine.no-such-group") == []
+
+
+def _configure_above(verbs: Any) -> None:
+    add_verb(verbs, "wave", f"{__name__}:_wave", "wave to him").add_argument("--twice")
+    verbs.choices["say"].add_argument("--aloud", help="so that all hear it")
+
+
+def _wave(arguments: argparse.Namespace) -> int:
+    print("waved", arguments.twice)
+    return 0
+
+
+def _configure_polite(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    add_verb(verbs, "say", f"{__name__}:_wave", "say it")
+
+
+POLITE = Command("be polite", _configure_polite)
+
+
+def test_a_part_adds_verbs_and_options_to_a_command_below_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = {
+        "brine.commands": [EntryPoint("polite", f"{__name__}:POLITE")],
+        "brine.verbs": [EntryPoint("polite", f"{__name__}:_configure_above")],
+    }
+    monkeypatch.setattr(cli, "entry_points", entries.__getitem__)
+    assert cli.main(["polite", "wave", "--twice", "yes"]) == 0
+    assert capsys.readouterr().out == "waved yes\n"
+    for command, shown in (["polite"], "wave to him"), (["polite", "say"], "so that all hear it"):
+        with pytest.raises(SystemExit):
+            cli.main([*command, "--help"])
+        assert shown in capsys.readouterr().out
 
 
 def test_each_installed_part_has_its_version(

@@ -1,7 +1,10 @@
 """The ``brine`` command: the sub-commands that parts add, types of options, tables.
 
 A distribution adds one by an entry point of the group ``brine.commands`` that names a
-:class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist.
+:class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist. It adds verbs to the
+command of a part below it by an entry point of the group ``brine.verbs`` with that command's name:
+a function of the command's verbs, for :func:`add_verb`. ``verbs.choices[NAME]`` is the parser of a
+verb that is there, which may get further options.
 """
 
 from __future__ import annotations
@@ -115,11 +118,13 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *, verb: str | None = None, **options: Any) -> None:
         super().__init__(**{"formatter_class": _formatter, **options})
         self._verb = verb
+        self.verbs: Any = None  # of a noun
 
     def add_subparsers(self, **options: Any) -> Any:
         """As argparse has it, but that verbs may be left out."""
         verbs: Any = super().add_subparsers(**{"action": _Verbs, **options})
         verbs.named = self._verb
+        self.verbs = verbs
         return verbs
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -214,11 +219,22 @@ def _run(arguments: Sequence[str]) -> int:
         raise UsageError(f"there is no command {noun}", hint=_hint(noun, nouns))
     command: Command = nouns[noun].load()
     verb = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
+    return execute(parser_of(noun, command, verb).parse_args(arguments[1:]))
+
+
+def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
+    """The parser of a command, with the verbs that other parts add to it.
+
+    :param verb: the only one that is needed; None is all.
+    """
     parser = Parser(
         prog=f"brine {noun}", description=command.summary, allow_abbrev=False, verb=verb
     )
     command.configure(parser)
-    return execute(parser.parse_args(arguments[1:]))
+    for entry in entry_points("brine.verbs"):
+        if entry.name == noun:
+            entry.load()(parser.verbs)
+    return parser
 
 
 def _print_version(options: Sequence[str]) -> int:

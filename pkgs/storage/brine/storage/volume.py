@@ -1,0 +1,177 @@
+"""What a volume is: where the bytes of a disk are, in a storage unit.
+
+A volume is identified by its unit and by the UUID of its disk. Each driver is a class. Brine grows
+and removes only volumes that it has made or adopted: these have its mark.
+
+All that changes a volume may be done again after it was killed at any place, and succeeds then.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
+
+from brine.storage.unit import UnitStatus
+from brine.vm.disk import Disk
+
+Tell = Callable[[float, str], object]
+"""Is told how far long work is, from 0 to 1, and what is done."""
+
+
+def tell_nothing(_done: float, _text: str) -> None:
+    pass
+
+
+class Wipe(StrEnum):
+    """What is done about data that a former owner of the space has left there.
+
+    The ends of a new volume, where signatures are, are wiped in each case.
+    """
+
+    ZERO = "zero"
+    """The device zeroes all of it, by itself if it can."""
+    FULL = "full"
+    """Zeros are written to all of it."""
+    ENDS = "ends"
+    """Former data can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRequest:
+    """A volume that is to be made.
+
+    :param size: in bytes; it is rounded up to what the unit allocates.
+    :param owner: the name of the instance, for people.
+    :param name: of the disk, for people.
+    :param stripes: the number of physical volumes that it is spread over; *stripe_size* is the
+        size of each piece in bytes, 0 is LVM's own. Without effect on files.
+    """
+
+    size: int
+    owner: str = ""
+    name: str = ""
+    format: str = "raw"
+    stripes: int = 1
+    stripe_size: int = 0
+    wipe: Wipe = Wipe.ZERO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeSnapshot:
+    """A snapshot of a volume.
+
+    :param since: when it was made, in seconds since 1970.
+    :param used: bytes that it takes; *size* is how many it may take, 0 is no limit.
+    :param why: it can't be used; empty if it can.
+    """
+
+    name: str
+    since: float = 0.0
+    used: int = 0
+    size: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeStatus:
+    """The state of a volume.
+
+    :param size: in bytes, as the guest sees it; *used* is what it takes in its unit, with its
+        snapshots.
+    :param owner: the name of the instance that it was made for; *name* is its disk's. They may
+        have other names by now.
+    :param since: when it was made, in seconds since 1970.
+    :param is_open: whether a process or the kernel uses it.
+    :param snapshots: the oldest first.
+    """
+
+    path: str
+    format: str = "raw"
+    size: int = 0
+    used: int = 0
+    owner: str = ""
+    name: str = ""
+    since: float = 0.0
+    is_open: bool = False
+    status: UnitStatus = UnitStatus.OK
+    why: str = ""
+    snapshots: tuple[VolumeSnapshot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Volume(ABC):
+    """The volume of a disk, which need not exist.
+
+    Example::
+
+        volume = volume_of(disk)
+        volume.create(VolumeRequest(size=10 << 30, owner="web1", name="data"))
+        disk = volume.disk(disk)  # with its path
+
+    :param unit: the name of its storage unit.
+    :param uuid: of its disk.
+    :raises StorageError: from each method: why it can't be done; then nothing has changed.
+    """
+
+    driver: ClassVar[str]
+    unit: str
+    uuid: str
+
+    @abstractmethod
+    def create(self, request: VolumeRequest, tell: Tell = tell_nothing) -> None:
+        """Make it, empty. One that was made by this UUID before, and whose making was interrupted,
+        is made anew."""
+
+    @abstractmethod
+    def adopt(self, path: str, *, owner: str, name: str = "", format: str = "raw") -> None:
+        """Have what is at a path of the unit be the volume; its data and path stay."""
+
+    @abstractmethod
+    def disk(self, disk: Disk) -> Disk:
+        """The disk with its unit, path, format, backing files and size as the volume has them."""
+
+    @abstractmethod
+    def status(self) -> VolumeStatus:
+        """Its state; *missing* if it does not exist."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Have its path lead to it, so that it can be opened."""
+
+    @abstractmethod
+    def grow(self, size: int) -> None:
+        """Have it have at least so many bytes. A guest does not see that by itself.
+
+        If an image is open, its user must grow it: then only the space is looked at."""
+
+    @abstractmethod
+    def copy_from(self, source: Disk, tell: Tell = tell_nothing) -> None:
+        """Copy what a disk has into the volume, which was made just now, and is not smaller. No one
+        writes the source meanwhile."""
+
+    @abstractmethod
+    def snapshot(self, name: str, *, space: int = 0) -> None:
+        """Make a snapshot; :meth:`disk` is what its user writes from now on.
+
+        :param space: how many bytes it may take, where that is fixed; 0 is a part of the volume.
+        """
+
+    @abstractmethod
+    def rollback(self, name: str) -> None:
+        """Have the volume, which is not open, be as it was at a snapshot, its newest. The snapshot
+        stays."""
+
+    @abstractmethod
+    def remove_snapshot(self, name: str, tell: Tell = tell_nothing) -> None:
+        """Remove a snapshot of a volume whose image is not open. What was written since stays."""
+
+    @abstractmethod
+    def merged(self, name: str) -> None:
+        """Note that the user of its image has merged the layer of a snapshot into the one below."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove it, unless it is open or has snapshots. One that does not exist is removed."""
