@@ -62,6 +62,10 @@ def edge_values(key: KeySchema) -> list[Any]:
 
 def cases() -> Iterator[Any]:
     """Each parameter of each component, at the level of the cluster and that of an instance."""
+    for kind, component in params.DISKS.items():
+        for parameter, key in component.items():
+            where = ("cluster", "diskparams", kind, parameter)
+            yield pytest.param(where, key, id="/".join(where))
     for hypervisor, name in (("kvm", WEB), ("xen-pvm", DOMAIN)):
         for parameter, key in params.HYPERVISORS[hypervisor].items():
             places: list[tuple[str, ...]] = [
@@ -230,6 +234,11 @@ REFUSED: dict[str, Json] = {
     "an instance's osparams": web({"osparams": {"y": True}}),
     "an instance's private ones": web({"osparams_private": {"y": None, "z": 1}}),
     "a netmask": cluster({"master_netmask": 129}),
+    "a group of disk parameters": cluster({"diskparams": {"lvm": {"stripes": 2}}}),
+    "a parameter of another kind": cluster({"diskparams": {"file": {"stripes": 2}}}),
+    "no stripes": cluster({"diskparams": {"plain": {"stripes": 0}}}),
+    "a volume group with a path": cluster({"diskparams": {"plain": {"vg": "../vg"}}}),
+    "the cluster's volume group": cluster({"volume_group_name": "vg/0"}),
     "a port of DRBD": cluster({"tcpudp_port_pool": [70000]}),
 }
 ACCEPTED: dict[str, Json] = {

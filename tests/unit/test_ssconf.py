@@ -6,14 +6,17 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from brine.common import paths
 from brine.config import ssconf
 from brine.config.model import Configuration
 from brine.config.schema import ConfigError
 from brine.config.ssconf import FileUse, Ssconf, SsconfError, extra_files
+from brine.instance.disks.parameters import VolumeParameters, volume_parameters
 from lab.ganeti_config import ganeti_config, instance_name, node_ip, node_name, uuid_of
 
 Json = dict[str, Any]
@@ -64,6 +67,37 @@ def test_every_value_is_in_a_file_of_its_own(folder: Path) -> None:
     assert (folder / "ssconf_uid_pool").read_text() == "4000-4099\n5000\n"
     assert (folder / "ssconf_networks").read_bytes() == b""
     assert (folder / "ssconf_node_list").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_node_has_the_disk_parameters_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = ganeti_config(nodes=2)
+    data["cluster"]["diskparams"] = {"plain": {"stripes": 2, "stripesize": 64}}
+    (group,) = data["nodegroups"].values()
+    fast = {**group, "uuid": uuid_of("nodegroup", 2), "name": "fast"}
+    fast["diskparams"] = {"plain": {"stripes": 4, "vg": "fast"}}
+    data["nodegroups"][fast["uuid"]] = fast
+    data["nodes"][uuid_of("node", 2)]["group"] = fast["uuid"]
+    folder = tmp_path / "ssconf"
+    ssconf.write(folder, ssconf.all_values(Configuration.from_json(data)))
+
+    def of(node: str) -> dict[str, Any]:
+        return Ssconf(folder).disk_params("plain", lambda name: name == node)
+
+    assert of(node_name(1)) == {"stripes": 2, "stripesize": 64, "vg": "xenvg"}
+    assert of(node_name(2)) == {"stripes": 4, "stripesize": 64, "vg": "fast"}
+    assert of("another") == {"stripes": 1, "stripesize": 0, "vg": ""}
+    monkeypatch.setattr(paths, "SSCONF_DIR", folder)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=node_name(2)))
+    assert volume_parameters() == VolumeParameters(4, 64 << 10, "fast")
+    file = folder / "ssconf_diskparams_plain"
+    for text in ("stripes=x", "stripesize=65", "vg=/etc"):
+        file.write_text(f"{node_name(1)} {text}\n")
+        with pytest.raises(SsconfError, match=text.partition("=")[0]):
+            of(node_name(1))
+    file.unlink()
+    assert volume_parameters() == VolumeParameters()
 
 
 def test_only_what_changed_is_written(folder: Path) -> None:

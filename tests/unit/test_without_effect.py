@@ -196,6 +196,25 @@ def test_each_parameter_of_the_cluster_is_used_or_named(
     assert acts(whole, name, put, component[name].default) in ("used", "named")
 
 
+@pytest.mark.parametrize("level", [("cluster",), ("nodegroups", GROUP)])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, name) for kind, component in params.DISKS.items() for name in component],
+)
+def test_each_parameter_of_disks_is_used_or_named(
+    whole: dict[str, Any], level: tuple[str, ...], kind: str, name: str
+) -> None:
+    def put(data: dict[str, Any], value: Any) -> None:
+        place = data
+        for part in level:
+            place = place[part]
+        place["diskparams"] = {kind: {name: value}}
+
+    used = (kind, name) in {("plain", "stripes"), ("plain", "stripesize"), ("plain", "vg")}
+    default = params.DISKS[kind][name].default
+    assert acts(whole, name, put, default) == ("used" if used else "named")
+
+
 def test_a_spec_and_an_input_name_the_same_of_an_instance(whole: dict[str, Any]) -> None:
     more = {"vga": "std", "keymap": "de", "initrd_path": "/i"}
     whole["instances"][WEB1]["hvparams"] |= more

@@ -142,6 +142,9 @@ class KeySchema(NamedTuple):
             raise SchemaError(f"must be at least {minimum}, but is {value!r}", where=where)
         if maximum is not None and value > maximum:
             raise SchemaError(f"must be at most {maximum}, but is {value!r}", where=where)
+        check = self.limits.get("check_number")
+        if check and (fault := check(value)):
+            raise SchemaError(fault, where=where)
         if isinstance(value, tuple) and value and isinstance(value[0], str):
             return tuple(self._text(one, f"{where}/{index}") for index, one in enumerate(value))
         return value

@@ -132,7 +132,7 @@ def _merge_disks(draft: Draft, cluster: Json, where: str, instance: Json, declar
         disk = dict(match) if match else {"uuid": _new_uuid(draft, place, given)}
         draft.merge("disks", disk, given, place, new=match is None)
         if match is None:
-            _finish_disk(draft, place, disk, instance, given, cluster.get("volume_group_name"))
+            _finish_disk(draft, place, disk, instance, given, cluster)
         if not given.get("iv_name"):
             disk["iv_name"] = f"disk/{index}"
         _follow(draft, disk, instance)
@@ -143,9 +143,9 @@ def _merge_disks(draft: Draft, cluster: Json, where: str, instance: Json, declar
 
 
 def _finish_disk(
-    draft: Draft, where: str, disk: Json, instance: Json, given: Json, group: str | None
+    draft: Draft, where: str, disk: Json, instance: Json, given: Json, cluster: Json
 ) -> None:
-    """Give a new disk its place: its node, and its volume in *group*."""
+    """Give a new disk its place: its node, and its volume in a volume group."""
     kind = disk.get("dev_type")
     if not given.get("size") and kind != "blockdev":
         draft.wrong(f"{where}/size", "is needed: MiB")
@@ -153,7 +153,7 @@ def _finish_disk(
         disk["nodes"] = [instance["primary_node"]]
     if disk.get("logical_id"):
         return
-    if kind == "plain" and group:
+    if kind == "plain" and (group := _volume_group(draft, instance, cluster)):
         index = where.rpartition("/")[2]
         disk["logical_id"] = [group, f"{disk['uuid']}.disk{index}"]
     else:
@@ -161,6 +161,19 @@ def _finish_disk(
         if kind == "plain":
             text = "is needed, or /cluster/volume_group_name"
         draft.wrong(f"{where}/logical_id", text)
+
+
+def _volume_group(draft: Draft, instance: Json, cluster: Json) -> Any:
+    """The volume group of the new disks of an instance, as its node's group and the cluster have
+    it."""
+    node = draft.find("nodes", instance.get("primary_node"))
+    group = draft.find("nodegroups", draft.value("nodes", node, "group"))
+    levels = (draft.value("nodegroups", group, "diskparams"), cluster.get("diskparams"))
+    for level in levels:
+        of_kind = level.get("plain") if isinstance(level, dict) else None
+        if isinstance(of_kind, dict) and of_kind.get("vg"):
+            return of_kind["vg"]
+    return cluster.get("volume_group_name")
 
 
 def _follow(draft: Draft, disk: Json, instance: Json) -> None:

@@ -143,7 +143,10 @@ def _of_object(kind: str, declared: Any, where: str) -> Iterator[str]:
         elif key == "diskparams":
             for template, values in _items(value):
                 usual_values = params.defaults(params.DISKS.get(template, {}))
-                yield from _changed(values, usual_values, f"{where}/diskparams/{template}")
+                used = params.DISK_PARAMETERS.get(template, ())
+                for place in _changed(values, usual_values, f"{where}/diskparams/{template}"):
+                    if place.rpartition("/")[2] not in used:
+                        yield place
         else:
             yield member(where, key)
 

@@ -31,7 +31,7 @@ from brine.config.schema import (
     rule,
     shallow,
 )
-from brine.vm.values import LARGEST_PORT
+from brine.vm.values import LARGEST_PORT, volume_group_fault
 
 # The objects of a cluster, as a Ganeti 2.16 to 3.1 configuration has them. Each key has what is
 # expected of its value; more than that is in brine.config.verify.
@@ -55,6 +55,10 @@ IPV4, IPV6 = 2, 10
 
 def _ip_family_fault(value: int) -> str | None:
     return None if value in (IPV4, IPV6) else f"must be 2 (IPv4) or 10 (IPv6), but is {value}"
+
+
+def _group_fault(name: str | None) -> str | None:
+    return volume_group_fault(name) if name else None
 
 
 def _negative_fault(value: int) -> str | None:
@@ -101,7 +105,7 @@ class Cluster(Stamped):
     highest_used_port: int = rule(11000, **_PORT)
     tcpudp_port_pool: list[int] = rule(list, **_PORT)
     mac_prefix: str = rule("aa:00:00", **_MAC_PREFIX)
-    volume_group_name: str | None = None
+    volume_group_name: str | None = rule(None, fault=_group_fault, kind="value")
     reserved_lvs: list[str] = rule(list)
     drbd_usermode_helper: str | None = None
     default_bridge: str | None = None
@@ -463,6 +467,17 @@ class Configuration(JsonObject):
         of_system = self.cluster.os_hvp.get(instance.os, {}).get(hypervisor, {})
         built_in = params.defaults(params.HYPERVISORS.get(hypervisor, {}))
         return built_in | of_cluster | of_system | instance.hvparams
+
+    def disk_params(self, kind: str, node: Node) -> dict[str, Any]:
+        """Parameters of the new disks of a kind on a node: built-in < cluster < group. The volume
+        group is the cluster's where no level names one."""
+        group = self.names("nodegroups").exact(node.group)
+        of_group = self.nodegroups[group].diskparams.get(kind, {}) if group else {}
+        built_in = params.defaults(params.DISKS.get(kind, {}))
+        found = built_in | self.cluster.diskparams.get(kind, {}) | of_group
+        if found.get("vg") == "":
+            found["vg"] = self.cluster.volume_group_name or ""
+        return found
 
     def nd_params(self, node: Node) -> dict[str, Any]:
         """Node parameters: built-in < cluster < group < node."""

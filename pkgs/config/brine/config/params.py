@@ -27,6 +27,7 @@ from brine.vm.values import (
     listener_fault,
     machine_fault,
     path_fault,
+    volume_group_fault,
 )
 
 Component = Mapping[str, KeySchema]
@@ -277,8 +278,29 @@ NODE: Component = _table(
     ovs_name=_maybe_text("ovs_name", "switch1"),
 )
 
+_MOST_STRIPES = 128
+_STRIPE_KIB = (4, 1 << 20)
+
+
+def _stripe_size_fault(size: int) -> str | None:
+    """Why LVM has no stripes of *size* KiB; 0 is LVM's own size."""
+    low, high = _STRIPE_KIB
+    if size == 0 or (low <= size <= high and not size & (size - 1)):
+        return None
+    return f"must be 0, or a power of two from {low} to {high}, in KiB, but is {size}"
+
+
 DISKS: dict[str, Component] = {
-    "plain": _table({"stripes": 1}),
+    # All but stripes are Brine's own.
+    "plain": _table(
+        {"stripes": 1, "stripesize": 0},
+        "metavg vg",
+        limits={
+            "stripes": {"minimum": 1, "maximum": _MOST_STRIPES},
+            "stripesize": {"check_number": _stripe_size_fault},
+            **dict.fromkeys(("metavg", "vg"), _unless_empty(volume_group_fault)),
+        },
+    ),
     "drbd": _table(
         {
             "c-delay-target": 1,
@@ -308,6 +330,9 @@ DISKS: dict[str, Component] = {
     ),
 }
 
+
+DISK_PARAMETERS = {"plain": ("stripes", "stripesize", "vg")}
+"""The parameters that a node goes by when it makes a volume, by the kind of its disk."""
 
 _OF_DRBD_DISKS = _table({"default-metavg": "xenvg"})
 """Parameters of a single disk besides those of its kind: Ganeti's name for metavg there."""

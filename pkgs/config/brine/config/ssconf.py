@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from brine.common import __version__, paths
 from brine.common.errors import BrineError
 from brine.common.files import sync_folder, write_whole
-from brine.common.schema import member, shown
+from brine.common.schema import SchemaError, member, shown
 from brine.common.uids import UidPoolError, format_uid_pool, parse_uid_pool, uid_pool_fault
 from brine.config import params
 from brine.config.model import Configuration
@@ -26,6 +26,8 @@ from brine.config.schema import ConfigError
 _PREFIX = "ssconf_"
 _HVPARAMS = "hvparams_"
 """The prefix of the keys of hypervisors' parameters."""
+_DISKPARAMS = "diskparams_"
+"""The prefix of the keys of disks' parameters, a line a node."""
 _TEMPORARY = ".ssconf-new-"
 _LONGEST_WRITE_S = 3600
 _NUMBERS = re.compile(r"([0-9]+)")
@@ -87,6 +89,11 @@ def all_values(configuration: Configuration) -> dict[str, str]:
     for hypervisor, component in params.HYPERVISORS.items():
         filled = params.defaults(component) | cluster.hvparams.get(hypervisor, {})
         lists[f"{_HVPARAMS}{hypervisor}"] = _pairs(filled)
+    for kind, names in params.DISK_PARAMETERS.items():
+        lists[f"{_DISKPARAMS}{kind}"] = [
+            " ".join((node.name, *_pairs(_chosen(configuration.disk_params(kind, node), names))))
+            for node in nodes
+        ]
     return {key: "\n".join(_one_line(key, item) for item in items) for key, items in lists.items()}
 
 
@@ -103,6 +110,10 @@ def _one_line(key: str, text: str) -> str:
 
 def _pairs(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={value}" for key, value in values.items()]
+
+
+def _chosen(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names}
 
 
 def _named(items: Iterable[Any]) -> list[str]:
@@ -203,6 +214,29 @@ class Ssconf:
             return parse_uid_pool(self.value("uid_pool"))
         except UidPoolError as error:
             raise SsconfError("uid_pool", str(error)) from error
+
+    def disk_params(self, kind: str, is_node: Callable[[str], bool]) -> dict[str, Any]:
+        """The parameters of the new disks of a kind on a node: those that a node goes by.
+
+        :param is_node: whether a name is the node's. Without one, they are the built-in ones.
+        """
+        key, component = f"{_DISKPARAMS}{kind}", params.DISKS[kind]
+        found = _chosen(params.defaults(component), params.DISK_PARAMETERS[kind])
+        for line in self.value(key).splitlines():
+            name, *pairs = line.split(" ")
+            if not is_node(name):
+                continue
+            for pair in pairs:
+                parameter, _, text = pair.partition("=")
+                if parameter in found:
+                    is_number = int in component[parameter].kinds
+                    value = int(text) if is_number and text.isdecimal() else text
+                    try:
+                        found[parameter] = component[parameter].check(value, parameter)
+                    except SchemaError as error:
+                        raise SsconfError(key, f"{name}: {error}") from error
+            break
+        return found
 
 
 # Files that a configuration names and that every node needs: ``brine config extra-files``.

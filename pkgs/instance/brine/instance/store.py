@@ -411,10 +411,15 @@ ELSEWHERE = "do that on its node; or leave out node, or change it, if it is to m
 def is_here(spec: Spec) -> bool:
     """Whether a spec names this node, or none. A short name matches the full name. A host that was
     renamed is still its node."""
-    if _is_same_host(spec.node, os.uname().nodename) or not spec.node:
+    return not spec.node or is_this_node(spec.node)
+
+
+def is_this_node(name: str) -> bool:
+    """Whether a node's name is this node's."""
+    if _is_same_host(name, os.uname().nodename):
         return True
     noted = noted_node()
-    return noted is not None and _is_same_host(spec.node, noted.name)
+    return noted is not None and _is_same_host(name, noted.name)
 
 
 def _is_same_host(said: str, here: str) -> bool:

@@ -160,6 +160,13 @@ def link_fault(text: str) -> str | None:
     return f"can't be the name of a bridge or a routing table: {text[:60]!a}"
 
 
+def volume_group_fault(text: str) -> str | None:
+    """Why LVM has no volume group of the name *text*; None if it may."""
+    if re.fullmatch(r"[A-Za-z0-9+_.][A-Za-z0-9+_.-]{0,126}", text) and text not in (".", ".."):
+        return None
+    return f"can't be the name of a volume group: {text[:60]!a}"
+
+
 def tidy_path(text: str) -> str:
     """An absolute path without what means nothing in it, ``//`` and ``/./``; all else as it is.
     ``..`` stays: links may lead it elsewhere."""

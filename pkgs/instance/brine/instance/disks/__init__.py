@@ -1,0 +1,1 @@
+"""The disks of instances whose volumes Brine makes."""
