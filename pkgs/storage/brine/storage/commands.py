@@ -10,6 +10,7 @@ from typing import Any
 
 from brine.common.cli import print_done, print_table
 from brine.common.errors import BrineError, printable, tell_error
+from brine.common.progress import size_text
 from brine.storage.file_directory import FileDirectory
 from brine.storage.lvm_units import LvmPv, LvmVg
 from brine.storage.unit import StorageUnit, UnitStatus
@@ -75,16 +76,6 @@ def _facts(unit: StorageUnit) -> Iterator[tuple[str, Any]]:
 
 
 def _row(unit: StorageUnit) -> tuple[str, ...]:
-    sizes = map(_size, (unit.size, unit.used, unit.free))
+    sizes = map(size_text, (unit.size, unit.used, unit.free))
     allocatable = "yes" if unit.allocatable else "no"
     return (unit.type, printable(unit.name), *sizes, allocatable, unit.status, printable(unit.why))
-
-
-def _size(count: int) -> str:
-    """A size for people, such as ``1.5G``."""
-    value = float(count)
-    for prefix in "BKMGTPE":
-        if value < 1024 or prefix == "E":
-            break
-        value /= 1024
-    return f"{value:.0f}{prefix}" if prefix == "B" or value >= 100 else f"{value:.1f}{prefix}"
