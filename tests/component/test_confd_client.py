@@ -357,7 +357,7 @@ def test_no_descriptor_is_left() -> None:
 @pytest.fixture
 def key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     entry = EntryPoint("confd", "brine.confd.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
     file = tmp_path / "hmac.key"
     file.write_bytes(SECRET)
     file.chmod(0o600)

@@ -48,7 +48,7 @@ def brine(
     monkeypatch.setattr(paths, "ETC_DIR", tmp_path / "etc")
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "lock")
     entry = EntryPoint("storage", "brine.storage.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
 
     def run(*arguments: str) -> Said:
         lvm.report.cache_clear()  # each command is a process

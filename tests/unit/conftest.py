@@ -79,7 +79,7 @@ def brine(
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
     """Runs ``brine instance`` on a node of its own: status, output, errors."""
     entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
 
     def run(*arguments: object, stdin: object = None) -> tuple[int, str, str]:
         data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()

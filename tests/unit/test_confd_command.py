@@ -28,7 +28,7 @@ UNKNOWN = ConfdReply(1, 0, 42)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A node that has brine-confd, a key, and no settings."""
     entry = EntryPoint("confd", "brine.confd.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
     monkeypatch.setattr(paths, "ETC_DIR", tmp_path)
     monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
     (tmp_path / "hmac.key").write_bytes(b"secret\n")

@@ -40,7 +40,7 @@ def brine(
         EntryPoint("config", "brine.config.cli:COMMAND"),
         EntryPoint("uidpool", "brine.config.cli:UIDPOOL_COMMAND"),
     ]
-    monkeypatch.setattr(cli, "entry_points", lambda _group: nouns)
+    monkeypatch.setattr(cli, "entry_points", lambda group: nouns * (group == "brine.commands"))
     monkeypatch.setattr(paths, "CONFIG_FILE", tmp_path / "config.data")
     monkeypatch.setattr(paths, "CONFIG_LOCK", tmp_path / "config.lock")
     monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path / "ssconf")

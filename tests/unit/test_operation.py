@@ -56,7 +56,8 @@ def kinds(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (cli, "operations", cli.OPERATIONS),
     ):
         entry = SimpleNamespace(name=name, load=lambda loaded=loaded: loaded)
-        monkeypatch.setattr(module, "entry_points", lambda _group, entry=entry: [entry])
+        known = {"brine.operations": [entry], "brine.commands": [entry], "brine.verbs": []}
+        monkeypatch.setattr(module, "entry_points", known.__getitem__)
 
 
 def make_two(folder: Path, then: Callable[[], object] = lambda: None) -> None:

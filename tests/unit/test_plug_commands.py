@@ -196,7 +196,7 @@ def only_the_command_itself(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(commands, "give_up_privileges", lambda _: None)
     monkeypatch.setattr(commands, "log_command", lambda _identifier: None)
     entry = EntryPoint("disk", "brine.hotplug.cli:DISK")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for each, handler in before.items():

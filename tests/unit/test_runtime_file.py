@@ -65,7 +65,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A runtime file without devices, and `brine nic`."""
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "locks")
     entry = EntryPoint("nic", "brine.hotplug.cli:NIC")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
     return written(tmp_path, {"nics": [], "disks": [], "spec": {}})
 
 

@@ -168,7 +168,7 @@ def rotate_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(subprocess, "run", run_here)
     entry = EntryPoint("config", "brine.config.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
 
 
 def give_nodes(
@@ -398,7 +398,7 @@ def test_a_rotation_that_waits_is_listed_and_a_boot_changes_nothing(
     before = minions.keys_file.read_text()
     entry = EntryPoint("operations", "brine.common.cli:OPERATIONS")
     with monkeypatch.context() as patch:
-        patch.setattr(cli, "entry_points", lambda _group: [entry])
+        patch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
         assert cli.main(["operations", "settle"]) == 0
         assert cli.main(["operations", "list"]) == 0
     said = capsys.readouterr().out

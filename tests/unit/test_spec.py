@@ -103,6 +103,9 @@ OWNER: dict[str, tuple[Any, list[Any], list[Any]]] = {
 
 DISK: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "uuid": ("", [UUID], [*TEXT, "9fb0b0f9"]),
+    "name": ("", ["data", "0.a_b-c"], [*TEXT, "Data", "../x", "a/b", "-a", "a" * 33]),
+    "unit": ("", ["vg1", "/srv/vms"], [*TEXT, "a/b", "..", "/srv/../etc", "-vg", "a b"]),
+    "size_mib": (0, [1, 1 << 33], [*NUMBER, -1, (1 << 33) + 1]),
     "path": (..., ["/dev/vg/web1", "/a,b.img"], [*PATH, ""]),
     "format": ("raw", ["qcow2"], [*TEXT, "", "vmdk"]),
     "format_source": ("admin", ["start", "default"], [*TEXT, "", "user"]),

@@ -111,7 +111,9 @@ def test_a_disk_is_the_same_to_what_plugs_disks(
         monkeypatch.setattr(paths, name, tmp_path)
     (tmp_path / "web1.json").write_text('{"nics": [], "disks": []}')
     entry = EntryPoint("disk", "brine.hotplug.cli:DISK")
-    monkeypatch.setattr(brine_command, "entry_points", lambda _group: [entry])
+    monkeypatch.setattr(
+        brine_command, "entry_points", lambda group: [entry] * (group == "brine.commands")
+    )
     command = ["disk", "add", "web1", "--path", "/srv/é.img", "--no-hotplug", "--json"]
     assert main(command) == 0
     plugged = json.loads(capsys.readouterr().out)["uuid"]

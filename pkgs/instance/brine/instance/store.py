@@ -64,6 +64,7 @@ _MODE = 0o640
 _LEAST_BYTES = 16 * 1024
 _GROUP = "brine"
 _NEWER_KEYS = ("owner", "ignored", "slice")
+_NEWER_DISK_KEYS = ("name", "unit", "size_mib")
 _CONTROL_MODE = 0o2770
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
@@ -178,10 +179,10 @@ def load_all() -> Iterator[Spec | InstanceError]:
 
 def save(spec: Spec) -> None:
     content = to_json(spec)
-    for name in _NEWER_KEYS:
-        # An older Brine, which may read it after a downgrade, does not know these keys.
-        if not content[name]:
-            del content[name]
+    # An older Brine, which may read it after a downgrade, does not know these keys.
+    _drop_empty(content, _NEWER_KEYS)
+    for disk in content["disks"]:
+        _drop_empty(disk, _NEWER_DISK_KEYS)
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays
         with suppress(OSError, ValueError, RecursionError):
@@ -190,6 +191,12 @@ def save(spec: Spec) -> None:
     with telling(spec.name, f"{file}: can't be written"):
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_whole(file, data, mode=_MODE, group=group(), alone=True)
+
+
+def _drop_empty(data: dict[str, Any], names: Iterable[str]) -> None:
+    for name in names:
+        if not data[name]:
+            del data[name]
 
 
 def try_files_of_start(spec: Spec) -> None:

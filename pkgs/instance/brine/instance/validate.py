@@ -239,6 +239,8 @@ def _disks(spec: Spec) -> Iterator[Fault]:
         except ValueError as error:
             yield f"{where}/uuid", str(error), None
     yield from _twice(spec.disks, "/disks", lambda one: one.path, "is the path of another disk too")
+    named = [disk for disk in spec.disks if disk.name]
+    yield from _twice(named, "/disks", lambda one: one.name, "is the name of another disk too")
     yield from _twice(spec.disks, "/disks", _short, "begins as another disk's UUID does")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -11,7 +12,14 @@ from brine.vm.address import Bus, DeviceKind, default_serial
 from brine.vm.claims import Claim, claims_of
 from brine.vm.keys import key, path_key, slot_key, uuid_key
 from brine.vm.slots import Slot
-from brine.vm.values import AIO_MODES, CACHE_MODES, FORMATS, LONGEST_SERIAL, like
+from brine.vm.values import (
+    AIO_MODES,
+    CACHE_MODES,
+    FORMATS,
+    LONGEST_SERIAL,
+    like,
+    tidy_path,
+)
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 """The device that a guest sees, by bus."""
@@ -19,8 +27,33 @@ DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
 MOST_BACKING = 9
 """Backing files of one disk: the number of each has one digit in a block node's name."""
 
-_RECORDED = ("uuid", "path", "format", "cache", "aio", "read_only", "discard")
+_TEXTS = ("uuid", "path", "format", "cache", "aio")
+_RECORDED = (*_TEXTS, "read_only", "discard")
 _SERIAL = f"[ -~]{{1,{LONGEST_SERIAL}}}"
+_NAME = r"[a-z0-9][a-z0-9._-]{0,31}"
+_NAME_FAULT = (
+    "a name has at most 32 small letters, digits, '.', '_' and '-', and begins with no sign"
+)
+_GROUP = r"[A-Za-z0-9_+.][A-Za-z0-9_+.-]{0,126}"  # lvm(8), "Valid names"
+MOST_MIB = 1 << 33
+"""The largest size of a disk: 8 PiB."""
+
+
+def unit_fault(text: str) -> str | None:
+    """Why a text names no storage unit that volumes can be in; None if it may."""
+    if text.startswith("/"):
+        return "has .. in it" if ".." in text.split("/") else None
+    if not re.fullmatch(_GROUP, text) or text in (".", ".."):
+        return "is neither the name of a volume group nor the absolute path of a folder"
+    return None
+
+
+def _tidy_unit(text: str) -> str:
+    return tidy_path(text) if text.startswith("/") else text
+
+
+def _unless_empty(check: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    return lambda text: check(text) if text else None
 
 
 class Interface(StrEnum):
@@ -54,6 +87,9 @@ class Disk:
     """A disk.
 
     :param uuid: made from the path where it is not given.
+    :param name: by which people call it; unique in its spec.
+    :param unit: the storage unit of its volume, if Brine has made or adopted one.
+    :param size_mib: of that volume as it was made, in MiB; 0 is not known.
     :param path: a block device, or an image file.
     :param backing: the nearest backing file. Brine follows no image's header.
     :param serial: that the guest sees; empty is the beginning of the UUID.
@@ -69,6 +105,9 @@ class Disk:
     }
 
     uuid: str = uuid_key()
+    name: str = key("", check=_unless_empty(like(_NAME, _NAME_FAULT)))
+    unit: str = key("", check=_unless_empty(unit_fault), tidy=_tidy_unit)
+    size_mib: int = key(0, minimum=0, maximum=MOST_MIB)
     path: str = path_key()
     format: str = key("raw", choices=FORMATS)
     format_source: str = key("admin", choices=tuple(FormatSource))
@@ -84,6 +123,10 @@ class Disk:
     def guest_serial(self) -> str:
         """The serial that the guest sees: at most 20 characters."""
         return self.serial or default_serial(self.uuid)
+
+    def as_qemu_has_it(self) -> Disk:
+        """It without what only Brine knows of its volume."""
+        return replace(self, name="", unit="", size_mib=0)
 
     def is_format_said(self) -> bool:
         """Whether a person named its format, or a start found it."""
@@ -127,11 +170,15 @@ class Disk:
 
         :raises KeyError: or TypeError, if it is not one.
         """
-        texts = {name: _text(data[name]) for name in ("uuid", "path", "format", "cache", "aio")}
+        uuid, path, form, cache, aio = (_text(data[name]) for name in _TEXTS)
         place, slot = data.get("hvinfo") or {}, data.get("pci")
         is_scsi = {**place}.get("driver") == DRIVERS[Bus.SCSI]
         return cls(
-            **texts,
+            uuid=uuid,
+            path=path,
+            format=form,
+            cache=cache,
+            aio=aio,
             read_only=data["read_only"],
             discard=data["discard"],
             serial=_text(data["serial"] or ""),

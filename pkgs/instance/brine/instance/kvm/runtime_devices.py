@@ -32,6 +32,7 @@ Device = TypeVar("Device", bound=Disk | Nic)
 
 KEYS = ("disks", "nics")
 _COMPLETED_BY_START = ("slot", "format_source")
+_NOT_IN_ENTRIES = ("format_source", "name", "unit", "size_mib")  # of disks in runtime files
 
 
 class UnusableError(InstanceError):
@@ -198,7 +199,8 @@ def devices_now(name: str) -> DevicesNow:
 
 
 def as_asked(device: Disk | Nic) -> dict[str, Any]:
-    """A device as JSON, without what a start completes."""
+    """A device as JSON, without what a start completes, and what QEMU is not told."""
+    device = device.as_qemu_has_it() if isinstance(device, Disk) else device
     return {**to_json(device), **dict.fromkeys(_COMPLETED_BY_START)}
 
 
@@ -229,18 +231,24 @@ def _load(name: str, file: Path) -> Runtime:
 def _changed(spec: Spec, runtime: Runtime) -> Spec:
     before = _started_with(spec.name, runtime)
     fixed = {disk.uuid: disk for disk in spec.disks if disk.interface == Interface.IDE}
-    sources = {disk.uuid: disk.format_source for disk in spec.disks}
+    known = {disk.uuid: disk for disk in spec.disks}
     disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[DeviceKind.DISK]}
-    for uuid in disks.keys() & sources.keys():
-        disks[uuid] = replace(disks[uuid], format_source=sources[uuid])
+    for uuid in disks.keys() & known.keys():
+        kept = {name: getattr(known[uuid], name) for name in _NOT_IN_ENTRIES}
+        disks[uuid] = replace(disks[uuid], **kept)
     nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[DeviceKind.NIC]}
     # If the admin has redefined the disks, or the NICs, the spec wins for these.
-    is_same_disks, is_same_nics = spec.disks == before.disks, spec.nics == before.nics
+    is_same_disks = _as_qemu_has_them(spec.disks) == _as_qemu_has_them(before.disks)
+    is_same_nics = spec.nics == before.nics
     return replace(
         spec,
         disks=_merged(spec.disks, {**fixed, **disks}) if is_same_disks else spec.disks,
         nics=_merged(spec.nics, nics) if is_same_nics else spec.nics,
     )
+
+
+def _as_qemu_has_them(disks: tuple[Disk, ...]) -> list[Disk]:
+    return [one.as_qemu_has_it() for one in disks]
 
 
 def _started_with(name: str, runtime: Runtime) -> Spec:

@@ -42,7 +42,9 @@ KEYS = frozenset(
 )
 """The keys of a spec that apply to a domain; the others are QEMU's."""
 
-DISK_KEYS = frozenset({"uuid", "path", "format", "format_source", "read_only", "discard"})
+DISK_KEYS = frozenset(
+    {"uuid", "name", "unit", "size_mib", "path", "format", "format_source", "read_only", "discard"}
+)
 NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu"})
 _ODD = frozenset("\"'\\\n\r\0")
 
