@@ -15,6 +15,8 @@ import pytest
 from brine.common import cli, paths
 from brine.common.entry_points import EntryPoint
 from brine.storage import lvm
+from brine.storage.file_volume import FileVolume
+from brine.storage.volume import VolumeRequest
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="makes loop devices; ./dev test runs as root"
@@ -249,6 +251,12 @@ def test_a_folder_becomes_a_unit_and_is_none_any_more(
     assert "disk" in said.err
     assert units(brine, "--type", "file")
     (folder / "disk").unlink()
+    volume = FileVolume(str(folder), "9fb0b0f9-1f0e-4c55-9a53-3ecf6c4d1a37")
+    volume.create(VolumeRequest(size=MIB))
+    said = brine("remove", "file", str(folder))
+    assert said.status == 1
+    assert volume.uuid in said.err
+    volume.remove()
     assert brine("remove", "file", str(folder)).out == f"removed: {folder}\n"
     assert not folder.exists()
     assert brine("list", "--type", "file").out == "no storage unit is there\n"

@@ -17,6 +17,7 @@ from brine.common.files import fault_of_writers, read_regular, write_whole
 from brine.common.locks import node_lock
 from brine.common.settings import SettingsError
 from brine.storage.file_directory import FileDirectory
+from brine.storage.file_volume import RECORDS, FileVolume
 from brine.storage.settings import (
     StorageSettings,
     checked,
@@ -62,7 +63,8 @@ def remove(folder: str) -> None:
         listed = load_settings().directories
         unit = FileDirectory.find(folder)
         try:
-            inside = sorted(set(os.listdir(folder)) - _OF_FILE_SYSTEMS)
+            inside = sorted(set(os.listdir(folder)) - {*_OF_FILE_SYSTEMS, RECORDS})
+            inside += [f"the record of {one.uuid}" for one in FileVolume.list(folder)]
         except FileNotFoundError:
             inside = []
         except OSError as error:
@@ -72,6 +74,8 @@ def remove(folder: str) -> None:
             raise StorageError(text, hint="remove or move them before")
         _write(tuple(one for one in listed if one != unit.name))
         with contextlib.suppress(OSError):  # a mount point stays, and so does what just got a file
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(f"{folder}/{RECORDS}")
             os.rmdir(folder)
 
 

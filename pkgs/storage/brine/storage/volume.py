@@ -126,8 +126,9 @@ class Volume(ABC):
         is made anew."""
 
     @abstractmethod
-    def adopt(self, path: str, *, owner: str, name: str = "", format: str = "raw") -> None:
-        """Have what is at a path of the unit be the volume; its data and path stay."""
+    def adopt(self, disk: Disk, *, owner: str) -> None:
+        """Have what a disk has in the unit be the volume; its data and path stay. An adopted
+        volume that is adopted again stays so."""
 
     @abstractmethod
     def disk(self, disk: Disk) -> Disk:

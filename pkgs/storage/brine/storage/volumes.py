@@ -1,0 +1,32 @@
+"""The volumes of a node: which driver has one."""
+
+from __future__ import annotations
+
+from brine.storage.file_volume import FileVolume
+from brine.storage.settings import load_settings
+from brine.storage.unit import StorageError
+from brine.storage.volume import Volume
+from brine.vm.disk import Disk
+
+
+def volume_in(unit: str, uuid: str) -> Volume:
+    """The volume of a disk in a unit, by their names; it need not exist.
+
+    :raises StorageError: if no driver has volumes in such units.
+    """
+    if unit.startswith("/"):
+        return FileVolume(unit, uuid)
+    raise StorageError(f"{unit}: Brine makes no volumes in volume groups yet")
+
+
+def volume_of(disk: Disk) -> Volume | None:
+    """The volume of a disk; None if Brine has neither made nor adopted it."""
+    return volume_in(disk.unit, disk.uuid) if disk.unit else None
+
+
+def managed_volumes() -> list[Volume]:
+    """All volumes on this node that Brine has made or adopted.
+
+    :raises BrineError: if they can't be found out.
+    """
+    return [one for folder in load_settings().directories for one in FileVolume.list(folder)]
