@@ -15,7 +15,7 @@ from lab.command import Arguments, run_command
 from lab.images import node_image
 from lab.xen_node import XenNode
 
-PARTS = ("common", "config", "kvmd", "hotplug", "instance", "lifecycle", "watcher")
+PARTS = ("common", "config", "kvmd", "hotplug", "storage", "instance", "lifecycle", "watcher")
 """The packages that instances need; their dependencies are there."""
 
 # Of the tree alone: its own accounts, and dpkg's records of packages that the Xen node has not.

@@ -20,10 +20,17 @@ from node.kvmd_on_node import verdicts, wait_verdict, wait_watching
 from node.rpm_on_node import dnf, installed, node_with_rpms, refused
 from node.watcher_on_node import changed_s, moment_of
 
-NEEDED = ["brine-common", "brine-config", "brine-hotplug", "brine-instance", "brine-kvmd"]
+NEEDED = [
+    "brine-common",
+    "brine-config",
+    "brine-hotplug",
+    "brine-instance",
+    "brine-kvmd",
+    "brine-storage",
+]
 """The packages that a running instance needs."""
 
-RECOMMENDED = ["brine-confd", "brine-lifecycle", "brine-storage", "brine-watcher"]
+RECOMMENDED = ["brine-confd", "brine-lifecycle", "brine-watcher"]
 PARTS = sorted([*NEEDED, *RECOMMENDED])
 
 ENABLED = [

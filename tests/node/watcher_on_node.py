@@ -92,7 +92,7 @@ def changed_s(node: Node, folder: str) -> list[float]:
     1970."""
     parts = " ".join(
         f"{folder}/brine/{part}"
-        for part in ("common", "vm", "config", "hotplug", "instance", "watcher")
+        for part in ("common", "vm", "config", "hotplug", "storage", "instance", "watcher")
     )
     found = node.shell(f"find {parts} -name '*.py' -printf '%C@\\n'")
     return [float(line) for line in found.split()]

@@ -91,6 +91,7 @@ class DefinitionResult:
             return {**row, "error": str(error), "hint": error.hint}
         spec, before = self.spec(), self.defined.before
         row |= {"changed": self.defined.changed, "drops": self.drops(), "removed": self.removed()}
+        row["volumes"] = self.defined.volumes.to_json()
         row |= {**self.live.to_json(), "state": self.state} if self.live else {}
         made = to_json(spec)
         if before:
@@ -298,6 +299,8 @@ def tell_lines(results: Sequence[DefinitionResult], *, dry_run: bool = False) ->
         if one.defined:
             name = one.defined.spec.name
             waits = name in changed and name in seen and _waits(seen[name])
+            for text in one.defined.volumes.in_words(would=dry_run):
+                print(printable(f"{name}: {text}"))
             print(_line(one, dry_run=dry_run, waits=waits))
         if ignored := one.ignored():
             warn(f"{one.given.label}: set, and without effect: {', '.join(ignored)}")

@@ -7,7 +7,7 @@ which is pure); then it is compared with the node; then it is committed.
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Callable, Container
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,8 @@ from brine.common.unix_socket import is_listening
 from brine.instance import messages, store, unit
 from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
+from brine.instance.disks.changes import NO_VOLUMES, VolumeChanges, changes_of
+from brine.instance.disks.sized import with_volumes
 from brine.instance.history import verdicts_on
 from brine.instance.intent import tell_cluster
 from brine.instance.kvm.programs import refuse_writers
@@ -54,12 +56,14 @@ class Defined:
     :param changed: whether the spec differs from the former one.
     :param before: the former one, if there was one that can be used.
     :param aside: the copy of a damaged spec that it replaces.
+    :param volumes: what was done with the volumes of its disks, or would be.
     """
 
     spec: Spec
     changed: bool
     before: Spec | None = None
     aside: Path | None = None
+    volumes: VolumeChanges = NO_VOLUMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +82,18 @@ class KnownInstance:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionPlan:
-    """The spec that an instance gets, in the place of what is known of it."""
+    """The spec that an instance gets, in the place of what is known of it.
+
+    :param made: the UUIDs of the disks whose volumes are to be made.
+    """
 
     spec: Spec
     known: KnownInstance
+    made: frozenset[str] = frozenset()
+
+    def volumes(self) -> VolumeChanges:
+        """What is done with the volumes of its disks."""
+        return changes_of(self.spec, self.known.before, self.made)
 
     def changes(self) -> bool:
         return self.spec != self.known.before
@@ -125,12 +137,14 @@ def plan_definition(
     taken: Container[str] = (),
     over: Spec | None = None,
     keeps_user_state: bool = False,
+    default_unit: Callable[[], str] = lambda: "",
 ) -> DefinitionPlan:
     """Plan a definition of an instance with a spec as people write it.
 
     :param over: the spec that *data* was made from: refuse it if that has changed meanwhile.
     :param keeps_user_state: an instance that its user has shut down stays so, unless it is to be
         offline.
+    :param default_unit: the storage unit of disks that name none; empty is none.
     :param cluster: the name of the cluster, and *taken* identities of others; see
         :func:`brine.instance.validate.completed`.
     :raises BrineError: what is wrong with the spec.
@@ -142,8 +156,9 @@ def plan_definition(
         raise InstanceError(over.name, f"{done} during this edit", hint=hint)
     if keeps_user_state and before and before.is_down_by_user():
         data = without_state(data)
-    spec = completed(data, before=before or known.last, cluster=cluster, taken=taken)
-    return DefinitionPlan(spec, known)
+    sized = with_volumes(data, before or known.last, default_unit)
+    spec = completed(sized.data, before=before or known.last, cluster=cluster, taken=taken)
+    return DefinitionPlan(spec, known, sized.made)
 
 
 def define_instance(
@@ -179,6 +194,7 @@ def define_instance(
             taken=OtherIdentities(name, planned),
             over=over,
             keeps_user_state=keeps_user_state,
+            default_unit=_default_unit,
         )
         spec, before = plan.spec, plan.known.before
         _refuse_elsewhere(spec)
@@ -188,9 +204,21 @@ def define_instance(
             if dry_run:
                 check()
             else:
+                if plan.volumes().needs_work():
+                    from brine.instance.disks.volumes import with_made  # most have none
+
+                    check()
+                    spec = locks.enter_context(with_made(spec, plan.volumes()))
+                    plan = replace(plan, spec=spec)
                 locks.enter_context(claiming(check))
                 aside = _commit(plan)
-    return Defined(spec, changed=plan.changes(), before=before, aside=aside)
+    return Defined(spec, plan.changes(), before, aside, plan.volumes())
+
+
+def _default_unit() -> str:
+    from brine.instance.disks.volumes import default_unit  # as above
+
+    return default_unit()
 
 
 def without_state(data: dict[str, Any]) -> dict[str, Any]:
@@ -238,6 +266,10 @@ def _refuse_on_node(plan: DefinitionPlan) -> None:
         _refuse_to_lose_domain(spec)
     elif what := plan.new_machine():
         _refuse_running(look(spec.name), f"give another {what} to")
+    if any(disk.unit or disk.size_mib for disk in spec.disks):
+        from brine.instance.disks.volumes import refuse_volumes  # as above
+
+        refuse_volumes(spec, plan.volumes(), plan.known.before)
     refuse_other_formats(spec)
     refuse_writers(spec)
 

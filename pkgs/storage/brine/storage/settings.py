@@ -10,6 +10,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, die
 from brine.common.settings import SettingsError, load, setting
+from brine.vm.disk import unit_fault
 
 _PROGRAM = "brine-storage"
 _SYSTEM_FOLDERS = (
@@ -65,6 +66,9 @@ class StorageSettings:
     directories: tuple[str, ...] = setting((), check=_name_fault)
     """The folders that are storage units of the type file."""
 
+    default_unit: str = setting("", check=lambda text: unit_fault(text) if text else None)
+    """The unit of new disks that name none: a volume group, or one of the folders."""
+
 
 def load_settings() -> StorageSettings:
     """The settings of this node.
@@ -77,12 +81,16 @@ def load_settings() -> StorageSettings:
 def checked(settings: StorageSettings) -> StorageSettings:
     """Settings that are good.
 
-    :raises SettingsError: if two folders share files.
+    :raises SettingsError: if two folders share files, or the default unit is an unknown folder.
     """
     for one, other in combinations(settings.directories, 2):
         if is_within(one, other) or is_within(other, one):
             text = f"{one} and {other} are the same folder, or one is in the other"
             raise SettingsError(settings_file(), text, key="directories")
+    default = settings.default_unit
+    if default.startswith("/") and default not in settings.directories:
+        text = f"{default} is none of the directories"
+        raise SettingsError(settings_file(), text, key="default_unit")
     return settings
 
 

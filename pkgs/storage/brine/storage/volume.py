@@ -25,6 +25,14 @@ def tell_nothing(_done: float, _text: str) -> None:
     pass
 
 
+def path_of_new(unit: str, uuid: str, image: str) -> str:
+    """The path that a new volume of a disk gets.
+
+    :param image: its format.
+    """
+    return f"{unit}/{uuid}.{image}" if unit.startswith("/") else f"/dev/{unit}/brine-{uuid}"
+
+
 class Wipe(StrEnum):
     """What is done about data that a former owner of the space has left there.
 

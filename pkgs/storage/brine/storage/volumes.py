@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from brine.common.progress import size_text
+from brine.storage.file_directory import FileDirectory
 from brine.storage.file_volume import FileVolume
+from brine.storage.lvm_units import LvmVg
 from brine.storage.settings import load_settings
-from brine.storage.unit import StorageError
+from brine.storage.unit import StorageError, StorageUnit
 from brine.storage.volume import Volume
 from brine.vm.disk import Disk
 
@@ -17,6 +20,20 @@ def volume_in(unit: str, uuid: str) -> Volume:
     if unit.startswith("/"):
         return FileVolume(unit, uuid)
     raise StorageError(f"{unit}: Brine makes no volumes in volume groups yet")
+
+
+def refuse_without_room(unit: str, size: int) -> None:
+    """Refuse new volumes of so many bytes in a unit that can't have them.
+
+    :raises StorageError: how much it has.
+    """
+    kind: type[StorageUnit] = FileDirectory if unit.startswith("/") else LvmVg
+    found = kind.find(unit)
+    if not found.allocatable:
+        raise StorageError(f"{unit}: {found.why}")
+    if size > found.free:
+        text = f"{unit}: has {size_text(found.free)} free, and {size_text(size)} are needed"
+        raise StorageError(text, hint="brine storage list shows what other units have")
 
 
 def volume_of(disk: Disk) -> Volume | None:

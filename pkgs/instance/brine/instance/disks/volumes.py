@@ -1,0 +1,143 @@
+"""The volumes of an instance's disks: they are made and grown with its spec, as one operation.
+
+Wherever a process is killed, a disk is in the spec, or its volume does not exist.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from brine.common import operation
+from brine.common.operation import Facts, OperationKind, Work
+from brine.common.progress import ProgressLines
+from brine.config.ssconf import SsconfError
+from brine.instance import store
+from brine.instance.disks.changes import VolumeChanges
+from brine.instance.disks.parameters import volume_parameters
+from brine.storage.settings import load_settings
+from brine.storage.unit import UnitStatus
+from brine.storage.volume import Volume, VolumeRequest, Wipe
+from brine.storage.volumes import refuse_without_room, volume_in
+from brine.vm.disk import Disk
+from brine.vm.spec import Spec, SpecError
+
+_MIB = 1 << 20
+
+
+def default_unit() -> str:
+    """The storage unit of disks that name none: the node's, or its cluster's volume group; empty if
+    neither has one."""
+    if unit := load_settings().default_unit:
+        return unit
+    try:
+        return volume_parameters().group
+    except SsconfError:
+        return ""
+
+
+def refuse_volumes(spec: Spec, changes: VolumeChanges, before: Spec | None) -> None:
+    """Refuse volumes for which there is no room, and disks that name a volume that is not there.
+
+    :raises SpecError: which disk.
+    :raises brine.storage.unit.StorageError: which unit has how much.
+    """
+    old = {disk.uuid: disk for disk in before.disks} if before else {}
+    made = {disk.uuid for disk in changes.made}
+    for index, disk in enumerate(spec.disks):
+        if disk.size_mib and not disk.unit:
+            hint = "leave it out; brine disk adopt makes the disk a volume of Brine's"
+            raise SpecError("is for disks in a unit", where=f"/disks/{index}/size_mib", hint=hint)
+        if disk.unit and disk.uuid not in made and disk.uuid not in old:
+            status = volume_in(disk.unit, disk.uuid).status()
+            if status.status is UnitStatus.MISSING:
+                text = f"there is no volume of the disk {disk.uuid} in {disk.unit}"
+                hint = "leave out uuid and path, and a new volume is made"
+                raise SpecError(text, where=f"/disks/{index}", hint=hint)
+    needed: defaultdict[str, int] = defaultdict(int)
+    for disk in changes.made:
+        needed[disk.unit] += disk.size_mib * _MIB
+    for disk in changes.grown:
+        needed[disk.unit] += (disk.size_mib - old[disk.uuid].size_mib) * _MIB
+    for unit, size in needed.items():
+        refuse_without_room(unit, size)
+
+
+@contextmanager
+def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> Iterator[Spec]:
+    """Make and grow volumes for a spec, which the block saves. The caller holds the instance's
+    lock. What fails in the block, or before it, removes what was made.
+
+    Yields the spec with what the volumes have got. The sizes in it stay as they were asked for: a
+    volume may have more, up to the next extent.
+    """
+    name = spec.name
+    facts = {"name": name, "uuids": [disk.uuid for disk in changes.made]}
+    with operation.begin(VOLUMES, store.operation_key(name), facts=facts) as work:
+        for disk in changes.made:
+            make(work, spec, disk, wipe=wipe)
+        for disk in changes.grown:
+            work.step(f"grow {disk.path}")
+            volume_in(disk.unit, disk.uuid).grow(disk.size_mib * _MIB)
+        spec = as_made(spec, (*changes.made, *changes.grown))
+        with work.committing(("is saved", facts)):
+            yield spec
+
+
+def make(work: Work, spec: Spec, disk: Disk, *, wipe: Wipe = Wipe.ZERO) -> Volume:
+    """Make the volume of a disk as a step of an operation of the kind :data:`VOLUMES`."""
+    volume = volume_in(disk.unit, disk.uuid)
+    parameters = volume_parameters() if not disk.unit.startswith("/") else None
+    request = VolumeRequest(
+        size=disk.size_mib * _MIB,
+        owner=spec.name,
+        name=disk.name,
+        format=disk.format,
+        stripes=parameters.stripes if parameters else 1,
+        stripe_size=parameters.stripe_size if parameters else 0,
+        wipe=wipe,
+    )
+    undo: Facts = {"name": spec.name, "unit": disk.unit, "uuid": disk.uuid}
+    work.step(f"make {disk.path}", undo=("remove", undo))
+    volume.create(request, _telling(work, request.size))
+    return volume
+
+
+def as_made(spec: Spec, changed: tuple[Disk, ...]) -> Spec:
+    """The spec with these disks as their volumes are."""
+    uuids = {disk.uuid for disk in changed}
+    disks = [
+        replace(volume_in(disk.unit, disk.uuid).disk(disk), size_mib=disk.size_mib)
+        if disk.uuid in uuids
+        else disk
+        for disk in spec.disks
+    ]
+    return replace(spec, disks=tuple(disks))
+
+
+def _telling(work: Work, size: int) -> Callable[[float, str], None]:
+    lines = ProgressLines(size)
+
+    def tell(done: float, text: str) -> None:
+        work.progress(done, text)
+        lines(done, text)
+
+    return tell
+
+
+def _is_saved(facts: Facts) -> bool:
+    spec = store.load_sound(facts["name"])
+    there = {disk.uuid for disk in spec.disks} if spec else set()
+    return set(facts["uuids"]) <= there
+
+
+def _remove(facts: Facts) -> None:
+    """Remove a volume, unless the spec has its disk."""
+    spec = store.load_sound(facts["name"])
+    if spec is None or facts["uuid"] not in [disk.uuid for disk in spec.disks]:
+        volume_in(facts["unit"], facts["uuid"]).remove()
+
+
+VOLUMES = OperationKind("volumes", {"is saved": _is_saved, "remove": _remove}, alone=store.all_held)

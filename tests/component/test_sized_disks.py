@@ -1,0 +1,224 @@
+"""Instances whose disks have sizes: definitions make volumes, and have them grow."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import cli, operation, paths
+from brine.common.entry_points import EntryPoint
+from brine.instance import store
+from brine.instance.disks.volumes import VOLUMES
+from brine.instance.registry import define_instance, undefine_instance
+from brine.storage.file_volume import RECORDS, FileVolume
+from brine.vm.disk import Disk
+from brine.vm.spec import SpecError
+
+pytestmark = [
+    pytest.mark.usefixtures("own_node"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes disks as root; ./dev test runs as root"),
+]
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder that is the default unit of the node."""
+    nouns = [EntryPoint("instance", "brine.instance.cli:COMMAND")]
+    monkeypatch.setattr(cli, "entry_points", lambda group: nouns * (group == "brine.commands"))
+    kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]
+    monkeypatch.setattr(operation, "entry_points", lambda _group: kinds)
+    with tempfile.TemporaryDirectory(prefix="brine-sized-", dir="/srv") as folder:
+        paths.ETC_DIR.mkdir(exist_ok=True)
+        settings = f'directories = ["{folder}"]\ndefault_unit = "{folder}"\n'
+        (paths.ETC_DIR / "storage.toml").write_text(settings)
+        yield folder
+
+
+def web1(*disks: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {"name": "web1", "accel": "tcg", "disks": list(disks), **keys}
+
+
+ROOT = {"name": "root", "size_mib": 4}
+DATA = {"name": "data", "size_mib": 6, "format": "qcow2", "interface": "scsi"}
+
+
+def disks_of(name: str = "web1") -> dict[str, Disk]:
+    return {disk.name: disk for disk in store.load(name).disks}
+
+
+def files_in(unit: str) -> set[str]:
+    return set(os.listdir(unit)) - {RECORDS}
+
+
+def test_a_definition_makes_what_is_missing_once(unit: str) -> None:
+    first = define_instance(web1(ROOT, DATA))
+    made = disks_of()
+    assert {name: (one.unit, one.size_mib) for name, one in made.items()} == {
+        "root": (unit, 4),
+        "data": (unit, 6),
+    }
+    assert made["data"].path == f"{unit}/{made['data'].uuid}.qcow2"
+    assert made["data"].interface == "scsi"
+    assert os.stat(made["root"].path).st_size == 4 * MIB
+    assert [disk.name for disk in first.volumes.made] == ["root", "data"]
+    again = define_instance(web1(DATA, ROOT))  # in whichever order
+    assert again.spec.disks == (made["data"], made["root"])
+    assert not again.volumes.needs_work()
+    assert len(files_in(unit)) == 2
+
+
+def test_it_grows_and_is_not_made_smaller(unit: str) -> None:
+    define_instance(web1(ROOT))
+    path = disks_of()["root"].path
+    Path(path).write_bytes(b"kept".ljust(4 * MIB, b"\0"))
+    grown = define_instance(web1({**ROOT, "size_mib": 9}))
+    assert [disk.name for disk in grown.volumes.grown] == ["root"]
+    assert os.stat(path).st_size == 9 * MIB
+    assert Path(path).read_bytes().startswith(b"kept")
+    assert disks_of()["root"].size_mib == 9
+    before = paths.SPECS_DIR.joinpath("web1.json").read_bytes()
+    with pytest.raises(SpecError, match="shrink"):
+        define_instance(web1({**ROOT, "size_mib": 8}))
+    assert paths.SPECS_DIR.joinpath("web1.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("disk", "where", "named"),
+    [
+        ({"size_mib": 4}, "/disks/0", "name"),
+        ({**ROOT, "size_mib": 0}, "/disks/0/size_mib", "0"),
+        ({**ROOT, "size_mib": -1}, "/disks/0/size_mib", "-1"),
+        ({**ROOT, "size_mib": "10x"}, "/disks/0/size_mib", "10x"),
+        ({**ROOT, "size_mib": True}, "/disks/0/size_mib", "True"),
+        ({**ROOT, "name": "../x"}, "/disks/0/name", "name"),
+        ({**ROOT, "unit": "/srv/../etc"}, "/disks/0/unit", ".."),
+        ({**ROOT, "unit": "a/b"}, "/disks/0/unit", "volume group"),
+        ({**ROOT, "unit": 5}, "/disks/0/unit", ""),
+        ({**ROOT, "unit": "/srv/none"}, "", "/srv/none"),
+        ({**ROOT, "size_mib": 1 << 32}, "", "free"),
+        ({**ROOT, "size_mib": 1 << 40}, "/disks/0/size_mib", ""),
+        ({**ROOT, "format": "vmdk"}, "/disks/0/format", "vmdk"),
+        ({"path": "/srv/a", "size_mib": 4}, "/disks/0/size_mib", "unit"),
+    ],
+)
+def test_what_can_not_be_is_one_line_and_changes_nothing(
+    unit: str, capsys: pytest.CaptureFixture[str], disk: dict[str, Any], where: str, named: str
+) -> None:
+    file = paths.SPECS_DIR.parent / "spec.json"
+    file.write_text(json.dumps(web1({"name": "good", "size_mib": 1}, disk)))
+    for options in ([], ["--dry-run"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["instance", "define", str(file), *options])
+        assert ended.value.code == 1
+        said = capsys.readouterr()
+        assert where.replace("/0", "/1") in said.err
+        assert named in said.err
+        assert "Traceback" not in said.err
+        assert files_in(unit) == set()
+        assert store.names() == []
+
+
+def test_without_a_default_unit_the_disk_says_where_it_is_to_be(unit: str) -> None:
+    (paths.ETC_DIR / "storage.toml").write_text(f'directories = ["{unit}"]\n')
+    with pytest.raises(SpecError, match="unit"):
+        define_instance(web1(ROOT))
+    define_instance(web1({**ROOT, "unit": unit}))
+    with pytest.raises(SpecError, match="/disks/0/unit"):
+        define_instance(web1({**ROOT, "unit": "vg1"}))
+
+
+def test_a_dry_run_and_the_output_name_volumes(
+    unit: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "web1.json"
+    file.write_text(json.dumps(web1(ROOT)))
+    assert cli.main(["instance", "define", str(file), "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["volumes"]
+    assert [one["name"] for one in told["made"]] == ["root"]
+    assert files_in(unit) == set()
+    assert cli.main(["instance", "define", str(file)]) == 0
+    assert f"web1: volume made: root, 4.0M in {unit}" in capsys.readouterr().out
+    file.write_text(json.dumps(web1({**ROOT, "size_mib": 8})))
+    assert cli.main(["instance", "define", str(file), "--dry-run"]) == 0
+    assert "web1: volume would be grown: root, to 8.0M" in capsys.readouterr().out
+    assert cli.main(["instance", "define", str(file)]) == 0
+    path = disks_of()["root"].path
+    capsys.readouterr()
+    file.write_text(json.dumps(web1()))
+    assert cli.main(["instance", "define", str(file)]) == 0
+    assert f"web1: volume kept: {path}" in capsys.readouterr().out
+    assert os.path.exists(path)
+
+
+def test_a_snapshot_below_a_disk_is_not_lost_to_a_spec_that_does_not_know_it(unit: str) -> None:
+    define_instance(web1(ROOT))
+    disk = disks_of()["root"]
+    volume = FileVolume(unit, disk.uuid)
+    volume.snapshot("now")
+    spec = store.load("web1")
+    with store.alone("web1"):
+        store.save(replace(spec, disks=(volume.disk(disk),)))
+    layered = disks_of()["root"]
+    assert layered.backing
+    for row in (ROOT, {"path": disk.path}, {"uuid": disk.uuid, "path": disk.path}):
+        again = define_instance(web1(row))
+        assert again.spec.disks == (layered,)
+        assert not again.changed
+
+
+def test_a_definition_that_is_killed_leaves_a_disk_or_nothing(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each write of a record of the operation, and the write of the spec, is a place to be killed
+    at."""
+
+    class Killed(BaseException):
+        pass
+
+    def killed_at(count: int, work: Callable[[], object]) -> bool:
+        left = count
+
+        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **options: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Killed
+                return original(*arguments, **options)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            for name in ("rename", "unlink", "fsync", "truncate"):
+                patch.setattr(os, name, counted(getattr(os, name)))
+            try:
+                work()
+            except Killed:
+                return True
+        return False
+
+    count, was_killed = 0, True
+    while was_killed:
+        was_killed = killed_at(count, lambda: define_instance(web1(ROOT, DATA)))
+        operation.settle(store.operation_key("web1"))
+        spec = store.load_sound("web1")
+        disks = spec.disks if spec else ()
+        assert {os.path.basename(disk.path) for disk in disks} == files_in(unit), count
+        assert operation.pending() == []
+        assert len(disks) in (0, 2)
+        if spec:
+            undefine_instance("web1")
+            for disk in disks:
+                FileVolume(unit, disk.uuid).remove()
+        count += 1
+    assert count > 10
+    assert VOLUMES.name == "volumes"
