@@ -141,7 +141,6 @@ LATE = {
     "brine.hotplug.net.records": "with it netlink, of which disks need none",
     "brine.hotplug.net.wiring": "as that, and most ends leave no tap",
     "brine.hotplug.plug_nic": "as that",
-    "brine.instance.disks.volumes": "most specs have no volume",
     "brine.instance.kvm.runtime_devices": "only a start that drops devices needs it",
     "brine.instance.kvm.guest": "an instance has one of the two",
     "brine.instance.kvm.resources": "only a start needs all that makes a QEMU",

@@ -23,6 +23,7 @@ from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
 from brine.instance.disks.changes import NO_VOLUMES, VolumeChanges, changes_of
 from brine.instance.disks.sized import with_volumes
+from brine.instance.disks.volumes import default_unit, refuse_volumes, with_made
 from brine.instance.history import verdicts_on
 from brine.instance.intent import tell_cluster
 from brine.instance.kvm.programs import refuse_writers
@@ -194,7 +195,7 @@ def define_instance(
             taken=OtherIdentities(name, planned),
             over=over,
             keeps_user_state=keeps_user_state,
-            default_unit=_default_unit,
+            default_unit=default_unit,
         )
         spec, before = plan.spec, plan.known.before
         _refuse_elsewhere(spec)
@@ -205,20 +206,12 @@ def define_instance(
                 check()
             else:
                 if plan.volumes().needs_work():
-                    from brine.instance.disks.volumes import with_made  # most have none
-
                     check()
                     spec = locks.enter_context(with_made(spec, plan.volumes()))
                     plan = replace(plan, spec=spec)
                 locks.enter_context(claiming(check))
                 aside = _commit(plan)
     return Defined(spec, plan.changes(), before, aside, plan.volumes())
-
-
-def _default_unit() -> str:
-    from brine.instance.disks.volumes import default_unit  # as above
-
-    return default_unit()
 
 
 def without_state(data: dict[str, Any]) -> dict[str, Any]:
@@ -267,8 +260,6 @@ def _refuse_on_node(plan: DefinitionPlan) -> None:
     elif what := plan.new_machine():
         _refuse_running(look(spec.name), f"give another {what} to")
     if any(disk.unit or disk.size_mib for disk in spec.disks):
-        from brine.instance.disks.volumes import refuse_volumes  # as above
-
         refuse_volumes(spec, plan.volumes(), plan.known.before)
     refuse_other_formats(spec)
     refuse_writers(spec)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from brine.common import paths
-from brine.config.ssconf import Ssconf, file_name
 from brine.instance.store import is_this_node
 
 _KIND = "plain"
@@ -30,6 +29,8 @@ def volume_parameters() -> VolumeParameters:
 
     :raises brine.config.ssconf.SsconfError: if they can't be read.
     """
+    from brine.config.ssconf import Ssconf, file_name  # it takes long to load
+
     # An older Brine has exported none.
     if not (paths.SSCONF_DIR / file_name(f"diskparams_{_KIND}")).exists():
         return VolumeParameters()

@@ -13,7 +13,6 @@ from dataclasses import replace
 from brine.common import operation
 from brine.common.operation import Facts, OperationKind, Work
 from brine.common.progress import ProgressLines
-from brine.config.ssconf import SsconfError
 from brine.instance import store
 from brine.instance.disks.changes import VolumeChanges
 from brine.instance.disks.parameters import volume_parameters
@@ -32,10 +31,7 @@ def default_unit() -> str:
     neither has one."""
     if unit := load_settings().default_unit:
         return unit
-    try:
-        return volume_parameters().group
-    except SsconfError:
-        return ""
+    return volume_parameters().group
 
 
 def refuse_volumes(spec: Spec, changes: VolumeChanges, before: Spec | None) -> None:
