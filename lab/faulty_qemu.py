@@ -28,6 +28,7 @@ _COMMANDS = frozenset(
     {
         *("query-name", "query-status", "query-commands", "query-pci", "query-fdsets"),
         *("qom-list", "qom-get", "getfd", "closefd", "netdev_add", "netdev_del"),
+        *("query-named-block-nodes", "x-debug-query-block-graph", "query-jobs"),
         *("add-fd", "remove-fd", "blockdev-add", "blockdev-del", "device_add", "device_del"),
     }
 )
@@ -236,6 +237,24 @@ class FaultyQemu(FakeQemu):
         for fd, _ in self._state.fdsets.pop(arguments["fdset-id"], []):
             os.close(fd)
         return {}
+
+    def _query_named_block_nodes(self, _: Json) -> list[Json]:
+        return [
+            {"node-name": name, "drv": node["driver"], "file": node.get("filename", "")}
+            for name, node in self._state.nodes.items()
+        ]
+
+    def _x_debug_query_block_graph(self, _: Json) -> Json:
+        edges = [
+            {"parent": name, "child": node[edge], "name": edge}
+            for name, node in self._state.nodes.items()
+            for edge in ("file", "backing")
+            if node.get(edge)
+        ]
+        return {"nodes": [{"id": name, "name": name} for name in self._state.nodes], "edges": edges}
+
+    def _query_jobs(self, _: Json) -> list[Json]:
+        return []
 
     def _blockdev_add(self, arguments: Json) -> Json:
         self._state.nodes[arguments["node-name"]] = arguments

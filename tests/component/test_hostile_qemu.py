@@ -30,7 +30,8 @@ import resource, sys, time
 from pathlib import Path
 from brine.common.errors import BrineError
 from brine.common.qmp.client import QmpClient
-from brine.hotplug.qemu import Machine, devices_of
+from brine.hotplug.known_devices import devices_of
+from brine.hotplug.qemu import Machine
 from brine.hotplug.relay import Relay
 from brine.vm.address import DeviceKind
 

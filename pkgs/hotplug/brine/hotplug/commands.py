@@ -13,6 +13,7 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.hotplug import plug_disk
+from brine.hotplug.known_devices import DeviceChange
 from brine.hotplug.list_commands import target_of
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.next_start import (
@@ -24,7 +25,6 @@ from brine.hotplug.next_start import (
     without,
 )
 from brine.hotplug.options import disk_from, nic_from, with_options
-from brine.hotplug.qemu import DeviceChange
 from brine.hotplug.session import remove_device, working_on
 from brine.hotplug.target import Target, give_up_privileges, waiting
 from brine.hotplug.transaction import Pending

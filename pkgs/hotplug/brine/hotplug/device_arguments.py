@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from brine.vm.disk import DRIVERS, Disk
@@ -17,12 +18,6 @@ def fdset_opaque(device_id: str, disk: Disk) -> str:
     return f"{device_id} {disk.uuid} {json.dumps(disk.recorded())}"
 
 
-def block_node_names(device_id: str, backing: int) -> list[str]:
-    """The block nodes of a disk with so many backing files, as QEMU closes them."""
-    images = [device_id, *(f"{device_id}.{number}" for number in range(1, backing + 1))]
-    return [node for image in images for node in (image, f"{image}.f")]
-
-
 def block_nodes(
     device_id: str, disk: Disk, files: Sequence[tuple[int, bool]]
 ) -> Iterator[dict[str, Any]]:
@@ -31,33 +26,63 @@ def block_nodes(
     :param files: of the disk and then of each of its backing files: the number of the set that
         has its descriptors, and whether it is a block device.
     """
+    images = [disk.format, *(each.format for each in disk.layers())]
+    for number, image_format in reversed(list(enumerate(images))):
+        is_last = number == len(images) - 1
+        yield from image_nodes(
+            f"{device_id}.{number}" if number else device_id,
+            replace(disk, format=image_format),
+            files[number],
+            backing=None if is_last else f"{device_id}.{number + 1}",
+            is_layer=number > 0,
+            is_writable=not disk.read_only if number == 0 else number <= disk.own_layers(),
+        )
+
+
+def image_nodes(
+    node: str,
+    disk: Disk,
+    file: tuple[int, bool],
+    *,
+    backing: str | None = None,
+    is_layer: bool = False,
+    is_writable: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """The block nodes of one image, in order.
+
+    :param node: the name of the last one; the one of its file, if it has its own, has ``.f`` after
+        that. So all nodes of a disk begin with its device's id.
+    :param file: as in :func:`block_nodes`.
+    :param backing: the node of what is below it.
+    :param is_layer: it is below others, and is not written now.
+    :param is_writable: whether its descriptors are for writing.
+    """
     _, direct, no_flush = CACHE_MODES[disk.cache]
-    images = [(disk.format, disk.read_only), *((each.format, True) for each in disk.layers())]
-    for number, (image_format, read_only) in reversed(list(enumerate(images))):
-        fdset, is_device = files[number]
-        node = f"{device_id}.{number}" if number else device_id
-        shared = {
-            "read-only": read_only,
-            "discard": "unmap" if disk.discard else "ignore",
-            "cache": {"direct": direct, "no-flush": no_flush},
-        }
-        is_raw = image_format == "raw"
+    shared = {
+        "discard": "unmap" if disk.discard else "ignore",
+        "cache": {"direct": direct, "no-flush": no_flush},
+    }
+    fdset, is_device = file
+    # The node of a file that may be written later is not reopened for that.
+    is_one = disk.format == "raw" and not (is_layer and is_writable)
+    yield {
+        "node-name": node if is_one else f"{node}.f",
+        "driver": "host_device" if is_device else "file",
+        "filename": f"/dev/fdset/{fdset}",
+        "aio": disk.aio,
+        "read-only": not is_writable,
+        **shared,
+    }
+    if not is_one:
+        chain = {} if disk.format == "raw" else {"backing": backing}
         yield {
-            "node-name": node if is_raw else f"{node}.f",
-            "driver": "host_device" if is_device else "file",
-            "filename": f"/dev/fdset/{fdset}",
-            "aio": disk.aio,
+            "node-name": node,
+            "driver": disk.format,
+            "file": f"{node}.f",
+            "read-only": is_layer or not is_writable,
+            **chain,
             **shared,
         }
-        if not is_raw:
-            is_last = number == len(images) - 1
-            yield {
-                "node-name": node,
-                "driver": image_format,
-                "file": f"{node}.f",
-                "backing": None if is_last else f"{device_id}.{number + 1}",
-                **shared,
-            }
 
 
 def disk_device(device_id: str, disk: Disk, slot: Slot) -> dict[str, Any]:

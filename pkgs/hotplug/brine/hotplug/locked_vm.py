@@ -16,7 +16,8 @@ from brine.common.qmp.wire import QmpCommandError, QmpTimeoutError
 from brine.common.unix_socket import is_listening
 from brine.hotplug import messages
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.hotplug.qemu import Device, DeviceChange, Machine, devices_of
+from brine.hotplug.known_devices import Device, DeviceChange, devices_of
+from brine.hotplug.qemu import Machine
 from brine.hotplug.transaction import (
     Pending,
     PendingAction,

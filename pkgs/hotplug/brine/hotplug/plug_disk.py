@@ -5,23 +5,23 @@ Descriptors go to QEMU as a set, then the block node, then what the guest sees.
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
-from brine.hotplug.device_arguments import block_node_names, block_nodes, disk_device, fdset_opaque
+from brine.common.qmp.wire import QmpCommandError
+from brine.hotplug.block_graph import disk_in, hand_over, recorded_sets, remove_unused
+from brine.hotplug.device_arguments import block_nodes, disk_device, fdset_opaque
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.known_devices import Device, DeviceChange, differences
 from brine.hotplug.locked_vm import Vm
-from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
+from brine.hotplug.qemu import Machine, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.vm.address import Bus, DeviceKind, uuid_of_path
 from brine.vm.claims import claims_of
 from brine.vm.conflicts import is_same_disk
-from brine.vm.disk import MOST_BACKING, Disk
+from brine.vm.disk import Disk
 from brine.vm.disk_files import Opened, opened, size_of
 from brine.vm.runtime_file import Runtime
 from brine.vm.slots import Slot
@@ -102,11 +102,8 @@ def _conflicts(disk: Disk, others: Iterable[Mapping[str, Any]]) -> bool:
 
 def _plugged_disks(machine: Machine) -> dict[str, Disk]:
     """The disks that Brine plugged in, with their settings, by device id."""
-    found = {}
-    for one in machine.fdsets():
-        with contextlib.suppress(ValueError, TypeError, KeyError):
-            found[one.device_id] = Disk.from_recorded(json.loads(one.disk))
-    return found
+    there = recorded_sets(machine)
+    return {device_id: disk for device_id, one in there.items() if (disk := disk_in(one.disk))}
 
 
 def _same(vm: Vm, device: Device, known: Disk | None, disk: Disk) -> Disk:
@@ -147,7 +144,7 @@ def _put_in(vm: Vm, undo: Undo, disk: Disk, files: Opened, slot: Slot) -> None:
     :param undo: collects what undoes each step.
     """
     machine, device_id = vm.machine, slot.device_id(DeviceKind.DISK, disk.uuid)
-    undo.by(partial(_remove_back_end, machine, device_id), asks_qemu=True)
+    undo.by(partial(remove_unused, machine, device_id), asks_qemu=True)
     opaques = [fdset_opaque(device_id, disk), *(device_id for _ in files.backing)]
     images = [
         (hand_over(machine, opaque, one.descriptors), one.is_device)
@@ -170,41 +167,9 @@ def _put_in(vm: Vm, undo: Undo, disk: Disk, files: Opened, slot: Slot) -> None:
 def take_out(vm: Vm, device: Device) -> None:
     """Remove a disk from the guest, then its backend."""
     unplug_device(vm.machine, device.device_id, timeout_s=vm.timeout_s)
-    _remove_back_end(vm.machine, device.device_id)
+    remove_unused(vm.machine, device.device_id)
 
 
 def remove_rest(vm: Vm, pending: Pending) -> None:
     """Remove what interrupted work has left of a disk."""
-    _remove_back_end(vm.machine, pending.device_id)
-
-
-def _remove_back_end(machine: Machine, device_id: str) -> None:
-    """Have QEMU close the block nodes and descriptors of a disk, unless it already has."""
-    sets = {one.number for one in machine.fdsets() if one.device_id == device_id}
-    for node in block_node_names(device_id, backing=min(max(len(sets) - 1, 0), MOST_BACKING)):
-        machine.remove("blockdev-del", {"node-name": node})
-    for number in sets:
-        machine.remove("remove-fd", {"fdset-id": number})
-
-
-def hand_over(machine: Machine, opaque: str, descriptors: tuple[int, ...]) -> int:
-    """Give QEMU a set of descriptors; returns its number.
-
-    :param opaque: the text that QEMU keeps with each; the device's id comes first.
-    """
-    arguments: dict[str, Any] = {"opaque": opaque}
-    for descriptor in descriptors:
-        try:
-            added = machine.qmp.execute("add-fd", arguments, descriptors=[descriptor])
-        except QmpCommandError as error:
-            if error.error_class != "CommandNotFound":
-                raise
-            raise HotplugError(
-                "this QEMU has no add-fd, so it can't be given a disk",
-                hint="restart the VM with a newer QEMU",
-            ) from error
-        number = added.get("fdset-id") if type(added) is dict else None
-        if type(number) is not int:
-            raise QmpProtocolError(f"{machine.qmp.path}: no answer to add-fd: {added!r:.60}")
-        arguments["fdset-id"] = number
-    return int(arguments["fdset-id"])
+    remove_unused(vm.machine, pending.device_id)

@@ -14,9 +14,10 @@ from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpClosedError, QmpError
 from brine.hotplug.device_arguments import nic_device, nic_netdev
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
+from brine.hotplug.known_devices import Device, DeviceChange, differences
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.net.wiring import check_wiring, open_own_tap, remove_unheld, unwire, wire
-from brine.hotplug.qemu import Device, DeviceChange, Machine, differences, unplug_device
+from brine.hotplug.qemu import Machine, unplug_device
 from brine.hotplug.timeouts import UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.vm.address import DeviceKind, new_mac, uuid_of_mac

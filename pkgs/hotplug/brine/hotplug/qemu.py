@@ -1,4 +1,4 @@
-"""A running QEMU: its monitor, its properties and devices, and the commands that change them."""
+"""A running QEMU: its monitor, its properties, and the commands that change its devices."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from brine.common.errors import BrineError, printable
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
 from brine.hotplug.errors import HotplugError, RefusedByGuestError
-from brine.vm import address, slots
+from brine.vm import slots
 from brine.vm.address import Bus, DeviceKind, DeviceName
 from brine.vm.peer import stranger_check
 from brine.vm.slots import Slot
-
-if TYPE_CHECKING:
-    from brine.hotplug.net.records import TapRecord
 
 _PERIPHERAL = "/machine/peripheral"  # the QOM path of the devices with an id
 _NAMELESS = "/machine/peripheral-anon"
@@ -39,7 +35,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 _LONGEST_VALUE = 1024
 _CHILD = re.compile(r"child<(?P<type>[^<>]+)>")
 _NOT_FOUND = re.compile(r"not found|[Ff]ailed to find|[Cc]annot find")
-_WORDS = {"mac": "MAC", "vlan": "VLAN", "ips": "addresses", "mtu": "MTU", "read_only": "read-only"}
 _LET_GO_S = 5.0
 _PAUSE_S = 0.02
 
@@ -291,145 +286,6 @@ def _why(machine: Machine, timeout_s: float) -> str:
     if type(status) is dict and status and not status.get("running"):
         return f"the VM does not run ({printable(str(status.get('status')))})"
     return f"it did nothing within {timeout_s:g} s"
-
-
-# The devices of a VM that Brine knows.
-
-
-class DeviceChange(NamedTuple):
-    """A command's change of a device, which it made or would make.
-
-    :param value: the NIC's MAC, or the disk's serial.
-    """
-
-    kind: DeviceKind
-    device_id: str
-    uuid: str
-    value: str
-    slot: int
-    tap: str | None = None
-    changed: bool = True
-
-    def to_json(self) -> dict[str, Any]:
-        """It as ``--json`` shows it."""
-        found: dict[str, Any] = {"device_id": self.device_id, "uuid": self.uuid}
-        found |= {self.kind.key: self.value, "slot": self.slot}
-        if self.kind is DeviceKind.NIC:
-            found["tap"] = self.tap
-        return {**found, "changed": self.changed}
-
-
-class Device(NamedTuple):
-    """A device of a VM that Brine plugged in, or that an instance was started with.
-
-    :param type: QEMU's device type, such as ``virtio-net-pci``.
-    :param value: the MAC or serial, by which the guest knows it.
-    :param uuid: the whole UUID if it is known, else its beginning.
-    :param tap: of a NIC, if Brine made it.
-    """
-
-    device_id: str
-    name: DeviceName
-    type: str
-    value: str
-    uuid: str
-    tap: TapRecord | None = None
-    path: str | None = None
-
-    def tap_name(self) -> str | None:
-        """The interface of a NIC, if Brine made it."""
-        return self.tap.name if self.tap else None
-
-    def change(self, *, changed: bool) -> DeviceChange:
-        """The change that a command made to this device."""
-        kind, slot, tap = self.name.kind, self.name.slot, self.tap_name()
-        return DeviceChange(kind, self.device_id, self.uuid, self.value, slot, tap, changed)
-
-    def described(self) -> dict[str, Any]:
-        """The columns of a list, fit for a terminal: most are QEMU's words."""
-        found: dict[str, Any] = {"device_id": self.device_id, "slot": self.name.slot}
-        found[self.name.kind.key] = self.value
-        if self.name.kind is DeviceKind.NIC:
-            found["tap"] = self.tap_name()
-            found["link"] = self.tap.nic.link if self.tap else None
-        else:
-            found["path"] = self.path
-        found["uuid"] = self.uuid
-        return {key: printable(one) if type(one) is str else one for key, one in found.items()}
-
-    def is_of(self, uuid: str) -> bool:
-        """Whether it is the device with that UUID."""
-        try:
-            is_alike = address.default_serial(uuid).startswith(self.name.part)
-        except ValueError:
-            return False
-        return is_alike and self.uuid in (self.name.part, uuid.lower())
-
-
-def differences(there: Any, wanted: Any, but: Collection[str] = ()) -> list[str]:
-    """The present settings of a NIC or a disk that differ from the requested ones, in words.
-
-    :param but: the names of settings that are not compared.
-    """
-    names = [one.name for one in fields(there) if one.name not in but]
-    unlike = [name for name in names if getattr(there, name) != getattr(wanted, name)]
-    return [f"{_WORDS.get(name, name)} {_shown(getattr(there, name))}" for name in unlike]
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        value = [f"{key}={one}" for key, one in value.items()]
-    if isinstance(value, tuple | list):
-        value = ", ".join(map(str, value))
-    return str(value or "none")
-
-
-def devices_of(machine: Machine, kind: DeviceKind, vm: str) -> list[Device]:
-    """The devices of a VM with that name that Brine knows, by their slot."""
-    types = machine.devices()
-    names = {device_id: DeviceName.parse(device_id) for device_id in types}
-    ours = {key: name for key, name in names.items() if name and name.kind is kind}
-    if not ours:
-        return []
-    taps, disks = [], {}
-    if kind is DeviceKind.NIC:
-        from brine.hotplug.net import records  # with netlink, of which disks need none
-
-        taps = [one for one in records.load_all().values() if one.is_here()]
-    else:
-        disks = {one.device_id: one for one in machine.fdsets() if one.uuid}
-    found = []
-    for device_id, name in ours.items():
-        try:
-            value = printable(str(machine.property(device_id, kind.key)))
-        except QmpCommandError as error:
-            if error.error_class != "DeviceNotFound":
-                raise
-            continue  # the guest has just released it
-        device = Device(device_id, name, types[device_id], value, name.part)
-        if kind is DeviceKind.NIC:
-            device = device._replace(value=value.lower())
-        if disk := disks.get(device_id):
-            device = device._replace(uuid=disk.uuid, path=disk.path())
-        if tap := _tap_of(device, vm, taps):
-            device = device._replace(uuid=tap.nic.uuid, tap=tap)
-        found.append(device)
-    return sorted(found, key=lambda one: (one.name.bus, one.name.slot))
-
-
-def _tap_of(device: Device, vm: str, taps: Sequence[TapRecord]) -> TapRecord | None:
-    """The tap of a NIC, if Brine made it for this VM. A tap's record names its VM, so a QEMU
-    that lies about its devices can't lead to the tap of another VM."""
-    found = [
-        one
-        for one in taps
-        if one.nic.instance == vm
-        and one.nic.uuid.replace("-", "").startswith(device.name.part)
-        and one.nic.mac.lower() == device.value
-    ]
-    return found[0] if len(found) == 1 else None
 
 
 # The clients of a VM's monitor. It serves one at a time, and does not say which.

@@ -21,12 +21,16 @@ from brine.common.operation import (
     Work,
     forget,
 )
+from brine.common.operation import pending as recorded
 from brine.common.privileges import Capability, may
 from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug import messages, plug_disk
+from brine.hotplug.block_jobs import refuse_busy
 from brine.hotplug.errors import HotplugError
+from brine.hotplug.image_records import IMAGES, settle_images
+from brine.hotplug.known_devices import Device, DeviceChange
 from brine.hotplug.locked_vm import Vm
-from brine.hotplug.qemu import Device, DeviceChange, Machine, monitor
+from brine.hotplug.qemu import Machine, monitor
 from brine.hotplug.relay import Relay
 from brine.hotplug.timeouts import LOCK_TIMEOUT_S, QMP_TIMEOUT_S, UNPLUG_TIMEOUT_S
 from brine.hotplug.transaction import (
@@ -38,6 +42,7 @@ from brine.hotplug.transaction import (
     forget_ended,
     identity_in,
     identity_of,
+    key_of,
     sockets,
     work_on,
 )
@@ -60,6 +65,8 @@ _LOOK_S = 0.05
 def remove_device(vm: Vm, device: Device) -> DeviceChange:
     """Remove a device from the guest, then its backend, then its entry in the runtime file."""
     change = device.change(changed=True)
+    if change.kind is DeviceKind.DISK:
+        refuse_busy(vm.machine, device.device_id)
     if not vm.dry_run:
         take_out = plug_disk.take_out
         if change.kind is DeviceKind.NIC:
@@ -77,6 +84,7 @@ def _settle(vm: Vm) -> None:
     """Complete or undo interrupted work, as far as possible; ``vm.finished`` gets the former."""
     forget_ended()
     adopt(vm.identity)
+    _settle_images_of(vm)
     for record, pending in work_on(vm.identity):
         try:
             Work(_plugging(vm), record).end()
@@ -95,6 +103,24 @@ def _settle(vm: Vm) -> None:
         message = messages.FINISHED if is_done else messages.UNDONE
         action = pending.action.value
         messages.tell(message, vm.name, pending.kind, pending.device_id, action=action)
+
+
+def _settle_images_of(vm: Vm) -> None:
+    """The same for work on the images of disks."""
+    for record in recorded(key_of(vm.identity)):
+        if record.kind == IMAGES.name and record.is_interrupted():
+            try:
+                Work(_imaging(vm), record).end()
+            except OperationError as error:
+                if isinstance(error.__cause__, QmpTimeoutError | QmpClosedError):
+                    raise error.__cause__ from error
+                log.error("%s: %s", vm.name, error)
+                continue
+            forget(record)
+
+
+def _imaging(vm: Vm) -> OperationKind:
+    return replace(IMAGES, functions={"settle": partial(settle_images, vm)})
 
 
 def _plugging(vm: Vm) -> OperationKind:
@@ -263,21 +289,26 @@ def _briefly(qmp_path: Path) -> Iterator[Vm]:
 
 
 @contextlib.contextmanager
-def settling(keys: Sequence[str]) -> Iterator[OperationKind]:
+def _settling(
+    kind: OperationKind, bound: Callable[[Vm], OperationKind], keys: Sequence[str]
+) -> Iterator[OperationKind]:
     """Hold the VM of an interrupted operation with these keys; see
     :class:`brine.common.operation.OperationKind`. If the operation has ended, nothing
     is left to do."""
     forget_ended()
     identity = identity_in(keys)
-    work = work_on(identity)
+    work = [one for one in recorded(key_of(identity)) if one.kind == kind.name]
     if not work:
-        yield PLUGGING
+        yield kind
         return
-    with _briefly(Path(work[0][1].qmp)) as vm:
+    with _briefly(Path(str(work[0].facts.get("qmp")))) as vm:
         if vm.identity != identity:
             raise HotplugError(f"{vm.qmp_path}: leads to another VM")
-        yield _plugging(vm)
+        yield bound(vm)
 
 
-SETTLED = replace(PLUGGING, alone=settling)
+SETTLED = replace(PLUGGING, alone=partial(_settling, PLUGGING, _plugging))
 """Plugging, as ``brine operations`` lists and settles it; a record ends with its VM."""
+
+IMAGES_SETTLED = replace(IMAGES, alone=partial(_settling, IMAGES, _imaging))
+"""The same of work on the images of disks."""

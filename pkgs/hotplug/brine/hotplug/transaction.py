@@ -223,7 +223,8 @@ def _all() -> Iterator[tuple[Operation, Pending]]:
 def forget_ended() -> None:
     """Remove the records and locks of VMs that have ended."""
     for record in recorded():
-        if record.kind == PLUGGING.name and not is_running(identity_in(record.keys)):
+        identity = identity_in(record.keys)
+        if identity and not is_running(identity):
             forget(record)
     remove_unfinished()
     for file in [*paths.HOTPLUG_DIR.glob("*.json*"), *paths.LOCK_DIR.glob(f"{LOCK_PREFIX}*.lock")]:

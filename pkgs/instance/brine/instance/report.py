@@ -12,7 +12,8 @@ from typing import Any
 from brine.common.errors import printable
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
-from brine.hotplug.qemu import Machine, devices_of
+from brine.hotplug.known_devices import devices_of
+from brine.hotplug.qemu import Machine
 from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
 from brine.instance.listing import summary_of

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from brine.vm.address import Bus, DeviceKind, default_serial
@@ -143,6 +144,14 @@ class Disk:
             found.append(layer)
             layer = layer.backing
         return found
+
+    def own_layers(self) -> int:
+        """How many of its nearest backing files are of its volume: snapshots are merged into these,
+        and QEMU may write them then. Others are only read."""
+        if not self.unit or self.read_only:
+            return 0
+        folder = f"{self.unit}/"
+        return sum(1 for _ in takewhile(lambda one: one.path.startswith(folder), self.layers()))
 
     def claims(self) -> Iterator[Claim]:
         """What no other VM may have."""

@@ -78,7 +78,10 @@ def opened(disk: Disk) -> Iterator[Opened]:
         if nearest := _nearest_backing(disk):
             behind = stack.enter_context(opened(nearest))
             backing = (behind._replace(backing=()), *behind.backing)
-        ways = (os.O_RDONLY,) if disk.read_only else (os.O_RDWR, os.O_RDONLY)
+        # QEMU opens a node of a volume for reading when a snapshot is laid over it. The descriptor
+        # for writing would keep its lock in the set, and nothing could be merged into it again.
+        ways = (os.O_RDWR,) if disk.unit else (os.O_RDWR, os.O_RDONLY)
+        ways = (os.O_RDONLY,) if disk.read_only else ways
         extra = os.O_DIRECT if direct else 0
         # The checked file itself, even if another file has its name now.
         again = f"/proc/self/fd/{plain}"
@@ -115,7 +118,7 @@ def _nearest_backing(disk: Disk) -> Disk | None:
         format=first.format,
         format_source=FormatSource.ADMIN.value,
         backing=first.backing,
-        read_only=True,
+        read_only=not disk.own_layers(),
     )
 
 

@@ -25,6 +25,7 @@ from brine.common.files import place_of, read_json, read_regular, write_whole
 from brine.common.locks import LockError, node_lock
 from brine.vm.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
 from brine.vm.claims import rows_in
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 
 Json = dict[str, Any]
@@ -138,6 +139,29 @@ class Runtime(NamedTuple):
                 links = {**links, uuid: (link, links.get(uuid, (None, None))[1])}
         changed = (*others[:index], device, *others[index + 1 :])
         return self._replace(devices={**self.devices, kind: changed}, links=links)
+
+    def with_image(self, disk: Disk, size_mib: int) -> Runtime:
+        """The file with another image of a disk, also where it has the spec of the start. The same
+        if it does not have the disk, or has Ganeti's form.
+
+        :param size_mib: as the guest sees it, rounded up.
+        """
+        if not isinstance(self.rest, dict):
+            return self
+        recorded = disk.recorded()
+        image = {key: recorded[key] for key in ("path", "format", "backing")}
+
+        def changed(row: Any, **more: Any) -> Any:
+            is_it = isinstance(row, dict) and row.get("uuid") == disk.uuid
+            return {**row, **image, **more} if is_it else row
+
+        disks = tuple(changed(one, size_mib=size_mib) for one in self.devices[DeviceKind.DISK])
+        known = self._replace(devices={**self.devices, DeviceKind.DISK: disks})
+        rows = (self.started_with() or {}).get("disks")
+        if not isinstance(rows, list):
+            return known
+        own = {"unit": disk.unit, "size_mib": disk.size_mib, "format_source": disk.format_source}
+        return known.with_started(disks=[changed(row, **own) for row in rows])
 
     def paths_of(self, disk: Json) -> list[str]:
         """The known paths of a disk."""

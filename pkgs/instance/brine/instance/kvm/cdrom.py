@@ -18,8 +18,8 @@ from typing import Any
 
 from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import UsageError, printable
+from brine.hotplug.block_graph import hand_over
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.plug_disk import hand_over
 from brine.hotplug.qemu import Machine
 from brine.hotplug.session import working_on
 from brine.instance import messages, store

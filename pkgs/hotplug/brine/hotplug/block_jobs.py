@@ -1,0 +1,162 @@
+"""Block jobs of a running QEMU: a disk is copied to another image, or layers are merged.
+
+A disk has at most one job, named for its device. QEMU keeps a job that has ended until it is
+dismissed, so that its end is not lost with a connection.
+
+Source: "Live Block Device Operations" in QEMU's documentation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from brine.common.errors import printable
+from brine.common.qmp.wire import QmpCommandError, QmpProtocolError
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.qemu import Machine
+
+_ENDS_S = 60.0
+_LOOK_S = 0.02
+
+
+class JobState(StrEnum):
+    RUNNING = "running"
+    READY = "ready"
+    """All is copied, and what is written goes to both: it may be completed."""
+    CONCLUDED = "concluded"
+
+
+class Job(NamedTuple):
+    """A job.
+
+    :param done: from 0 to 1.
+    :param error: why it failed; empty if it did not, or has not ended.
+    """
+
+    state: JobState
+    done: float
+    error: str
+
+
+def job_id(device_id: str) -> str:
+    return f"job-{device_id}"
+
+
+def find_job(machine: Machine, device_id: str) -> Job | None:
+    """The job of a disk; None if it has none."""
+    for one in machine.list_of("query-jobs"):
+        if one.get("id") == job_id(device_id):
+            return _job_in(machine, one)
+    return None
+
+
+def refuse_busy(machine: Machine, device_id: str) -> None:
+    """Refuse a disk that QEMU is copying or merging."""
+    if find_job(machine, device_id):
+        hint = "brine operations list shows that work"
+        raise HotplugError(f"{device_id}: is being copied, or merged", hint=hint)
+
+
+def _job_in(machine: Machine, data: dict[str, Any]) -> Job:
+    try:
+        done, total = int(data["current-progress"]), int(data["total-progress"])
+        state = str(data["status"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise QmpProtocolError(f"{machine.qmp.path}: no answer to query-jobs") from error
+    names = {"ready": JobState.READY, "standby": JobState.READY, "concluded": JobState.CONCLUDED}
+    at = names.get(state, JobState.RUNNING)
+    part = 1.0 if at is not JobState.RUNNING else done / total if total else 0.0
+    return Job(at, min(part, 1.0), printable(str(data.get("error") or "")))
+
+
+def begin_mirror(machine: Machine, device_id: str, top: str, target: str, rate: int = 0) -> None:
+    """Copy a disk to another image. Once all is copied, the guest's writes are done when both
+    have them.
+
+    :param top: the disk's top node; *target* is that of the other image.
+    :param rate: in bytes a second; 0 is no limit.
+    """
+    _begin(
+        machine,
+        "blockdev-mirror",
+        device_id,
+        {
+            "device": top,
+            "target": target,
+            "sync": "full",
+            "copy-mode": "write-blocking",
+            "speed": rate,
+        },
+    )
+
+
+def begin_commit(machine: Machine, device_id: str, top: str, layer: str, base: str) -> None:
+    """Merge a layer of a disk into the one below it. The job of the top layer gets ready, and
+    must be completed; that of another layer ends by itself.
+
+    :param top: the disk's top node; *layer* is merged into *base*.
+    """
+    arguments = {"device": top, "base-node": base}
+    if layer != top:
+        arguments["top-node"] = layer
+    _begin(machine, "block-commit", device_id, arguments)
+
+
+def _begin(machine: Machine, command: str, device_id: str, arguments: dict[str, Any]) -> None:
+    given = {"job-id": job_id(device_id), "auto-dismiss": False, **arguments}
+    try:
+        machine.qmp.execute(command, given)
+    except QmpCommandError as error:
+        raise HotplugError(f"{device_id}: QEMU refuses it: {error.description}") from error
+
+
+def set_rate(machine: Machine, device_id: str, rate: int) -> None:
+    """Have a running job copy at most so many bytes a second; 0 is no limit."""
+    machine.qmp.execute("block-job-set-speed", {"device": job_id(device_id), "speed": rate})
+
+
+def complete_job(machine: Machine, device_id: str) -> None:
+    """Have a job that is ready end, and the guest use the other image from then on.
+
+    :raises HotplugError: if it failed: then nothing is switched.
+    """
+    machine.qmp.execute("job-complete", {"id": job_id(device_id)})
+    end_job(machine, device_id)
+
+
+def end_job(machine: Machine, device_id: str) -> None:
+    """Wait for the end of a job that is ending, and dismiss it.
+
+    :raises HotplugError: if it failed.
+    """
+    job = _wait(machine, device_id, lambda job: job.state is JobState.CONCLUDED)
+    if job:
+        machine.qmp.execute("job-dismiss", {"id": job_id(device_id)})
+        if job.error:
+            raise HotplugError(f"{device_id}: {job.error}")
+
+
+def cancel_job(machine: Machine, device_id: str) -> None:
+    """Have a job end now, if there is one, whatever it has done; the guest's disk stays the same,
+    unless the job has switched it before."""
+    if not (job := find_job(machine, device_id)):
+        return
+    if job.state is not JobState.CONCLUDED:
+        machine.try_execute("job-cancel", {"id": job_id(device_id)})
+    _wait(machine, device_id, lambda job: job.state is JobState.CONCLUDED)
+    machine.try_execute("job-dismiss", {"id": job_id(device_id)})
+
+
+def _wait(machine: Machine, device_id: str, until: Callable[[Job], bool]) -> Job | None:
+    """Wait for a state of a job; None if there is no job any more."""
+    deadline = time.monotonic() + _ENDS_S
+    while job := find_job(machine, device_id):
+        if until(job):
+            return job
+        if time.monotonic() > deadline:
+            raise HotplugError(f"{device_id}: its job did not end within {_ENDS_S:g} s")
+        time.sleep(_LOOK_S)
+    return None
