@@ -16,7 +16,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brine.common import paths
 from brine.common.digest import sha256
@@ -25,8 +25,10 @@ from brine.common.files import place_of, read_json, read_regular, write_whole
 from brine.common.locks import LockError, node_lock
 from brine.vm.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
 from brine.vm.claims import rows_in
-from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
+
+if TYPE_CHECKING:
+    from brine.vm.disk import Disk
 
 Json = dict[str, Any]
 
