@@ -1,7 +1,8 @@
 """Tests that are done on Debian's own kernel, and told of as if they had been done here.
 
-A test with the mark `needs_vlans` is done there where the kernel that runs has no VLANs on bridges;
-one with the mark `both_kernels`, here and there. All that were chosen share one run.
+A test with the mark `needs_vlans` is done there where the kernel that runs has no VLANs on bridges,
+and one with `needs_device_mapper` where it maps no devices; one with the mark `both_kernels`, here
+and there. All that were chosen share one run.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from lab.guest_image import guest_image
 
 MARKS = {
     "needs_vlans": "it is done on Debian's kernel if the one that runs has no VLANs on bridges",
+    "needs_device_mapper": "it is done on Debian's kernel if the one that runs maps no devices",
     "both_kernels": "it is done on Debian's kernel, too",
 }
 _TREE = Path(__file__).parents[2]
 _PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv", "losetup"]
+_PROGRAMS += ["lvm", "dmsetup", "qemu-img", "qemu-io"]
 # What is left out was left out before: the tests are named.
 _PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest", "--long"]
 _TOLD = "lab: outcome "
@@ -92,18 +95,27 @@ class DoneThere(pytest.Item):
 
 def replace(items: list[pytest.Item]) -> None:
     """Put tests that are done there in the place of those that cannot be done here, or beside."""
-    needy = [item for item in items if item.get_closest_marker("needs_vlans")]
+    vlans = [item for item in items if item.get_closest_marker("needs_vlans")]
+    mapped = [item for item in items if item.get_closest_marker("needs_device_mapper")]
     double = [item for item in items if item.get_closest_marker("both_kernels")]
-    if os.geteuid() != 0 or on_debian_kernel() or not (needy or double):
+    if os.geteuid() != 0 or on_debian_kernel() or not (vlans or mapped or double):
         return
-    if needy and can_filter_vlans():
-        needy = []
+    if vlans and can_filter_vlans():
+        vlans = []
+    if mapped and has_device_mapper():
+        mapped = []
+    needy = vlans + mapped
     if not shutil.which("apt-get"):
         for item in needy:
-            item.add_marker(pytest.mark.skip("no VLANs on bridges, and no apt for Debian's kernel"))
+            item.add_marker(pytest.mark.skip("the kernel lacks it, and no apt for Debian's kernel"))
         return
     run = _Run()
     items[:] = _replaced(items, run, needy, double)
+
+
+def has_device_mapper() -> bool:
+    """Whether this machine's kernel maps devices."""
+    return "device-mapper" in Path("/proc/misc").read_text()
 
 
 def _replaced(

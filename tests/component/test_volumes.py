@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 
 from brine.common import paths
+from brine.storage import lvm
 from brine.storage.file_volume import RECORDS, FileVolume
 from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import Volume, VolumeRequest
+from brine.storage.volume import Volume, VolumeRequest, Wipe
 from brine.storage.volumes import managed_volumes, volume_in
 from brine.vm.disk import Disk
 
@@ -27,11 +30,39 @@ pytestmark = pytest.mark.skipif(
 MIB = 2**20
 
 
+GROUP = "brine-volumes"
+CONFIGURATION = """
+# There is no udev.
+activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 }
+backup { backup=0 archive=0 }
+devices { filter=[ "a|^%(device)s$|", "r|.*|" ] }
+global { locking_dir="%(folder)s/locks" }
+"""
+
+
 class Driver(NamedTuple):
     """A unit of a driver, and the format of volumes there."""
 
     unit: str
     format: str
+
+    @property
+    def is_lvm(self) -> bool:
+        return not self.unit.startswith("/")
+
+    def left(self) -> set[str]:
+        """The UUIDs in the names of what is in the unit."""
+        if self.is_lvm:
+            names = lvm_says("lvs", "--noheadings", "-o", "lv_name", self.unit).split()
+            return {name.removeprefix("brine-")[:36] for name in names}
+        return {name.lstrip(".")[:36] for name in os.listdir(self.unit) if name != RECORDS}
+
+    def recorded(self) -> set[str]:
+        """The UUIDs of disks that have a mark."""
+        if self.is_lvm:
+            tags = lvm_says("lvs", "--noheadings", "-o", "lv_tags", self.unit)
+            return set(re.findall(r"brine\.disk=([0-9a-f-]{36})", tags))
+        return {one.uuid for one in FileVolume.list(self.unit)}
 
     def volume(self) -> Volume:
         return volume_in(self.unit, str(uuid.uuid4()))
@@ -42,23 +73,66 @@ class Driver(NamedTuple):
         return volume
 
 
-@pytest.fixture(params=["raw", "qcow2"])
+def lvm_says(*arguments: str) -> str:
+    return subprocess.run(["lvm", *arguments], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A volume group of half a GiB."""
+    (tmp_path / "pv").touch()
+    os.truncate(tmp_path / "pv", 512 * MIB)
+    command = ["losetup", "--find", "--show", str(tmp_path / "pv")]
+    device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    folder = tmp_path / "lvm"
+    (folder / "locks").mkdir(parents=True)
+    (folder / "lvm.conf").write_text(CONFIGURATION % {"device": device, "folder": folder})
+    monkeypatch.setenv("LVM_SYSTEM_DIR", str(folder))
+    monkeypatch.setenv("LVM_SUPPRESS_FD_WARNINGS", "1")
+    try:
+        lvm_says("pvcreate", device)
+        lvm_says("vgcreate", GROUP, device)
+        for each in (lvm.report, lvm.volumes):
+            each.cache_clear()
+        yield GROUP
+        lvm_says("vgremove", "--force", "--yes", GROUP)
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+@pytest.fixture
+def driver_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without settings of its own."""
+    monkeypatch.setattr(paths, "ETC_DIR", tmp_path / "etc")
+    monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "lock")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param("file-raw", id="raw"),
+        pytest.param("file-qcow2", id="qcow2"),
+        pytest.param("plain-raw", id="plain", marks=pytest.mark.needs_device_mapper),
+    ]
+)
 def driver(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Driver]:
     monkeypatch.setattr(paths, "ETC_DIR", tmp_path / "etc")
     monkeypatch.setattr(paths, "LOCK_DIR", tmp_path / "lock")
     (tmp_path / "etc").mkdir()
+    Path("/srv").mkdir(exist_ok=True)  # there is none on a kernel of the tests' own
     with tempfile.TemporaryDirectory(prefix="brine-volumes-", dir="/srv") as folder:
         (tmp_path / "etc/storage.toml").write_text(f'directories = ["{folder}"]\n')
-        yield Driver(folder, request.param)
+        kind, image = request.param.split("-")
+        unit = request.getfixturevalue("group") if kind == "plain" else folder
+        yield Driver(unit, image)
 
 
 def write(volume: Volume, text: str, at: int = 0) -> None:
     """Write as a guest of the volume's disk does."""
     disk = volume.disk(Disk(path="/x"))
     command = f"write -s /dev/stdin {at} 512"
-    qemu_io(disk, command, text.encode().ljust(512, b"\0"))
+    qemu_io(disk, command, padded(text))
 
 
 def read(volume: Volume, at: int = 0) -> str:
@@ -86,11 +160,12 @@ def test_it_is_made_empty_in_the_size_that_was_wanted(driver: Driver) -> None:
     volume = driver.made(4 * MIB + 1)
     disk = volume.disk(Disk(path="/x", name="data", interface="scsi"))
     assert (disk.unit, disk.uuid, disk.format) == (driver.unit, volume.uuid, driver.format)
-    assert (disk.size_mib, disk.name, disk.interface) == (5, "data", "scsi")
+    size_mib = 8 if driver.is_lvm else 5  # LVM has extents of 4 MiB
+    assert (disk.size_mib, disk.name, disk.interface) == (size_mib, "data", "scsi")
     status = volume.status()
-    assert (status.status, status.path, status.size) == (UnitStatus.OK, disk.path, 5 * MIB)
+    assert (status.status, status.path, status.size) == (UnitStatus.OK, disk.path, size_mib * MIB)
     assert (status.owner, status.name, status.is_open) == ("web1", "data", False)
-    assert os.stat(disk.path).st_mode & 0o777 == 0o600
+    assert not os.stat(disk.path).st_mode & 0o007
     assert read(volume) == ""
     volume.prepare()
     assert managed_volumes() == [volume]
@@ -120,12 +195,13 @@ def test_more_than_there_is_room_for_is_refused_and_nothing_is_left(driver: Driv
 def test_it_grows_and_keeps_its_data_and_does_not_shrink(driver: Driver) -> None:
     volume = driver.made()
     write(volume, "kept")
-    volume.grow(9 * MIB - 1)
+    volume.grow(12 * MIB - 1)
     volume.grow(2 * MIB)
-    assert volume.disk(Disk(path="/x")).size_mib == 9
+    assert volume.disk(Disk(path="/x")).size_mib == 12
     assert read(volume) == "kept"
-    write(volume, "end", at=9 * MIB - 512)
-    assert read(volume, at=9 * MIB - 512) == "end"
+    assert read(volume, at=4 * MIB) == ""
+    write(volume, "end", at=12 * MIB - 512)
+    assert read(volume, at=12 * MIB - 512) == "end"
 
 
 def test_it_is_removed_and_was_then(driver: Driver) -> None:
@@ -148,6 +224,7 @@ def test_what_is_in_use_stays(driver: Driver) -> None:
         finally:
             os.close(descriptor)
         try:
+            lvm.volumes.cache_clear()
             assert volume.status().is_open
             with pytest.raises(StorageError, match="in use"):
                 volume.remove()
@@ -192,8 +269,13 @@ def test_a_snapshot_that_is_removed_leaves_what_was_written_since(driver: Driver
     assert read(volume) == "two"
     volume.remove_snapshot("one")
     assert read(volume) == "two"
-    volume.grow(8 * MIB)
+    if driver.is_lvm:
+        with pytest.raises(StorageError, match="three"):
+            volume.grow(8 * MIB)
+    else:
+        volume.grow(8 * MIB)
     volume.remove_snapshot("three")
+    volume.grow(8 * MIB)
     assert read(volume) == "two"
     assert volume.status().size == 8 * MIB
 
@@ -213,11 +295,7 @@ def test_a_copy_has_all_that_its_source_has_with_what_is_below_it(driver: Driver
 
 
 def test_what_people_made_is_adopted_as_it_is(driver: Driver) -> None:
-    made = driver.made()
-    write(made, "theirs")
-    theirs = f"{driver.unit}/theirs.img"
-    os.rename(made.status().path, theirs)
-    made.remove()
+    theirs = theirs_in(driver, "theirs")
     volume = driver.volume()
     disk = Disk(path=theirs, format=driver.format, name="root")
     for _ in range(2):
@@ -228,6 +306,23 @@ def test_what_people_made_is_adopted_as_it_is(driver: Driver) -> None:
         driver.volume().adopt(disk, owner="web3")
     volume.remove()
     assert not os.path.exists(theirs)
+
+
+def theirs_in(driver: Driver, text: str) -> str:
+    """A disk in a unit that Brine has not made."""
+    if driver.is_lvm:
+        theirs = f"/dev/{driver.unit}/theirs"
+        lvm_says("lvcreate", "--yes", "--name", "theirs", "--size", "4M", driver.unit)
+        lvm.volumes.cache_clear()
+    else:
+        theirs = f"{driver.unit}/theirs.img"
+        subprocess.run(["qemu-img", "create", "-f", driver.format, theirs, "4M"], check=True)
+    qemu_io(Disk(path=theirs, format=driver.format), "write -s /dev/stdin 0 512", padded(text))
+    return theirs
+
+
+def padded(text: str) -> bytes:
+    return text.encode().ljust(512, b"\0")
 
 
 @pytest.mark.parametrize("where", ["/etc/passwd", "{unit}/none", "{unit}/.brine", "{unit}/../x"])
@@ -242,12 +337,15 @@ class Killed(BaseException):
     """The process ends here."""
 
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, count: int, work: Callable[[], None]) -> bool:
-    """Do work that is killed before its so-many-th change of a file; returns whether it was."""
+def killed_at(
+    monkeypatch: pytest.MonkeyPatch, count: int, work: Callable[[], None], *, is_lvm: bool
+) -> bool:
+    """Do work that is killed before its so-many-th change of a file, or of LVM's; returns whether
+    it was."""
     left = count
 
-    def counted(name: str) -> None:
-        call = getattr(os, name)
+    def counted(module: ModuleType, name: str) -> None:
+        call = getattr(module, name)
 
         def change(*arguments: object, **options: object) -> object:
             nonlocal left
@@ -256,11 +354,13 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, count: int, work: Callable[[], No
                 raise Killed
             return call(*arguments, **options)
 
-        patch.setattr(os, name, change)
+        patch.setattr(module, name, change)
 
     with monkeypatch.context() as patch:
         for name in ("rename", "unlink", "fsync", "truncate", "mkdir"):
-            counted(name)
+            if not is_lvm:
+                counted(os, name)
+        counted(lvm, "change")
         with contextlib.suppress(Killed):
             work()
             return False
@@ -280,11 +380,34 @@ WORK: dict[str, Callable[[Volume, Driver], None]] = {
 }
 
 
+@pytest.mark.parametrize("driver", ["file-raw", "file-qcow2"], indirect=True)
 @pytest.mark.parametrize("what", sorted(WORK))
 def test_work_that_was_killed_anywhere_can_be_done_again(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """What is left is either a volume with a record, or nothing: no file is without a record."""
+    kill_and_do_again(driver, monkeypatch, what)
+
+
+@pytest.mark.needs_device_mapper
+@pytest.mark.parametrize("driver", ["plain-raw"], indirect=True)
+def test_a_logical_volume_whose_making_was_killed_is_made_again(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_and_do_again(driver, monkeypatch, "create")
+
+
+@pytest.mark.long
+@pytest.mark.needs_device_mapper
+@pytest.mark.parametrize("driver", ["plain-raw"], indirect=True)
+@pytest.mark.parametrize("what", sorted({*WORK} - {"create", "merged"}))
+def test_work_on_a_logical_volume_that_was_killed_anywhere_can_be_done_again(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    kill_and_do_again(driver, monkeypatch, what)
+
+
+def kill_and_do_again(driver: Driver, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     was_killed, count = True, 0
     while was_killed:
         if what == "create":
@@ -295,31 +418,93 @@ def test_work_that_was_killed_anywhere_can_be_done_again(
             if what in ("rollback", "remove snapshot", "merged"):
                 volume.snapshot("before")
                 write(volume, "since")
-            if what == "merged":  # as QEMU does it
+            if what == "merged" and not driver.is_lvm:  # as QEMU does it
                 path = volume.status().path
                 subprocess.run(["qemu-img", "commit", "-q", "-d", path], check=True)
 
         def work(volume: Volume = volume) -> None:
             WORK[what](volume, driver)
 
-        was_killed = killed_at(monkeypatch, count, work)
-        recorded = {one.uuid for one in FileVolume.list(driver.unit)}
-        files = {name for name in os.listdir(driver.unit) if name != RECORDS}
-        assert {name.lstrip(".")[:36] for name in files} <= recorded, count
+        was_killed = killed_at(monkeypatch, count, work, is_lvm=driver.is_lvm)
+        assert driver.left() <= driver.recorded(), count
         if was_killed and not (what == "create" and volume.status().status is UnitStatus.OK):
             if what == "snapshot" and volume.status().snapshots:
                 pass
             else:
                 work()
-        if what == "remove":
-            assert files == set() or was_killed
-        else:
+        if what != "remove":
             wanted = {"create": "", "remove snapshot": "since", "merged": "since"}
             assert read(volume) == wanted.get(what, "data")
             for snapshot in reversed(volume.status().snapshots):
                 volume.remove_snapshot(snapshot.name)
             volume.remove()
-        assert os.listdir(driver.unit) == [RECORDS]
-        assert os.listdir(f"{driver.unit}/{RECORDS}") == []
+        assert driver.left() == driver.recorded() == set()
         count += 1
     assert count > 1
+
+
+@pytest.mark.needs_device_mapper
+def test_no_data_of_a_former_owner_can_be_read(group: str, driver_settings: None) -> None:
+    secret = b"secret..." * (8 * MIB // 9)
+    lvm_says("lvcreate", "--yes", "--name", "theirs", "--size", "16M", group)
+    Path(f"/dev/{group}/theirs").write_bytes(secret)
+    lvm_says("lvremove", "--yes", f"{group}/theirs")
+    lvm.volumes.cache_clear()
+    volume = volume_in(group, str(uuid.uuid4()))
+    volume.create(VolumeRequest(size=8 * MIB, wipe=Wipe.ENDS))
+    path = Path(volume.status().path)
+    with path.open("rb") as device:
+        assert not device.read(MIB).strip(b"\0")
+        assert b"secret" in device.read(6 * MIB)
+        assert not device.read(MIB).strip(b"\0")
+    volume.grow(16 * MIB)
+    with path.open("rb") as device:
+        device.seek(8 * MIB)
+        assert not device.read(8 * MIB).strip(b"\0")
+    volume.remove()
+    told: list[float] = []
+    for wipe in (Wipe.ZERO, Wipe.FULL):
+        volume.create(VolumeRequest(size=16 * MIB, wipe=wipe), lambda done, _: told.append(done))
+        assert not path.read_bytes().strip(b"\0")
+        assert told.pop() == 1
+        path.write_bytes(secret)
+        volume.remove()
+
+
+@pytest.mark.needs_device_mapper
+def test_stripes_are_seen_in_the_table(tmp_path: Path, group: str, driver_settings: None) -> None:
+    (tmp_path / "pv2").touch()
+    os.truncate(tmp_path / "pv2", 128 * MIB)
+    command = ["losetup", "--find", "--show", str(tmp_path / "pv2")]
+    device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    conf = tmp_path / "lvm/lvm.conf"
+    conf.write_text(conf.read_text().replace('"r|', f'"a|^{device}$|", "r|'))
+    try:
+        lvm_says("vgextend", group, device)
+        volume = volume_in(group, str(uuid.uuid4()))
+        volume.create(VolumeRequest(size=4 * MIB, stripes=2, stripe_size=8192))
+        assert volume.status().size == 8 * MIB  # an extent on each
+        parts = (group, Path(volume.status().path).name)
+        name = "-".join(one.replace("-", "--") for one in parts)
+        said = subprocess.run(
+            ["dmsetup", "table", name], check=True, capture_output=True, text=True
+        )
+        assert re.fullmatch(r"0 16384 striped 2 16 .*\n", said.stdout), said.stdout
+        volume.remove()
+        lvm_says("vgreduce", group, device)
+    finally:
+        subprocess.run(["losetup", "--detach", device], check=True)
+
+
+@pytest.mark.needs_device_mapper
+def test_thin_volumes_and_snapshots_of_others_are_refused_by_name(
+    group: str, driver_settings: None
+) -> None:
+    lvm_says("lvcreate", "--yes", "--name", "theirs", "--size", "4M", group)
+    lvm_says("lvcreate", "--yes", "-s", "--name", "snap", "--size", "8M", f"{group}/theirs")
+    lvm.volumes.cache_clear()
+    for name in ("snap", "none"):
+        with pytest.raises(StorageError, match=name):
+            path = f"/dev/{group}/{name}"
+            volume_in(group, str(uuid.uuid4())).adopt(Disk(path=path), owner="web1")
+    assert managed_volumes() == []

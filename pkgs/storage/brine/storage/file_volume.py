@@ -33,6 +33,7 @@ from brine.storage.volume import (
     VolumeRequest,
     VolumeSnapshot,
     VolumeStatus,
+    rounded,
     tell_nothing,
 )
 from brine.vm.disk import Backing, Disk
@@ -116,7 +117,7 @@ class FileVolume(Volume):
         return [cls(unit, one) for one in ids if not one.startswith(".")]
 
     def create(self, request: VolumeRequest, tell: Tell = tell_nothing) -> None:
-        size = _rounded(request.size)
+        size = rounded(request.size)
         path = f"{self.unit}/{self.uuid}.{request.format}"
         with self._alone():
             if (record := self._find()) and record.made():
@@ -233,7 +234,7 @@ class FileVolume(Volume):
                 raise StorageError(f"{layer.path}: is missing")
 
     def grow(self, size: int) -> None:
-        size = _rounded(size)
+        size = rounded(size)
         with self._alone():
             top = self._made().made()[-1]
             if (before := _size_of(top)) >= size:
@@ -479,10 +480,6 @@ class FileVolume(Volume):
             yield
         except OSError as error:
             raise StorageError(f"{printable(path)}: {error.strerror or error}") from error
-
-
-def _rounded(size: int) -> int:
-    return -(-size // _MIB) * _MIB
 
 
 def _temporary(path: str) -> str:

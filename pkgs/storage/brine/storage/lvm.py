@@ -31,6 +31,10 @@ _REPORTED = {
     "pvseg": "pvseg_start",
     "seg": "segtype",
 }
+_OF_VOLUMES = (
+    "vg_name,lv_name,lv_path,lv_size,lv_tags,lv_time,lv_layout,lv_role,lv_health_status,lv_active,"
+    "lv_device_open,lv_merging,lv_snapshot_invalid,origin,snap_percent"
+)
 _NO_FAULT = re.compile(
     # What LVM says of a node without device-mapper, such as a container.
     r"WARNING:|File descriptor|/dev/mapper/control|Failure to communicate with kernel"
@@ -82,6 +86,29 @@ def report() -> LvmReport:
     return report
 
 
+@lru_cache(maxsize=1)
+def volumes() -> tuple[Row, ...]:
+    """The logical volumes of this node, without the parts that LVM itself makes; none, where LVM is
+    not installed. As :func:`report` it is asked once.
+
+    :raises LvmError: if they can't be found out.
+    """
+    if not is_installed():
+        return ()
+    text, fault = _run(
+        "lvs",
+        *("--reportformat", "json", "--units", "b", "--nosuffix", "--binary"),
+        *("--config", 'report { time_format="%s" }', "-o", _OF_VOLUMES),
+    )
+    try:
+        rows = _rows(json.loads(text)["report"], "lv")
+    except (ValueError, LookupError, TypeError):
+        raise LvmError(f"lvm lvs: {fault or 'its output is no report'}") from None
+    if fault and not rows:
+        raise LvmError(f"lvm lvs: {fault}")
+    return rows
+
+
 def _rows(parts: list[dict[str, list[Row]]], kind: str) -> tuple[Row, ...]:
     return tuple(row for part in parts for row in part.get(kind, ()))
 
@@ -99,6 +126,7 @@ def change(*command: str) -> None:
         _, fault = _run(*command)
     finally:
         report.cache_clear()
+        volumes.cache_clear()
     if fault:
         raise LvmError(f"lvm {' '.join(command)}: {fault}")
 

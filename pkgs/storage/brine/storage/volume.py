@@ -17,6 +17,8 @@ from typing import ClassVar
 from brine.storage.unit import UnitStatus
 from brine.vm.disk import Disk
 
+_MIB = 1 << 20
+
 Tell = Callable[[float, str], object]
 """Is told how far long work is, from 0 to 1, and what is done."""
 
@@ -31,6 +33,11 @@ def path_of_new(unit: str, uuid: str, image: str) -> str:
     :param image: its format.
     """
     return f"{unit}/{uuid}.{image}" if unit.startswith("/") else f"/dev/{unit}/brine-{uuid}"
+
+
+def rounded(size: int) -> int:
+    """A size in bytes, up to the next MiB."""
+    return -(-size // _MIB) * _MIB
 
 
 class Wipe(StrEnum):

@@ -6,6 +6,7 @@ from brine.common.progress import size_text
 from brine.storage.file_directory import FileDirectory
 from brine.storage.file_volume import FileVolume
 from brine.storage.lvm_units import LvmVg
+from brine.storage.plain_volume import PlainVolume
 from brine.storage.settings import load_settings
 from brine.storage.unit import StorageError, StorageUnit
 from brine.storage.volume import Volume
@@ -13,13 +14,10 @@ from brine.vm.disk import Disk
 
 
 def volume_in(unit: str, uuid: str) -> Volume:
-    """The volume of a disk in a unit, by their names; it need not exist.
-
-    :raises StorageError: if no driver has volumes in such units.
-    """
+    """The volume of a disk in a unit, by their names; it need not exist."""
     if unit.startswith("/"):
         return FileVolume(unit, uuid)
-    raise StorageError(f"{unit}: Brine makes no volumes in volume groups yet")
+    return PlainVolume(unit, uuid)
 
 
 def refuse_without_room(unit: str, size: int) -> None:
@@ -46,4 +44,5 @@ def managed_volumes() -> list[Volume]:
 
     :raises BrineError: if they can't be found out.
     """
-    return [one for folder in load_settings().directories for one in FileVolume.list(folder)]
+    files = [one for folder in load_settings().directories for one in FileVolume.list(folder)]
+    return [*files, *PlainVolume.list()]

@@ -1,0 +1,395 @@
+"""The driver of volumes that are logical volumes of LVM, linear or striped: *plain*.
+
+Tags mark a volume: ``brine``, and the UUID of its disk. A snapshot is a thick snapshot of LVM's: a
+copy of each block that is written since, in a space that may become full; then it is lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import ClassVar, Self
+
+from brine.common.locks import node_lock
+from brine.common.progress import size_text
+from brine.storage import lvm, qemu_img
+from brine.storage.lvm_units import LvmVg
+from brine.storage.unit import StorageError, UnitStatus
+from brine.storage.volume import (
+    Tell,
+    Volume,
+    VolumeRequest,
+    VolumeSnapshot,
+    VolumeStatus,
+    Wipe,
+    rounded,
+    tell_nothing,
+)
+from brine.vm.disk import Disk
+
+_MIB = 1 << 20
+_BLKZEROOUT = 0x127F  # linux/fs.h
+_PIECE = 64 * _MIB
+_WRITTEN = 4 * _MIB
+_END = _MIB
+_LOCK_TIMEOUT_S = 60.0
+_MERGE_S = 24 * 3600.0
+_LOOK_S = 1.0
+_SNAPSHOT_PART = 5  # a snapshot may take the fifth part of its volume
+_LEAST_SNAPSHOT = 64 * _MIB
+
+_OURS = "brine"
+_DISK = "brine.disk="
+_OWNER = "brine.owner="
+_NAME = "brine.name="
+_SNAPSHOT = "brine.snapshot="
+_MAKING = "brine.making"
+_GROWING = "brine.growing="
+_GOING_BACK = "brine.rollback="
+
+
+class PlainVolume(Volume):
+    """A logical volume. See :class:`brine.storage.volume.Volume`."""
+
+    driver: ClassVar[str] = "plain"
+
+    @classmethod
+    def list(cls) -> list[Self]:
+        """The marked volumes of all volume groups."""
+        return [
+            cls(row["vg_name"], disk)
+            for row in lvm.volumes()
+            if (disk := _value(row, _DISK)) and not _value(row, _SNAPSHOT)
+        ]
+
+    def create(self, request: VolumeRequest, tell: Tell = tell_nothing) -> None:
+        if request.format != "raw":
+            text = f"{self.unit}: a volume group has raw volumes only, not {request.format}"
+            raise StorageError(text)
+        with self._alone():
+            if row := self._row():
+                if _MAKING not in _tags(row):
+                    raise StorageError(f"{row['lv_path']}: is there already")
+                lvm.change("lvremove", "--yes", self._full(row))
+            self._refuse_same_name()
+            size = rounded(request.size)
+            self._refuse_too_large(size)
+            tags = {_OURS, _MAKING, f"{_DISK}{self.uuid}"}
+            tags |= {f"{_OWNER}{request.owner}"} if request.owner else set()
+            tags |= {f"{_NAME}{request.name}"} if request.name else set()
+            how = ["--stripes", str(request.stripes)] if request.stripes > 1 else []
+            if request.stripes > 1 and request.stripe_size:
+                how += ["--stripesize", f"{request.stripe_size}b"]
+            lvm.change(
+                "lvcreate",
+                *("--yes", "--wipesignatures", "y", "--zero", "y"),
+                *("--name", self._lv_name(), "--size", f"{size}b", *how),
+                *(word for tag in sorted(tags) for word in ("--addtag", tag)),
+                self.unit,
+            )
+            row = self._there()
+            try:
+                _wipe(row["lv_path"], 0, int(row["lv_size"]), request.wipe, tell)
+                self._untag(row, _MAKING)
+            except BaseException:
+                lvm.change("lvremove", "--yes", self._full(row))
+                raise
+
+    def adopt(self, disk: Disk, *, owner: str) -> None:
+        with self._alone():
+            row = self._at(disk.path)
+            if other := _value(row, _DISK):
+                if other != self.uuid:
+                    raise StorageError(f"{disk.path}: is the volume of the disk {other}")
+                return
+            if there := self._row():
+                raise StorageError(f"{disk.path}: {there['lv_path']} is the volume already")
+            layout, roles = row["lv_layout"].split(","), row["lv_role"].split(",")
+            if "thin" in layout:
+                text = f"{disk.path}: is in a thin pool, and Brine uses none"
+                hint = "a full thin pool loses what guests have written: lvconvert, or copy it"
+                raise StorageError(text, hint=hint)
+            if "snapshot" in roles or not set(layout) <= {"linear", "striped", "raid", "raid1"}:
+                raise StorageError(f"{disk.path}: is a {row['lv_layout']} volume of LVM's")
+            tags = [_OURS, f"{_DISK}{self.uuid}", f"{_OWNER}{owner}"]
+            tags += [f"{_NAME}{disk.name}"] if disk.name else []
+            self._change_tags(row, *(word for tag in tags for word in ("--addtag", tag)))
+
+    def disk(self, disk: Disk) -> Disk:
+        row = self._there()
+        mib = -(-int(row["lv_size"]) // _MIB)
+        return replace(disk, uuid=self.uuid, unit=self.unit, path=row["lv_path"], size_mib=mib)
+
+    def status(self) -> VolumeStatus:
+        row = self._row()
+        if row is None:
+            path = f"/dev/{self.unit}/{self._lv_name()}"
+            text = "there is no such volume"
+            return VolumeStatus(path=path, status=UnitStatus.MISSING, why=text)
+        snapshots = self._snapshots()
+        status, why = UnitStatus.OK, ""
+        if _MAKING in _tags(row):
+            status, why = UnitStatus.MISSING, "its making was interrupted"
+        elif health := row["lv_health_status"]:
+            status, why = UnitStatus.DEGRADED, f"LVM says {health}"
+            if health == "partial":
+                why = "partial: a physical volume under it is missing"
+        elif row["lv_active"] == "0":
+            why = "it is not active"
+        elif bad := [one for one in map(_snapshot_of, snapshots) if one.why]:
+            status, why = UnitStatus.DEGRADED, f"snapshot {bad[0].name}: {bad[0].why}"
+        return VolumeStatus(
+            path=row["lv_path"],
+            size=int(row["lv_size"]),
+            used=sum(int(one["lv_size"]) for one in (row, *snapshots)),
+            owner=_value(row, _OWNER),
+            name=_value(row, _NAME),
+            since=float(row["lv_time"] or 0),
+            is_open=row["lv_device_open"] == "1",
+            status=status,
+            why=why,
+            snapshots=tuple(map(_snapshot_of, snapshots)),
+        )
+
+    def prepare(self) -> None:
+        row = self._there()
+        if row["lv_active"] != "1":
+            lvm.change("lvchange", "--activate", "y", self._full(row))
+
+    def grow(self, size: int) -> None:
+        size = rounded(size)
+        with self._alone():
+            row = self._there()
+            before = int(_value(row, _GROWING) or row["lv_size"])
+            if int(row["lv_size"]) < size:
+                if snapshots := self._snapshots():
+                    text = f"{row['lv_path']}: has the snapshot {_value(snapshots[-1], _SNAPSHOT)}"
+                    hint = "LVM grows no volume with snapshots: remove them before"
+                    raise StorageError(text, hint=hint)
+                self._refuse_too_large(size - int(row["lv_size"]))
+                # What a former owner has left in the new space is no guest's.
+                self._change_tags(row, "--addtag", f"{_GROWING}{before}")
+                lvm.change("lvextend", "--size", f"{size}b", self._full(row))
+                row = self._there()
+            if growing := _value(row, _GROWING):
+                now = int(row["lv_size"])
+                _wipe(row["lv_path"], int(growing), now - int(growing), Wipe.ZERO, tell_nothing)
+                self._untag(row, f"{_GROWING}{growing}")
+
+    def copy_from(self, source: Disk, tell: Tell = tell_nothing) -> None:
+        row = self._there()
+        qemu_img.run_long(
+            *("convert", "-n", "-O", "raw", qemu_img.location_of(source)),
+            row["lv_path"],
+            tell=tell,
+            text=f"copying {source.path} to {row['lv_path']}",
+        )
+        with open(row["lv_path"], "rb+") as device:
+            os.fsync(device.fileno())
+
+    def snapshot(self, name: str, *, space: int = 0) -> None:
+        with self._alone():
+            row = self._there()
+            if name in [_value(one, _SNAPSHOT) for one in self._snapshots()]:
+                raise StorageError(f"{row['lv_path']}: has a snapshot {name} already")
+            self._make_snapshot(row, name, rounded(space) or _usual_space(row))
+
+    def rollback(self, name: str) -> None:
+        with self._alone():
+            row = self._there()
+            snapshots = self._snapshots()
+            going_back = f"{_GOING_BACK}{name}#"
+            if not _value(row, going_back):
+                if not snapshots or _value(snapshots[-1], _SNAPSHOT) != name:
+                    raise StorageError(f"{row['lv_path']}: {name} is not its newest snapshot")
+                if row["lv_device_open"] == "1":
+                    raise StorageError(f"{row['lv_path']}: is in use", hint="stop what uses it")
+                if why := _snapshot_of(snapshots[-1]).why:
+                    raise StorageError(f"{row['lv_path']}: snapshot {name}: {why}")
+                self._change_tags(row, "--addtag", f"{going_back}{snapshots[-1]['lv_size']}")
+                row = self._there()
+            space = int(_value(row, going_back))
+            for one in snapshots:
+                if _value(one, _SNAPSHOT) == name and one["lv_merging"] != "1":
+                    lvm.change("lvconvert", "--yes", "--merge", self._full(one))
+            self._await_merge(name)
+            self._make_snapshot(row, name, space)
+            self._untag(row, f"{going_back}{space}")
+
+    def remove_snapshot(self, name: str, tell: Tell = tell_nothing) -> None:
+        with self._alone():
+            for row in self._snapshots():
+                if _value(row, _SNAPSHOT) == name:
+                    lvm.change("lvremove", "--yes", self._full(row))
+
+    def merged(self, name: str) -> None:
+        """Nothing: the snapshots of LVM are no layers of an image."""
+
+    def remove(self) -> None:
+        with self._alone():
+            row = self._row()
+            if row is None:
+                self._refuse_same_name()
+                return
+            if snapshots := self._snapshots():
+                text = f"{row['lv_path']}: has the snapshot {_value(snapshots[-1], _SNAPSHOT)}"
+                raise StorageError(text, hint="remove its snapshots before")
+            if row["lv_device_open"] == "1":
+                raise StorageError(f"{row['lv_path']}: is in use", hint="stop what uses it before")
+            lvm.change("lvremove", "--yes", self._full(row))
+
+    # What LVM has.
+
+    def _lv_name(self) -> str:
+        return f"brine-{self.uuid}"
+
+    def _rows(self) -> Iterator[lvm.Row]:
+        for row in lvm.volumes():
+            if row["vg_name"] == self.unit and _value(row, _DISK) == self.uuid:
+                yield row
+
+    def _row(self) -> lvm.Row | None:
+        return next((row for row in self._rows() if not _value(row, _SNAPSHOT)), None)
+
+    def _there(self) -> lvm.Row:
+        if (row := self._row()) is None:
+            raise StorageError(f"{self.unit}: has no volume of the disk {self.uuid}")
+        return row
+
+    def _snapshots(self) -> Sequence[lvm.Row]:
+        """The oldest first."""
+        rows = [row for row in self._rows() if _value(row, _SNAPSHOT)]
+        return sorted(rows, key=lambda row: (float(row["lv_time"] or 0), row["lv_name"]))
+
+    def _at(self, path: str) -> lvm.Row:
+        """The logical volume of a path, which may be any of its names."""
+        wanted = os.path.realpath(path)
+        for row in lvm.volumes():
+            names = (row["lv_path"], f"/dev/{row['vg_name']}/{row['lv_name']}")
+            if row["vg_name"] == self.unit and (
+                path in names or wanted in map(os.path.realpath, filter(None, names))
+            ):
+                return row
+        raise StorageError(f"{path}: is no logical volume of {self.unit}")
+
+    @staticmethod
+    def _full(row: lvm.Row) -> str:
+        return f"{row['vg_name']}/{row['lv_name']}"
+
+    def _change_tags(self, row: lvm.Row, *changes: str) -> None:
+        lvm.change("lvchange", *changes, self._full(row))
+
+    def _untag(self, row: lvm.Row, tag: str) -> None:
+        self._change_tags(row, "--deltag", tag)
+
+    def _make_snapshot(self, row: lvm.Row, name: str, space: int) -> None:
+        self._refuse_too_large(space)
+        tags = [_OURS, f"{_DISK}{self.uuid}", f"{_SNAPSHOT}{name}"]
+        lvm.change(
+            "lvcreate",
+            *("--yes", "--snapshot", "--name", f"{self._lv_name()}.{name}"),
+            *("--size", f"{space}b"),
+            *(word for tag in tags for word in ("--addtag", tag)),
+            self._full(row),
+        )
+
+    def _await_merge(self, name: str) -> None:
+        """Wait until LVM has put a snapshot back into its volume."""
+        deadline = time.monotonic() + _MERGE_S
+        while any(_value(one, _SNAPSHOT) == name for one in self._snapshots()):
+            if time.monotonic() > deadline:
+                raise StorageError(f"{self.unit}: the snapshot {name} is not put back yet")
+            lvm.change("lvchange", "--poll", "y", self._full(self._there()))
+            time.sleep(_LOOK_S)
+
+    # What is refused.
+
+    def _refuse_same_name(self) -> None:
+        for row in lvm.volumes():
+            if (row["vg_name"], row["lv_name"]) == (self.unit, self._lv_name()):
+                text = f"{row['lv_path']}: is there, and has no mark of Brine's"
+                raise StorageError(text)
+
+    def _refuse_too_large(self, size: int) -> None:
+        unit = LvmVg.find(self.unit)
+        if not unit.allocatable:
+            raise StorageError(f"{self.unit}: {unit.why}")
+        if size > unit.free:
+            text = f"{self.unit}: has {size_text(unit.free)} free, and {size_text(size)} are needed"
+            raise StorageError(text, hint="brine storage list shows what other units have")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        with node_lock(f"storage-unit-{self.unit}", timeout_s=_LOCK_TIMEOUT_S):
+            # Another command may have changed something since.
+            lvm.report.cache_clear()
+            lvm.volumes.cache_clear()
+            yield
+
+
+def _tags(row: lvm.Row) -> list[str]:
+    return row["lv_tags"].split(",")
+
+
+def _value(row: lvm.Row, prefix: str) -> str:
+    """The value of a tag; empty if there is none."""
+    return next((tag[len(prefix) :] for tag in _tags(row) if tag.startswith(prefix)), "")
+
+
+def _usual_space(row: lvm.Row) -> int:
+    return rounded(max(int(row["lv_size"]) // _SNAPSHOT_PART, _LEAST_SNAPSHOT))
+
+
+def _snapshot_of(row: lvm.Row) -> VolumeSnapshot:
+    size = int(row["lv_size"])
+    percent = float(row["snap_percent"] or 0)
+    is_lost = row["lv_snapshot_invalid"] == "1" or percent >= 100
+    return VolumeSnapshot(
+        name=_value(row, _SNAPSHOT),
+        since=float(row["lv_time"] or 0),
+        used=int(size * percent / 100),
+        size=size,
+        why="its space is full, and it is lost" if is_lost else "",
+    )
+
+
+def _wipe(path: str, start: int, size: int, how: Wipe, tell: Tell) -> None:
+    """Have a part of a device read as zeros, or its ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_EXCL)
+        try:
+            end = start + size
+            if how is Wipe.ENDS:
+                for at in {start, max(start, end - _END)}:
+                    _zero(descriptor, at, min(_END, end - at))
+            else:
+                _wipe_all(descriptor, path, start, end, how, tell)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise StorageError(f"{path}: can't be wiped: {error.strerror}") from error
+
+
+def _wipe_all(descriptor: int, path: str, start: int, end: int, how: Wipe, tell: Tell) -> None:
+    with mmap.mmap(-1, _WRITTEN) as zeros:
+        at = start
+        while at < end:
+            piece = min(_WRITTEN if how is Wipe.FULL else _PIECE, end - at)
+            if how is Wipe.FULL:
+                with memoryview(zeros) as whole, whole[:piece] as part:
+                    piece = os.pwrite(descriptor, part, at)
+            else:
+                _zero(descriptor, at, piece)
+            at += piece
+            tell((at - start) / (end - start), f"wiping {path}")
+
+
+def _zero(descriptor: int, start: int, size: int) -> None:
+    fcntl.ioctl(descriptor, _BLKZEROOUT, struct.pack("QQ", start, size))
