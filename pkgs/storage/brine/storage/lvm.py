@@ -131,25 +131,48 @@ def change(*command: str) -> None:
         raise LvmError(f"lvm {' '.join(command)}: {fault}")
 
 
-def _run(*arguments: str) -> tuple[str, str]:
-    """The output of a command of LVM's, and its fault in one line, if it failed."""
-    command = f"lvm {arguments[0]}"
+def rows(kind: str, *command: str) -> list[Row]:
+    """The rows of a kind in the report of another command, such as ``pvs``. Sizes are in bytes.
+
+    :raises LvmError: if it fails.
+    """
+    how = ("--reportformat", "json", "--units", "b", "--nosuffix", "--binary")
+    text, fault = _run(*command, *how)
+    if fault:
+        raise LvmError(f"lvm {command[0]}: {fault}")
+    return [*_rows(json.loads(text)["report"], kind)]
+
+
+def program(*arguments: str) -> tuple[list[str], dict[str, str]]:
+    """A command of LVM's, and its environment.
+
+    :raises LvmError: if it can't be run here.
+    """
     if os.geteuid():
-        raise LvmError(f"{command}: only root can run it", hint="be root")
+        raise LvmError(f"lvm {arguments[0]}: only root can run it", hint="be root")
     environment = {"PATH": _PATH, "LC_ALL": "C", "LVM_SUPPRESS_FD_WARNINGS": "1"}
     if folder := os.environ.get("LVM_SYSTEM_DIR"):  # an admin's own configuration of LVM
         environment["LVM_SYSTEM_DIR"] = folder
+    return [_PROGRAM, *arguments], environment
+
+
+def fault_of(said: str, status: int) -> str:
+    """What a command of LVM's that failed has said, in one line."""
+    lines = (line.strip() for line in said.splitlines())
+    faults = [line for line in lines if line and not _NO_FAULT.match(line)]
+    return printable(faults[0]) if faults else f"exit status {status}"
+
+
+def _run(*arguments: str) -> tuple[str, str]:
+    """The output of a command of LVM's, and its fault in one line, if it failed."""
+    command, environment = program(*arguments)
     try:
-        done = run_bounded([_PROGRAM, *arguments], timeout_s=TIMEOUT_S, environment=environment)
+        done = run_bounded(command, timeout_s=TIMEOUT_S, environment=environment)
     except TimeoutError:
-        text = f"{command}: no answer within {TIMEOUT_S:g} s"
+        text = f"lvm {arguments[0]}: no answer within {TIMEOUT_S:g} s"
         hint = "a device may not answer, or another command of LVM's holds a lock: see ps -e"
         raise LvmError(text, hint=hint) from None
     except FileNotFoundError:
         hint = install_hint(apt="lvm2", dnf="lvm2")
-        raise LvmError(f"{command}: LVM is not installed", hint=hint) from None
-    if done.returncode == 0:
-        return done.stdout, ""
-    lines = (line.strip() for line in done.stderr.splitlines())
-    faults = [line for line in lines if line and not _NO_FAULT.match(line)]
-    return done.stdout, printable(faults[0]) if faults else f"exit status {done.returncode}"
+        raise LvmError(f"lvm {arguments[0]}: LVM is not installed", hint=hint) from None
+    return done.stdout, fault_of(done.stderr, done.returncode) if done.returncode else ""
