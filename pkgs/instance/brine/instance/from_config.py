@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brine.common import outbox
@@ -21,7 +21,13 @@ from brine.config.nodes import find_node, find_this_node
 from brine.config.runnable import disk_path, place_fault, spec_link, unsupported
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
-from brine.instance.definition import SpecInput, define_as_asked, tell_results
+from brine.instance.definition import (
+    DefinitionResult,
+    SpecInput,
+    define_as_asked,
+    tell_results,
+)
+from brine.instance.disks.adoption import adopt_disk, unit_of
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
 from brine.instance.registry import without_state
@@ -80,6 +86,8 @@ def define_all(arguments: argparse.Namespace) -> int:
         for one in sorted(ours, key=lambda one: one.name)
     ]
     results = define_as_asked(given, arguments)
+    if not arguments.dry_run:
+        _adopt_disks(results)
     others = elsewhere(configuration, node)
     rows = [{"name": name, "node": owner} for name, owner in others.items()]
     as_json = arguments.json
@@ -94,6 +102,18 @@ def define_all(arguments: argparse.Namespace) -> int:
             hint=f"brine instance undefine {name}, unless it is to come back",
         )
     return status
+
+
+def _adopt_disks(results: Sequence[DefinitionResult]) -> None:
+    """Adopt the disks of instances as they are. What can't be adopted is used all the same."""
+    for spec in (one.spec() for one in results if one.defined):
+        for number, disk in enumerate(spec.disks):
+            if disk.unit or not unit_of(disk.path):
+                continue
+            try:
+                adopt_disk(spec.name, disk.uuid, called=f"disk{number}")
+            except BrineError as error:
+                warn(f"{spec.name}: disk {disk.path} is not adopted: {error}", hint=error.hint)
 
 
 def _node_of(configuration: Configuration, arguments: argparse.Namespace) -> str:
@@ -116,6 +136,7 @@ def _input_of(configuration: Configuration, instance: Instance, *, keeps_state: 
     name = instance.name
     try:
         data, ignored = spec_of(configuration, instance)
+        _keep_places(data)
     except BrineError as error:
         return SpecInput(name, name, fault=error)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -126,6 +147,15 @@ def _input_of(configuration: Configuration, instance: Instance, *, keeps_state: 
     if keeps_state:
         data = without_state(data)
     return SpecInput(name, name, data, ignored=ignored)
+
+
+def _keep_places(data: dict[str, Any]) -> None:
+    """Have disks that were adopted stay where they are: they may have been moved since."""
+    before = store.load_sound(data["name"])
+    adopted = {one.uuid for one in before.disks if one.unit} if before else set()
+    for row in data["disks"]:
+        if row["uuid"] in adopted:
+            del row["path"], row["format"]
 
 
 def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:

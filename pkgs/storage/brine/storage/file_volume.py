@@ -26,6 +26,7 @@ from brine.common.progress import size_text
 from brine.common.schema import SchemaError, parse
 from brine.storage import qemu_img
 from brine.storage.file_directory import FileDirectory
+from brine.storage.settings import is_within
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import (
     Tell,
@@ -319,7 +320,8 @@ class FileVolume(Volume):
     def remove(self) -> None:
         with self._alone():
             record = self._find()
-            if record is None:
+            if record is None:  # nor has it a file; but a kill may have left half a record
+                unfinished(self._file()).unlink(missing_ok=True)
                 return
             if snapshots := [one.snapshot for one in record.made()[1:]]:
                 text = f"{record.made()[-1].path}: has the snapshot {snapshots[-1]}"
@@ -458,7 +460,9 @@ class FileVolume(Volume):
 
     def _refuse_foreign(self, path: str) -> None:
         FileDirectory.find(self.unit)
-        if os.path.dirname(path) != self.unit or os.path.realpath(path) != path:
+        folder = os.path.dirname(path)
+        is_here = is_within(folder, self.unit) and not is_within(folder, f"{self.unit}/{RECORDS}")
+        if not is_here or os.path.realpath(path) != path:
             raise StorageError(f"{path}: is no file of the unit {self.unit}")
         if not Path(path).is_file():
             raise StorageError(f"{path}: is no file")

@@ -162,7 +162,8 @@ class Runtime(NamedTuple):
         rows = (self.started_with() or {}).get("disks")
         if not isinstance(rows, list):
             return known
-        own = {"unit": disk.unit, "size_mib": disk.size_mib, "format_source": disk.format_source}
+        own = {"name": disk.name, "unit": disk.unit, "size_mib": disk.size_mib}
+        own |= {"format_source": disk.format_source}
         return known.with_started(disks=[changed(row, **own) for row in rows])
 
     def paths_of(self, disk: Json) -> list[str]:

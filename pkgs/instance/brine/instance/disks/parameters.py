@@ -29,10 +29,10 @@ def volume_parameters() -> VolumeParameters:
 
     :raises brine.config.ssconf.SsconfError: if they can't be read.
     """
-    from brine.config.ssconf import Ssconf, file_name  # it takes long to load
-
-    # An older Brine has exported none.
-    if not (paths.SSCONF_DIR / file_name(f"diskparams_{_KIND}")).exists():
+    # On a node of no cluster, or one whose master has an older Brine, there are none.
+    if not (paths.SSCONF_DIR / f"ssconf_diskparams_{_KIND}").exists():
         return VolumeParameters()
+    from brine.config.ssconf import Ssconf  # it takes long to load
+
     said = Ssconf(paths.SSCONF_DIR).disk_params(_KIND, is_this_node)
     return VolumeParameters(said["stripes"], said["stripesize"] * _KIB, said["vg"])
