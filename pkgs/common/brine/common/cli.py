@@ -321,6 +321,21 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
+_SIZES = {name: 1 << 10 * power for power, name in enumerate("KMGT", 1)}
+
+
+def size(text: str) -> int:
+    """A type for sizes such as ``10G``, in bytes; ``GiB`` is the same."""
+    match = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,3}))?([KMGT])(?:iB)?", text)
+    if match is None:
+        raise ArgumentTypeError(f"no size such as 512M or 10G: {text!r:.60}")
+    whole, part, unit = match.groups()
+    found = int(float(f"{whole}.{part or 0}") * _SIZES[unit])
+    if not found:
+        raise ArgumentTypeError(f"must be more than 0, but is {text!r}")
+    return found
+
+
 def length_of_time(text: str) -> int | None:
     """The seconds of ``90s``, ``30m`` (or ``min``), ``2h``, ``3d`` or ``1w``; None of all else."""
     match = re.fullmatch(r"(\d{1,6})\s*([a-z]+)", text)

@@ -66,6 +66,9 @@ RENAMED = _message("b6735e51ae1e4e019ac0bb25d4159f52", "renamed", "{by} has rena
 CLONED = _message(
     "0496e86615284712b7edeb38024c51ea", "cloned", "{by} has made it as a clone of {name}"
 )
+DISK_MOVED = _message(
+    "18f76123b05b4e92b29d096e85ecdb55", "disk-moved", "{by} has moved its disk {how}"
+)
 MEDIUM_CHANGED = _message(
     "ffb14f25f85443a5aaf85bb316ec6453", "medium-changed", "{by} has changed a medium: {how}"
 )

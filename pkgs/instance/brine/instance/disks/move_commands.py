@@ -1,0 +1,60 @@
+"""``brine disk move`` and ``brine storage evacuate``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from brine.common.cli import print_done, undo_when_told_to_end
+from brine.common.errors import printable
+from brine.common.progress import ProgressLines
+from brine.instance.disks.evacuate import Evacuation
+from brine.instance.disks.moves import MovedDisk, move_disk
+from brine.instance.messages import log_to_journal
+
+
+def move(arguments: argparse.Namespace) -> int:
+    """``brine disk move``."""
+    undo_when_told_to_end()
+    log_to_journal("brine")
+    moved = move_disk(
+        arguments.name,
+        arguments.disk,
+        arguments.to,
+        rate=arguments.rate,
+        tell=ProgressLines(),
+    )
+    disk = moved.disk
+    facts = {"instance": moved.name, "disk": disk.name, "uuid": disk.uuid, "unit": disk.unit}
+    facts |= {"path": disk.path, "format": disk.format, "from": moved.before.unit}
+    text = printable(_in_words(moved))
+    print_done(text, as_json=arguments.json, **facts, changed=moved.changed, live=moved.is_live)
+    return 0
+
+
+def _in_words(moved: MovedDisk) -> str:
+    called = f"{moved.name}: disk {moved.disk.name or moved.disk.uuid}"
+    if not moved.changed:
+        return f"unchanged: {called} is in {moved.disk.unit}"
+    return f"moved: {called} to {moved.disk.path}"
+
+
+def evacuate(arguments: argparse.Namespace) -> int:
+    """``brine storage evacuate``: 1 if a volume is left."""
+    undo_when_told_to_end()
+    log_to_journal("brine")
+    work = Evacuation(arguments.to, arguments.rate, ProgressLines())
+    how = work.of_physical if arguments.type == "lvm-pv" else work.of_folder
+    how(arguments.unit)
+    if arguments.json:
+        rows = {"moved": work.moved, "failed": work.failed}
+        facts = {key: [one.to_json() for one in found] for key, found in rows.items()}
+        result = "incomplete" if work.failed else "evacuated"
+        named = {"type": arguments.type, "name": arguments.unit, "result": result}
+        print(json.dumps({**named, **facts}, indent=2))
+    else:
+        for one in work.moved:
+            print(printable(f"moved: {one.volume} to {one.to}"))
+        left = f", {len(work.failed)} left" if work.failed else ""
+        print(printable(f"evacuated: {arguments.unit}{left}"))
+    return 1 if work.failed else 0

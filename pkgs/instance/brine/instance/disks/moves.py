@@ -1,0 +1,391 @@
+"""Moving the volume of a disk to another storage unit: ``brine disk move``.
+
+The new volume has the same disk's UUID, in the other unit. The disk is wholly at its old or at its
+new place at any time, whichever process is killed:
+
+- While the copy is made, no disk is in it, and an error or a kill removes it. QEMU mirrors the disk
+  of a running instance, and the guest writes on.
+- At the switch the guest's processors stand still for a moment. Both volumes have the same content
+  then. QEMU leaves the old one, the spec names the new one, and the guest goes on. So after a kill
+  the disk is what QEMU has; and if QEMU has ended, too, what the spec names: the guest has not
+  written since.
+- Then the old volume is removed. One that can't be is no disk's: ``brine storage orphans`` lists
+  it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from brine.common import operation
+from brine.common.errors import BrineError, UsageError, warn
+from brine.common.operation import Facts, OperationKind, Work
+from brine.common.qmp.wire import QmpClosedError
+from brine.common.unix_socket import is_listening
+from brine.hotplug import block_graph, disk_images
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.locked_vm import Vm
+from brine.hotplug.session import working_on
+from brine.instance import messages, store
+from brine.instance.disks.parameters import volume_parameters
+from brine.instance.kvm.runtime_devices import devices_now
+from brine.instance.observe import Observed, Oper, look
+from brine.instance.registry import refuse_stray_vm
+from brine.instance.store import InstanceError
+from brine.storage.unit import UnitStatus
+from brine.storage.volume import Tell, Volume, VolumeRequest, Wipe, tell_nothing
+from brine.storage.volumes import volume_in
+from brine.vm.disk import Disk, unit_fault
+from brine.vm.files import InstanceFiles
+from brine.vm.halt import PAUSED
+from brine.vm.run import Run
+from brine.vm.runtime_file import change_file
+from brine.vm.spec import Spec, parse, to_json
+from brine.vm.values import tidy_path
+
+_OF_VOLUME = ("unit", "path", "format", "format_source", "backing")
+_REST = ("save", "resume", "remove the original", "tell")
+_MIB = 1 << 20
+_LOCK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MovedDisk:
+    """The result of a move.
+
+    :param disk: as the spec has it now, and *before* as it was.
+    :param is_live: whether the guest ran on meanwhile.
+    """
+
+    name: str
+    before: Disk
+    disk: Disk
+    is_live: bool = False
+
+    @property
+    def changed(self) -> bool:
+        return self.before.unit != self.disk.unit
+
+
+def move_disk(
+    name: str, reference: str, unit: str, *, rate: int = 0, tell: Tell = tell_nothing
+) -> MovedDisk:
+    """Move the volume of a disk to another unit. A disk that is there stays.
+
+    :param reference: the disk's name, UUID, path or serial.
+    :param rate: how many bytes a second QEMU copies at most; 0 is no limit.
+    :raises BrineError: why it is not moved. The disk is at its old place then.
+    """
+    if fault := unit_fault(unit):
+        raise UsageError(f"{unit!r:.60}: {fault}", hint="brine storage list shows the units")
+    return _Move(name, unit, rate, tell).do(reference)
+
+
+def find_disk(spec: Spec, reference: str) -> Disk:
+    """The disk of an instance with that name, UUID, path or serial.
+
+    :raises InstanceError: if it has none, or several.
+    """
+    wanted = reference.lower()
+    found = [
+        one
+        for one in spec.disks
+        if wanted in (one.name, one.uuid, one.guest_serial().lower())
+        or (reference.startswith("/") and tidy_path(reference) == one.path)
+    ]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(one.name or one.uuid for one in spec.disks) or "none"
+    text = f"has {'several disks' if found else 'no disk'} known as {reference}"
+    raise InstanceError(spec.name, text, hint=f"its disks are: {known}")
+
+
+class _Move:
+    """A move that this process does; it holds the lock of the instance but while QEMU copies."""
+
+    def __init__(self, name: str, unit: str, rate: int, tell: Tell) -> None:
+        self._name = name
+        self._unit = unit
+        self._rate = rate
+        self._tell = tell
+        self._lock = ExitStack()
+        self._is_held = False
+
+    def do(self, reference: str) -> MovedDisk:
+        with self._lock:
+            self._hold()
+            seen = look(self._name)
+            disk = find_disk(seen.spec, reference)
+            if disk.unit == self._unit:
+                return MovedDisk(self._name, disk, disk)
+            source = _source(seen, disk)
+            is_live = _is_plugged(seen, disk)
+            facts = {"name": self._name, "uuid": disk.uuid, "disk": disk.name or disk.path}
+            facts |= {"from": disk.unit, "to": self._unit}
+            key = store.operation_key(self._name)
+            with operation.begin(MOVE, key, facts=facts) as work:
+                if is_live:
+                    after = self._live(work, disk, source)
+                else:
+                    after = self._still(work, disk, source)
+        return MovedDisk(self._name, disk, after, is_live)
+
+    def _made(self, work: Work, disk: Disk, source: Volume, wipe: Wipe) -> tuple[Volume, Disk]:
+        """Make the new volume; returns it, and the disk in it. A file keeps its format."""
+        target = volume_in(self._unit, disk.uuid)
+        is_plain = target.driver == "plain"
+        parameters = volume_parameters() if is_plain else None
+        request = VolumeRequest(
+            size=source.status().size,
+            owner=self._name,
+            name=disk.name,
+            format="raw" if is_plain else disk.format,
+            stripes=parameters.stripes if parameters else 1,
+            stripe_size=parameters.stripe_size if parameters else 0,
+            wipe=wipe,
+        )
+        work.step("make the new volume", undo=("remove the copy", work.record.facts))
+        target.create(request, partial(self._told, work))
+        return target, replace(target.disk(disk), size_mib=disk.size_mib)
+
+    def _told(self, work: Work, done: float, text: str) -> None:
+        work.progress(done, text)
+        self._tell(done, f"{self._name}: {text}")
+
+    def _still(self, work: Work, disk: Disk, source: Volume) -> Disk:
+        """Move a disk that no QEMU has open."""
+        target, after = self._made(work, disk, source, Wipe.ZERO)
+        target.copy_from(disk, partial(self._told, work))
+        facts = {**work.record.facts, "after": to_json(after)}
+        with work.committing(("is moved", facts), *((one, facts) for one in _REST)):
+            _save(facts)
+        return after
+
+    def _live(self, work: Work, disk: Disk, source: Volume) -> Disk:
+        """Move a disk that a guest uses."""
+        # QEMU copies all of it.
+        target, after = self._made(work, disk, source, Wipe.ENDS)
+        after = self._as_large(disk, after, source, target)
+        facts = {**work.record.facts, "after": to_json(after), "was_running": False}
+        files = InstanceFiles(self._name)
+        self._lock.close()  # a stop, say, need not wait for the copy
+        self._is_held = False
+        with ExitStack() as switch:
+            try:
+                disk_images.mirror_disk(
+                    files.qmp,
+                    after,
+                    runtime=files.runtime,
+                    rate=self._rate,
+                    before_switch=partial(self._stand_still, work, disk, facts, switch),
+                    tell=partial(self._told, work),
+                )
+            except QmpClosedError as error:
+                text = "ended while its disk was moved"
+                raise InstanceError(self._name, text, hint="move it again") from error
+            finally:
+                self._hold()
+            _save(facts)
+        _resume(facts)
+        return after
+
+    def _as_large(self, disk: Disk, after: Disk, source: Volume, target: Volume) -> Disk:
+        """Have the old volume be as large as the new one, whose unit may have larger extents: QEMU
+        copies to images of the same size only."""
+        size = target.status().size
+        if source.status().size == size:
+            return after
+        source.grow(size)
+        with working_on(InstanceFiles(self._name).qmp) as vm:
+            device = block_graph.device_of(vm.machine, disk.uuid)
+            block_graph.grow_disk(vm.machine, device, size)
+        return replace(after, size_mib=size // _MIB) if disk.size_mib else after
+
+    def _stand_still(self, work: Work, disk: Disk, facts: Facts, switch: ExitStack) -> None:
+        """Have the guest write no more until the spec names the new volume."""
+        self._hold()
+        if find_disk(store.load(self._name), disk.uuid) != disk:
+            text = f"its disk {disk.name or disk.path} was changed while it was moved"
+            raise InstanceError(self._name, text, hint="move it again")
+        with working_on(InstanceFiles(self._name).qmp) as vm:
+            facts["was_running"] = _state(vm) == "running"
+            if facts["was_running"]:
+                work.step("have the guest stand still", undo=("resume", facts))
+                vm.machine.qmp.execute("stop")
+        rest = [(one, facts) for one in _REST]
+        switch.enter_context(work.committing(("is moved", facts), *rest))
+
+    def _hold(self) -> None:
+        """Hold the lock of the instance, unless that is so already."""
+        if not self._is_held:
+            self._lock.enter_context(store.alone(self._name, timeout_s=_LOCK_S))
+            self._is_held = True
+
+
+def _source(seen: Observed, disk: Disk) -> Volume:
+    """The volume of a disk that can be moved.
+
+    :raises InstanceError: why it can't be.
+    """
+    name, called = seen.name, disk.name or disk.path
+    if not disk.unit:
+        hint = f"brine disk adopt {name} {called} has Brine look after it"
+        raise InstanceError(name, f"its disk {called} is no volume of Brine's", hint=hint)
+    volume = volume_in(disk.unit, disk.uuid)
+    status = volume.status()
+    if status.status is UnitStatus.MISSING:
+        raise InstanceError(name, f"its disk {called}: {status.why}")
+    if status.snapshots:
+        snapshots = ", ".join(one.name for one in status.snapshots)
+        hint = f"brine disk snapshot {name} --remove {status.snapshots[-1].name}"
+        text = f"its disk {called} has snapshots, which do not move with it: {snapshots}"
+        raise InstanceError(name, text, hint=hint)
+    if disk.backing:
+        hint = "qemu-img rebase -b '' makes an image that stands alone, while it is stopped"
+        text = f"its disk {called} has a backing file, {disk.backing.path}, which does not move"
+        raise InstanceError(name, text, hint=hint)
+    return volume
+
+
+def _is_plugged(seen: Observed, disk: Disk) -> bool:
+    """Whether the instance's QEMU has a disk now.
+
+    :raises InstanceError: if the disk can't be moved as it is.
+    """
+    name, oper = seen.name, seen.state.oper
+    if not seen.is_going:
+        refuse_stray_vm(name, "end it, then move the disk")
+        return False
+    if oper is not Oper.RUNNING or seen.spec.is_xen():
+        hint = f"brine instance stop {name}, then move the disk"
+        raise InstanceError(name, f"is {oper}", hint=hint)
+    now = next((one for one in devices_now(name).now.disks if one.uuid == disk.uuid), None)
+    if now is None:
+        return False
+    if now.path != disk.path:
+        text = f"runs with {now.path}, and its spec has {disk.path}"
+        raise InstanceError(name, text, hint=f"brine instance reboot {name}, then move the disk")
+    if disk.read_only:
+        text = f"its disk {disk.name or disk.path} is read-only, and QEMU does not copy it"
+        raise InstanceError(name, text, hint=f"brine instance stop {name}, then move the disk")
+    return True
+
+
+def _state(vm: Vm) -> str:
+    answer = vm.machine.qmp.execute("query-status")
+    return str(answer.get("status")) if isinstance(answer, dict) else ""
+
+
+# The functions of the operation. An instance that is no more, or has the disk no more, uses neither
+# volume.
+
+
+def _disk_in_spec(facts: Facts) -> Disk | None:
+    spec = store.load_sound(facts["name"])
+    return next((one for one in spec.disks if one.uuid == facts["uuid"]), None) if spec else None
+
+
+def _is_moved(facts: Facts) -> bool:
+    """Whether the disk is at its new place: by what QEMU has; without one, by the spec."""
+    disk = _disk_in_spec(facts)
+    if disk and disk.unit == facts["to"]:
+        return True
+    return "was_running" in facts and _image_in_use(facts) == facts["after"]["path"]
+
+
+def _image_in_use(facts: Facts) -> str:
+    """The path of the image that QEMU has as the disk; empty if there is no QEMU, or it has not."""
+    qmp = InstanceFiles(facts["name"]).qmp
+    if not is_listening(qmp):
+        return ""
+    try:
+        with working_on(qmp) as vm:
+            sets = block_graph.recorded_sets(vm.machine)
+            device = block_graph.device_of(vm.machine, facts["uuid"])
+            return sets[device].path() or ""
+    except QmpClosedError:
+        if is_listening(qmp):
+            raise
+        return ""
+    except HotplugError:
+        if not _has_disk(facts):
+            return ""
+        raise
+
+
+def _has_disk(facts: Facts) -> bool:
+    with working_on(InstanceFiles(facts["name"]).qmp) as vm:
+        return any(one.uuid == facts["uuid"] for one in vm.machine.fdsets())
+
+
+def _save(facts: Facts) -> None:
+    """Have the spec, and what the next start goes by, name the new volume."""
+    name, after = facts["name"], parse(Disk, facts["after"], "/after")
+    spec = store.load_sound(name)
+    if spec is None:
+        return
+    image: dict[str, Any] = {key: getattr(after, key) for key in (*_OF_VOLUME, "size_mib")}
+    disks = tuple(replace(one, **image) if one.uuid == after.uuid else one for one in spec.disks)
+    if disks != spec.disks:
+        store.save(replace(spec, disks=disks))
+    file = InstanceFiles(name).runtime
+    if file.exists():
+        change_file(file, lambda known: known.with_image(after, after.size_mib))
+
+
+def _resume(facts: Facts) -> None:
+    """Have the guest go on that stood still for the switch, unless an administrator has paused
+    it."""
+    qmp = InstanceFiles(facts["name"]).qmp
+    if not facts.get("was_running") or not is_listening(qmp):
+        return
+    try:
+        with working_on(qmp) as vm:
+            if _state(vm) == PAUSED and not Run.last(facts["name"]).is_paused():
+                vm.machine.qmp.execute("cont")
+    except QmpClosedError:
+        if is_listening(qmp):
+            raise
+
+
+def _remove_copy(facts: Facts) -> None:
+    _remove(facts, facts["to"])
+
+
+def _remove_original(facts: Facts) -> None:
+    _remove(facts, facts["from"])
+
+
+def _remove(facts: Facts, unit: str) -> None:
+    """Remove the volume that the disk is not in. One that can't be removed, as of a device that is
+    dying, must not keep the instance from its work."""
+    disk = _disk_in_spec(facts)
+    if disk and disk.unit == unit:
+        return
+    try:
+        volume_in(unit, facts["uuid"]).remove()
+    except BrineError as error:
+        text = f"{facts['name']}: a volume is left in {unit}, which no disk is in: {error}"
+        warn(text, hint="brine storage orphans lists it, and removes it later")
+
+
+def _tell_moved(facts: Facts) -> None:
+    how = f"{facts['disk']} from {facts['from']} to {facts['to']}"
+    messages.tell(messages.DISK_MOVED, facts["name"], how=how)
+
+
+MOVE = OperationKind(
+    "disk-move",
+    {
+        "is moved": _is_moved,
+        "save": _save,
+        "resume": _resume,
+        "remove the copy": _remove_copy,
+        "remove the original": _remove_original,
+        "tell": _tell_moved,
+    },
+    alone=store.all_held,
+)
