@@ -33,11 +33,13 @@ class Job(NamedTuple):
     """A job.
 
     :param done: from 0 to 1.
+    :param is_even: nothing is left to copy now.
     :param error: why it failed; empty if it did not, or has not ended.
     """
 
     state: JobState
     done: float
+    is_even: bool
     error: str
 
 
@@ -69,7 +71,8 @@ def _job_in(machine: Machine, data: dict[str, Any]) -> Job:
     names = {"ready": JobState.READY, "standby": JobState.READY, "concluded": JobState.CONCLUDED}
     at = names.get(state, JobState.RUNNING)
     part = 1.0 if at is not JobState.RUNNING else done / total if total else 0.0
-    return Job(at, min(part, 1.0), printable(str(data.get("error") or "")))
+    is_even = at is JobState.READY and done == total
+    return Job(at, min(part, 1.0), is_even, printable(str(data.get("error") or "")))
 
 
 def begin_mirror(machine: Machine, device_id: str, top: str, target: str, rate: int = 0) -> None:
@@ -137,6 +140,16 @@ def end_job(machine: Machine, device_id: str) -> None:
         machine.qmp.execute("job-dismiss", {"id": job_id(device_id)})
         if job.error:
             raise HotplugError(f"{device_id}: {job.error}")
+
+
+def await_even(machine: Machine, device_id: str) -> None:
+    """Wait until a job that is ready has nothing left to copy, while the guest writes nothing.
+
+    :raises HotplugError: if the job has failed, or is gone.
+    """
+    job = _wait(machine, device_id, lambda job: job.is_even or job.state is not JobState.READY)
+    if job is None or not job.is_even:
+        raise HotplugError(f"{device_id}: {job.error if job and job.error else 'its job is gone'}")
 
 
 def cancel_job(machine: Machine, device_id: str) -> None:

@@ -77,6 +77,7 @@ class ImageWork(NamedTuple):
             "identity": identity,
             "disks": [{"device_id": device_ids[one.uuid], "disk": to_json(one)} for one in disks],
             "is_paused": False,
+            "is_same": False,
         }
         kind = replace(IMAGES, functions={"settle": _settle_by_socket})
         rows = [one.recorded() for one in disks]
@@ -92,6 +93,35 @@ class ImageWork(NamedTuple):
             if vm.identity != self.identity:
                 raise HotplugError(f"{vm.name}: was restarted meanwhile")
             yield vm
+
+    def pause(self, vm: Vm) -> bool:
+        """Have the guest's processors stop; False if it does not run."""
+        status = vm.machine.qmp.execute("query-status")
+        if type(status) is not dict or not status.get("running"):
+            return False
+        self._note(is_paused=True)
+        vm.machine.qmp.execute("stop")
+        return True
+
+    def resume(self, vm: Vm) -> None:
+        """Have the guest go on, if :meth:`pause` has stopped it."""
+        if self.facts["is_paused"]:
+            vm.machine.qmp.execute("cont")
+            self._note(is_paused=False)
+
+    def agree(self, before_switch: Callable[[], object]) -> None:
+        """Call a function before a job is completed that is ready. From then on the job is
+        completed, by the next process if this one is killed."""
+        self._note(is_same=True)
+        try:
+            before_switch()
+        except BaseException:
+            self._note(is_same=False)
+            raise
+
+    def _note(self, **known: bool) -> None:
+        self.facts.update(known)
+        self.work.note()
 
     def end(self, vm: Vm) -> None:
         """Remove what is not used any more, and record what the VM has now."""
@@ -147,8 +177,8 @@ def mirror_disk(
     :param target: the disk as it is then: an image of the same size, which no one uses.
     :param rate: in bytes a second; 0 is no limit.
     :param before_switch: is called when both images are the same, and stay so: what the guest
-        writes goes to both. From the end of this call on, either may be the one that the guest
-        uses. An error of it cancels the copy.
+        writes goes to both. If this process is killed in it or later, the next command switches
+        the guest. An error of it cancels the copy.
     :raises HotplugError: if it failed; :func:`image_of` tells which image the guest has.
     """
     with ImageWork.begin(qmp, runtime, [target], f"copy to {target.path}") as work:
@@ -158,7 +188,7 @@ def mirror_disk(
             top = block_graph.top_node(vm.machine, device_id)
             block_jobs.begin_mirror(vm.machine, device_id, top, node, rate)
         work.await_job(target, tell, f"copying to {target.path}")
-        before_switch()
+        work.agree(before_switch)
         with work.vm() as vm:
             block_jobs.complete_job(vm.machine, device_id)
             work.end(vm)
@@ -189,27 +219,16 @@ class Snapshot(NamedTuple):
 
     def pause(self) -> bool:
         """Have the guest's processors stop; False if it does not run."""
-        status = self.vm.machine.qmp.execute("query-status")
-        if type(status) is not dict or not status.get("running"):
-            return False
-        self._note_paused(True)
-        self.vm.machine.qmp.execute("stop")
-        return True
+        return self.work.pause(self.vm)
 
     def resume(self) -> None:
         """Have the guest go on, if :meth:`pause` has stopped it."""
-        if self.work.facts["is_paused"]:
-            self.vm.machine.qmp.execute("cont")
-            self._note_paused(False)
+        self.work.resume(self.vm)
 
     def take(self) -> None:
         """Have the guest write to the overlays from now on, to all from the same moment."""
         if self.nodes:
             block_graph.lay_over(self.vm.machine, self.nodes)
-
-    def _note_paused(self, is_paused: bool) -> None:
-        self.work.facts["is_paused"] = is_paused
-        self.work.work.note()
 
 
 @contextlib.contextmanager
@@ -246,19 +265,26 @@ def merge_layer(
     after: Disk,
     *,
     runtime: Path | None = None,
+    before_switch: Callable[[], object] = lambda: None,
     tell: Tell = _say_nothing,
     text: str = "",
 ) -> None:
-    """Merge an image of a disk of a running VM into the one below it, while the guest goes on.
+    """Merge an image of a disk of a running VM into the one below it, while the guest goes on. If
+    it was merged before, nothing is done.
 
     :param number: of the image: 0 is the disk's own, 1 is the first backing file, and so on.
     :param after: the disk as it is then.
+    :param before_switch: of the disk's own image: is called when the one below it is the same; the
+        guest stands still meanwhile, and it must not ask the VM. See :func:`mirror_disk`.
     """
     with ImageWork.begin(qmp, runtime, [after], text or "merge a snapshot") as work:
         device_id = work.device_ids[after.uuid]
         with work.vm() as vm:
             machine = vm.machine
             chain = block_graph.chain_of(machine, device_id)
+            if len(chain) == len(after.layers()) + 1:
+                work.end(vm)
+                return
             if len(chain) != len(after.layers()) + 2:
                 raise HotplugError(f"{device_id}: has other images than were expected")
             layer, below = chain[number : number + 2]
@@ -271,7 +297,13 @@ def merge_layer(
         job = work.await_job(after, tell, text)
         with work.vm() as vm:
             if job.state is JobState.READY:
-                block_jobs.complete_job(vm.machine, device_id)
+                work.pause(vm)
+                try:
+                    block_jobs.await_even(vm.machine, device_id)
+                    work.agree(before_switch)
+                    block_jobs.complete_job(vm.machine, device_id)
+                finally:
+                    work.resume(vm)
             else:
                 block_jobs.end_job(vm.machine, device_id)
             work.end(vm)

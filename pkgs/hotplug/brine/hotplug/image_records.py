@@ -7,6 +7,7 @@ from pathlib import Path
 
 from brine.common.operation import Facts, OperationKind
 from brine.hotplug import block_graph, block_jobs
+from brine.hotplug.block_jobs import JobState
 from brine.hotplug.locked_vm import Vm
 from brine.vm.disk import Disk
 from brine.vm.disk_files import opened
@@ -20,13 +21,16 @@ IMAGES = OperationKind("disk-images", {}, is_volatile=True)
 
 
 def settle_images(vm: Vm, facts: Facts) -> None:
-    """Cancel what is not done, remove what the guest does not use, and record what it uses: all by
-    what QEMU has.
+    """Complete what was about to be switched, cancel what else is not done, remove what the guest
+    does not use, and record what it uses: all by what QEMU has.
 
     :param facts: of the work, with each disk as it is when the work is done.
     """
     for one in facts["disks"]:
         device_id, disk = str(one["device_id"]), parse(Disk, one["disk"], "/disk")
+        job = block_jobs.find_job(vm.machine, device_id)
+        if job and job.state is JobState.READY and facts["is_same"]:
+            block_jobs.complete_job(vm.machine, device_id)
         block_jobs.cancel_job(vm.machine, device_id)
         block_graph.remove_unused(vm.machine, device_id)
         if vm.machine.has_device(device_id) and _is_now(vm, device_id, disk):
@@ -34,6 +38,7 @@ def settle_images(vm: Vm, facts: Facts) -> None:
                 block_graph.record_disk(vm.machine, device_id, disk, files)
                 _record(vm, facts, disk, files.size_mib)
     if facts["is_paused"]:
+        # It may run by now: then QEMU does nothing.
         vm.machine.qmp.execute("cont")
 
 
