@@ -346,6 +346,30 @@ def guest_addresses(name: str, *, timeout_s: float) -> list[dict[str, Any]] | No
     return None
 
 
+def freeze_by_agent(name: str, *, timeout_s: float) -> bool:
+    """Have the agent write out the guest's file systems, and hold all further writes to them; False
+    if it did not. :func:`thaw_by_agent` has to follow in each case."""
+    return _counted(name, "guest-fsfreeze-freeze", timeout_s)
+
+
+def thaw_by_agent(name: str, *, timeout_s: float) -> bool:
+    """Have the guest write to its file systems again; False if the agent did not say so."""
+    return _counted(name, "guest-fsfreeze-thaw", timeout_s)
+
+
+def _counted(name: str, command: str, timeout_s: float) -> bool:
+    """Give the agent a command that returns how many file systems it was done to."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(OSError, StrangerError), _agent(name, deadline) as connection:
+        _say(connection, command, {})
+        for line in _lines(connection, deadline):
+            if b"error" in line:
+                return False
+            if isinstance(_returned(line), int):
+                return True
+    return False
+
+
 def _addresses(interfaces: list[Any]) -> Iterator[dict[str, Any]]:
     from ipaddress import ip_interface  # a start needs no addresses
 
