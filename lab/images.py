@@ -36,6 +36,7 @@ _NODE_PACKAGES = [
     "python3-tomlkit",
     "python3-venv",
     "qemu-system-x86",
+    "qemu-utils",
     "socat",
 ]
 

@@ -33,7 +33,10 @@ MIB = 1 << 20
 def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A folder that is the default unit of the node."""
     nouns = [EntryPoint("instance", "brine.instance.cli:COMMAND")]
-    monkeypatch.setattr(cli, "entry_points", lambda group: nouns * (group == "brine.commands"))
+    nouns.append(EntryPoint("disk", "brine.hotplug.cli:DISK"))
+    verbs = [EntryPoint("disk", "brine.instance.disks.cli:add_disk_verbs")]
+    known = {"brine.commands": nouns, "brine.verbs": verbs}
+    monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]
     monkeypatch.setattr(operation, "entry_points", lambda _group: kinds)
     with tempfile.TemporaryDirectory(prefix="brine-sized-", dir="/srv") as folder:
@@ -173,6 +176,125 @@ def test_a_snapshot_below_a_disk_is_not_lost_to_a_spec_that_does_not_know_it(uni
         again = define_instance(web1(row))
         assert again.spec.disks == (layered,)
         assert not again.changed
+
+
+Brine = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def disk(unit: str, capsys: pytest.CaptureFixture[str]) -> Brine:
+    """Runs `brine disk`: its status, output and errors."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        try:
+            status = cli.main(["disk", *words])
+        except SystemExit as error:
+            assert isinstance(error.code, int)
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_disk_is_added_grown_and_removed_with_its_volume_or_without(
+    unit: str, disk: Brine
+) -> None:
+    define_instance(web1())
+    status, out, _ = disk("add", "web1", "--size", "10M", "--json")
+    told = json.loads(out)
+    assert (status, told["disk"]["name"], told["plugged"]) == (0, "disk0", False)
+    added = disks_of()["disk0"]
+    assert added.path == told["disk"]["path"]
+    assert os.stat(added.path).st_size == 10 * MIB
+    status, out, _ = disk("add", "web1", "--size", "1.5G", "--name", "data", "--format", "qcow2")
+    assert (status, out) == (0, f"added: web1 data, 1.5G in {unit}\n")
+
+    assert disk("grow", "web1", "disk0", "+6M", "--dry-run")[1].startswith("would be grown")
+    assert os.stat(added.path).st_size == 10 * MIB
+    for size, word in (("+6M", "grown"), ("16M", "unchanged")):
+        status, out, _ = disk("grow", "web1", "disk0", size, "--json")
+        told = json.loads(out)
+        assert (status, told["result"], told["disk"]["size_mib"]) == (0, word, 16)
+    assert os.stat(added.path).st_size == 16 * MIB
+    assert disk("grow", "web1", "data", "2G")[0] == 0
+    assert FileVolume(unit, disks_of()["data"].uuid).status().size == 2 << 30
+
+    status, out, _ = disk("status", "web1", "--json")
+    rows = {row["name"]: row for row in json.loads(out)}
+    assert status == 0
+    assert rows["data"] == {
+        "name": "data",
+        "uuid": disks_of()["data"].uuid,
+        "unit": unit,
+        "path": disks_of()["data"].path,
+        "size_mib": 2048,
+        "driver": "file",
+        "made": 2 << 30,
+        "used": rows["data"]["used"],
+        "snapshots": [],
+        "status": "ok",
+        "why": "",
+    }
+
+    assert disk("remove", "web1", "disk0", "--dry-run")[0] == 0
+    status, out, _ = disk("remove", "web1", "disk0")
+    assert (status, added.path in out, os.path.exists(added.path)) == (0, True, True)
+    status, out, _ = disk("remove", "web1", "data", "--delete", "--json")
+    assert (status, json.loads(out)["deleted"]) == (0, True)
+    assert disks_of() == {}
+    assert files_in(unit) == {os.path.basename(added.path)}
+
+
+def test_a_volume_that_is_gone_is_told(unit: str, disk: Brine) -> None:
+    define_instance(web1(ROOT))
+    os.unlink(disks_of()["root"].path)
+    status, out, _ = disk("status", "web1")
+    assert status == 1
+    assert "missing" in out
+    assert disk("grow", "web1", "root", "1G")[0] == 1
+    # And a definition makes no empty one in its place.
+    define_instance(web1(ROOT, vcpus=2))
+    assert files_in(unit) == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "named"),
+    [
+        (["add", "web1"], 2, "--size"),
+        (["add", "web1", "--size", "0G"], 2, "0G"),
+        (["add", "web1", "--size", "-1G"], 2, "--size"),
+        (["add", "web1", "--size", "10x"], 2, "10x"),
+        (["add", "web1", "--size", "10"], 2, "10"),
+        (["add", "web1", "--size", "900000T"], 1, "size_mib"),
+        (["add", "web1", "--size", "8000T"], 1, "free"),
+        (["add", "web1", "--size", "1G", "--path", "/srv/a"], 2, "--path"),
+        (["add", "web1", "--size", "1G", "--name", "../x"], 1, "name"),
+        (["add", "web1", "--size", "1G", "--name", "root"], 1, "root"),
+        (["add", "web1", "--size", "1G", "--unit", "/etc"], 1, "/etc"),
+        (["add", "web1", "--size", "1G", "--unit", "a/b"], 1, "unit"),
+        (["add", "web2", "--size", "1G"], 1, "web2"),
+        (["add", "web1", "--path", "/srv/a", "--name", "x"], 2, "--name"),
+        (["add", "--qmp", "/x.qmp", "--size", "1G"], 2, "--qmp"),
+        (["grow", "web1", "root", "2M"], 1, "shrink"),
+        (["grow", "web1", "root", "8000T"], 1, "free"),
+        (["grow", "web1", "other", "9G"], 1, "other"),
+        (["grow", "web1", "hand", "9G"], 1, "adopt"),
+        (["remove", "web1", "hand", "--delete"], 2, "hand"),
+        (["adopt", "web1", "hand"], 1, "unit"),
+    ],
+)
+def test_what_a_command_can_not_do_is_one_line_and_changes_nothing(
+    unit: str, disk: Brine, tmp_path: Path, words: list[str], status: int, named: str
+) -> None:
+    (tmp_path / "hand").write_bytes(bytes(MIB))
+    hand = {"name": "hand", "path": str(tmp_path / "hand"), "format": "raw"}
+    define_instance(web1(ROOT, hand))
+    before, files = store.load("web1"), files_in(unit)
+    found, out, err = disk(*words)
+    assert (found, out) == (status, "")
+    assert named in err
+    assert err.startswith("brine: error: ")
+    assert (store.load("web1"), files_in(unit)) == (before, files)
 
 
 def test_a_definition_that_is_killed_leaves_a_disk_or_nothing(

@@ -35,7 +35,7 @@ PREPARE = "; ".join(["echo 0 >/written", *(f"echo '{line}' >>/writer" for line i
 WRITE = "sh /writer >/dev/null 2>&1 & echo $! >/writer.pid"
 
 
-@pytest.fixture(scope="module", params=["bookworm", pytest.param("trixie", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
 def node(request: pytest.FixtureRequest, packages: list[Path]) -> Iterator[Node]:
     with node_with_instances(request.param, packages) as node:
         for folder in (FIRST, SECOND):

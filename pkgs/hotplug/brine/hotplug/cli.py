@@ -213,7 +213,7 @@ def _configure_disk(parser: Parser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     add = _add_changing(verbs, "add", "add_disk", "plug a disk in")
     text = "a block device or an image"
-    add.add_argument("--path", type=_path, required=True, metavar="FILE", help=text)
+    add.add_argument("--path", type=_path, metavar="FILE", help=text)
     add.add_argument("--format", choices=FORMATS, help="default: raw")
     add.add_argument("--cache", choices=CACHE_MODES, default="none", help="default: none")
     add.add_argument("--aio", choices=AIO_MODES, default="threads", help="default: threads")

@@ -131,6 +131,8 @@ def _nic_result(arguments: argparse.Namespace, done: DeviceChange, word: str, ni
 
 
 def add_disk(arguments: argparse.Namespace) -> int:
+    if arguments.path is None:
+        raise UsageError("which disk?", hint="give --path")
     target = target_of(arguments)
     disk = disk_from(arguments)
     if arguments.no_hotplug:

@@ -27,6 +27,7 @@ from brine.common.unix_socket import is_listening
 from brine.config.schema import parse_json
 from brine.instance import store
 from brine.instance.action import Done, act_on
+from brine.instance.disks.live import show_growth
 from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.kvm.runtime_devices import KEYS, dropped
 from brine.instance.messages import log_to_journal
@@ -185,11 +186,25 @@ def define_several(
             if dry_run:
                 planned[defined.spec.name] = to_json(defined.spec)
         waiting = refused if has_changed else []
+    if not dry_run:
+        for result in results:
+            if result.defined:
+                _show_growth(result.defined)
     if live:
         done = [one.defined.spec.name for one in results if one.defined]
         seen = observed() if observed else _observed(done)
         results = _changed_live(results, seen, dry_run=dry_run)
     return results
+
+
+def _show_growth(defined: Defined) -> None:
+    """Have a running guest see disks that have grown."""
+    if defined.volumes.grown:
+        try:
+            show_growth(defined.spec.name, defined.volumes.grown)
+        except BrineError as error:
+            text = f"{defined.spec.name}: its guest does not see yet that disks have grown"
+            warn(f"{text}: {error}", hint=error.hint)
 
 
 def _changed_live(
@@ -405,6 +420,7 @@ def edit(arguments: argparse.Namespace) -> int:
                 hint = f"brine instance rename {name} NAME gives it another name"
                 raise UsageError(f"the name is {name}, and can't be edited", hint=hint)
             defined = define_instance(data, over=before)
+            _show_growth(defined)
     except BrineError:
         if kept.read_bytes() == text:
             shutil.rmtree(folder)

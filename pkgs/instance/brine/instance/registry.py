@@ -42,6 +42,7 @@ from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
 from brine.instance.unit import UnitError
 from brine.instance.validate import completed
 from brine.instance.xen import last_start, xl
+from brine.storage.volume import Wipe
 from brine.vm import markers
 from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
 from brine.vm.files import InstanceFiles
@@ -170,6 +171,7 @@ def define_instance(
     over: Spec | None = None,
     keeps_user_state: bool = False,
     planned: Planned = NONE_PLANNED,
+    wipe: Wipe = Wipe.ZERO,
 ) -> Defined:
     """Write the spec of an instance. A running instance uses it from its next start on.
 
@@ -177,6 +179,7 @@ def define_instance(
     :param over: the spec that it was made from, and *keeps_user_state*: see
         :func:`plan_definition`.
     :param planned: the specs that other instances would have.
+    :param wipe: what is done about former data where new volumes are.
     :raises BrineError: what is wrong with the spec, or what failed.
     """
     name = data.get("name") if isinstance(data, dict) else None
@@ -207,7 +210,7 @@ def define_instance(
             else:
                 if plan.volumes().needs_work():
                     check()
-                    spec = locks.enter_context(with_made(spec, plan.volumes()))
+                    spec = locks.enter_context(with_made(spec, plan.volumes(), wipe=wipe))
                     plan = replace(plan, spec=spec)
                 locks.enter_context(claiming(check))
                 aside = _commit(plan)

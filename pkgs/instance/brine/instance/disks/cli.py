@@ -8,9 +8,68 @@ from typing import Any
 from brine.common.cli import add_verb, size
 from brine.vm.arguments import instance_name
 
+_COMMANDS = "brine.instance.disks.disk_commands"
+
 
 def add_disk_verbs(verbs: Any) -> None:
     """Add the verbs of ``brine disk``."""
+    _extend_add(verbs.choices["add"])
+    _extend_remove(verbs.choices["remove"])
+    _add_grow(verbs)
+    _add_adopt(verbs)
+    text = "show the volumes of an instance's disks; status 1 if one is not ok"
+    _of_instance(add_verb(verbs, "status", f"{_COMMANDS}:status", text))
+    _add_move(verbs)
+    _add_snapshot(verbs)
+
+
+def _extend_add(add: argparse.ArgumentParser) -> None:
+    """Have hotplug's verb make disks by their size, too."""
+    made = add.add_argument_group("a new disk, in the place of --path")
+    made.add_argument("--size", metavar="SIZE", type=size, help="such as 10G")
+    text = "a volume group, or a folder of storage.toml (default: default_unit there)"
+    made.add_argument("--unit", metavar="UNIT", help=text)
+    made.add_argument("--name", metavar="NAME", help="of the disk (default: disk0, disk1, ...)")
+    text = "what is done about former data in a volume group: the device zeroes it, zeros are "
+    text += "written, or the ends alone are wiped (default: zero)"
+    made.add_argument("--wipe", choices=("zero", "full", "ends"), help=text)
+    add.set_defaults(run=f"{_COMMANDS}:add")
+
+
+def _extend_remove(remove: argparse.ArgumentParser) -> None:
+    text = "also delete its volume, with all data"
+    remove.add_argument("--delete", action="store_true", help=text)
+    remove.set_defaults(run=f"{_COMMANDS}:remove")
+
+
+def _of_instance(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("instance", metavar="INSTANCE", type=instance_name)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    return parser
+
+
+def _add_grow(verbs: Any) -> None:
+    text = "have a disk grow, and its running guest see that at once"
+    grow = _of_instance(add_verb(verbs, "grow", f"{_COMMANDS}:grow", text))
+    grow.add_argument("disk", metavar="DISK", help="its name, UUID, path or serial")
+    grow.add_argument("size", metavar="SIZE", type=_new_size, help="such as 20G; or +5G")
+    grow.add_argument("--dry-run", action="store_true", help="only say what would be done")
+
+
+def _new_size(text: str) -> tuple[bool, int]:
+    return text.startswith("+"), size(text.removeprefix("+"))
+
+
+def _add_adopt(verbs: Any) -> None:
+    text = "have Brine grow, move and remove a disk that it has not made"
+    adopt = _of_instance(add_verb(verbs, "adopt", f"{_COMMANDS}:adopt", text))
+    adopt.add_argument("disk", metavar="DISK", help="its name, UUID, path or serial")
+    text = "the storage unit that it is in (default: found by its path)"
+    adopt.add_argument("--unit", metavar="UNIT", default="", help=text)
+    adopt.add_argument("--name", metavar="NAME", default="", help="of the disk, if it has none")
+
+
+def _add_move(verbs: Any) -> None:
     text = "move a disk to another storage unit, while its instance runs"
     move = add_verb(verbs, "move", "brine.instance.disks.move_commands:move", text)
     move.add_argument("name", metavar="INSTANCE", type=instance_name)
@@ -18,7 +77,6 @@ def add_disk_verbs(verbs: Any) -> None:
     text = "a volume group, or a folder of storage.toml"
     move.add_argument("--to", metavar="UNIT", required=True, help=text)
     _add_copying(move)
-    _add_snapshot(verbs)
 
 
 def add_storage_verbs(verbs: Any) -> None:

@@ -30,6 +30,7 @@ from brine.hotplug.errors import HotplugError
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.session import working_on
 from brine.instance import messages, store
+from brine.instance.disks.finding import find_disk
 from brine.instance.disks.parameters import volume_parameters
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.observe import Observed, Oper, look
@@ -43,8 +44,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.halt import PAUSED
 from brine.vm.run import Run
 from brine.vm.runtime_file import change_file
-from brine.vm.spec import Spec, parse, to_json
-from brine.vm.values import tidy_path
+from brine.vm.spec import parse, to_json
 
 _OF_VOLUME = ("unit", "path", "format", "format_source", "backing")
 _REST = ("save", "resume", "remove the original", "tell")
@@ -82,25 +82,6 @@ def move_disk(
     if fault := unit_fault(unit):
         raise UsageError(f"{unit!r:.60}: {fault}", hint="brine storage list shows the units")
     return _Move(name, unit, rate, tell).do(reference)
-
-
-def find_disk(spec: Spec, reference: str) -> Disk:
-    """The disk of an instance with that name, UUID, path or serial.
-
-    :raises InstanceError: if it has none, or several.
-    """
-    wanted = reference.lower()
-    found = [
-        one
-        for one in spec.disks
-        if wanted in (one.name, one.uuid, one.guest_serial().lower())
-        or (reference.startswith("/") and tidy_path(reference) == one.path)
-    ]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(one.name or one.uuid for one in spec.disks) or "none"
-    text = f"has {'several disks' if found else 'no disk'} known as {reference}"
-    raise InstanceError(spec.name, text, hint=f"its disks are: {known}")
 
 
 class _Move:

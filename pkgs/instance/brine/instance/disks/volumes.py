@@ -75,7 +75,9 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
         for disk in changes.made:
             make(work, spec, disk, wipe=wipe)
         for disk in changes.grown:
-            work.step(f"grow {disk.path}")
+            growing = {"unit": disk.unit, "uuid": disk.uuid, "size": disk.size_mib * _MIB}
+            # A volume that is half grown is grown: it may have its former owner's data at its end.
+            work.step(f"grow {disk.path}", undo=("grow", growing))
             volume_in(disk.unit, disk.uuid).grow(disk.size_mib * _MIB)
         spec = as_made(spec, (*changes.made, *changes.grown))
         with work.committing(("is saved", facts)):
@@ -136,4 +138,10 @@ def _remove(facts: Facts) -> None:
         volume_in(facts["unit"], facts["uuid"]).remove()
 
 
-VOLUMES = OperationKind("volumes", {"is saved": _is_saved, "remove": _remove}, alone=store.all_held)
+def _grow(facts: Facts) -> None:
+    volume_in(facts["unit"], facts["uuid"]).grow(facts["size"])
+
+
+VOLUMES = OperationKind(
+    "volumes", {"is saved": _is_saved, "remove": _remove, "grow": _grow}, alone=store.all_held
+)

@@ -85,6 +85,11 @@ class DeviceStep:
     is_live: bool
 
     @property
+    def uuid(self) -> str:
+        """The UUID of the device."""
+        return (self.new or self.old or Disk(path="")).uuid
+
+    @property
     def verb(self) -> str:
         """The name of this change."""
         if self.old and self.new:
@@ -136,13 +141,14 @@ def is_for_next_start(device: Disk | Nic) -> bool:
 
 
 def change_live(
-    spec: Spec, before: Spec | None, seen: Observed | None, *, dry_run: bool
+    spec: Spec, before: Spec | None, seen: Observed | None, *, dry_run: bool, only: str = ""
 ) -> LiveResult:
     """Make the disks and NICs of a running instance as its spec has them, as far as possible.
 
     :param spec: which is stored by now, unless it is a dry run.
     :param before: the former spec.
     :param seen: the instance as it was observed; None if it does not run.
+    :param only: the UUID of the one device that is changed; empty is all.
     """
     running = running_spec(replace(seen, spec=spec)) if seen else None
     pending = running.pending if running else ()
@@ -156,7 +162,7 @@ def change_live(
         return LiveResult(spec, pending=pending, errors=() if is_same else (error,))
     if not steps and (dry_run or rows_of(devices.declared) == rows_of(spec)):
         return LiveResult(spec, pending=tuple(key for key in pending if key not in KEYS))
-    work = _LiveWork(spec, before, steps, dry_run=dry_run)
+    work = _LiveWork(spec, before, steps, dry_run=dry_run, only=only)
     if any(step.is_live for step in steps):
         work.do_all()
     if not dry_run:
@@ -180,7 +186,13 @@ class _LiveWork:
     """The work on one instance: *done* are the steps that have changed something."""
 
     def __init__(
-        self, spec: Spec, before: Spec | None, steps: list[DeviceStep], *, dry_run: bool
+        self,
+        spec: Spec,
+        before: Spec | None,
+        steps: list[DeviceStep],
+        *,
+        dry_run: bool,
+        only: str,
     ) -> None:
         self.spec = spec
         self.done: list[DeviceStep] = []
@@ -188,6 +200,7 @@ class _LiveWork:
         self._before = before
         self._undone = steps
         self._dry_run = dry_run
+        self._only = only
 
     def undone_keys(self) -> set[str]:
         """The keys of devices that are not as the spec has them."""
@@ -208,7 +221,8 @@ class _LiveWork:
                 steps = steps_of(self.spec, self._before, devices_now(name), leaving)
                 self._undone = list(steps)
                 for step in steps:
-                    if step.is_live and not self._try(vm, step):
+                    is_chosen = not self._only or self._only == step.uuid
+                    if step.is_live and is_chosen and not self._try(vm, step):
                         break
         except BrineError as error:
             self.errors.append(BrineError(f"{name}: {error}", hint=error.hint))

@@ -1,0 +1,290 @@
+"""The verbs of ``brine disk`` for disks with volumes: add by size, grow, remove, status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import replace
+from typing import Any
+
+from brine.common.cli import print_done, print_table, undo_when_told_to_end
+from brine.common.errors import BrineError, UsageError, printable, warn
+from brine.common.progress import size_text
+from brine.hotplug import commands as hotplug_commands
+from brine.hotplug.session import remove_device, working_on
+from brine.instance import store
+from brine.instance.disks.adoption import adopt_disk
+from brine.instance.disks.finding import find_disk
+from brine.instance.disks.live import show_growth
+from brine.instance.kvm.live_definition import change_live
+from brine.instance.messages import log_to_journal
+from brine.instance.observe import Oper, look
+from brine.instance.registry import Defined, define_instance
+from brine.instance.store import InstanceError
+from brine.storage.unit import StorageError, UnitStatus
+from brine.storage.volume import VolumeStatus, Wipe
+from brine.storage.volumes import volume_in
+from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk
+from brine.vm.disk_files import size_of
+from brine.vm.files import InstanceFiles
+from brine.vm.spec import Spec, to_json
+
+_MIB = 1 << 20
+_HEADING = ("DISK", "UNIT", "DRIVER", "SIZE", "MADE", "USED", "SNAPSHOTS", "STATUS", "WHY")
+_PLUGGING = ("qmp", "runtime", "controller", "no_hotplug")
+
+
+def add(arguments: argparse.Namespace) -> int:
+    """``brine disk add``: by size, or else by path, which is the business of hotplug."""
+    if arguments.size is None:
+        for key in ("unit", "name", "wipe"):
+            if getattr(arguments, key) is not None:
+                raise UsageError(f"--{key} goes with --size")
+        if arguments.path is None:
+            raise UsageError("which disk?", hint="give --size, and one is made; or --path")
+        return hotplug_commands.add_disk(arguments)
+    if arguments.path is not None:
+        raise UsageError("--size makes a disk, and --path is one that there is")
+    for key in _PLUGGING:
+        if getattr(arguments, key):
+            option = f"--{key.replace('_', '-')}"
+            raise UsageError(f"{option} goes with --path: a disk by its size is an instance's")
+    if arguments.vm is None:
+        raise UsageError("which instance?", hint="brine disk add INSTANCE --size 10G")
+    return _add_sized(arguments)
+
+
+def _add_sized(arguments: argparse.Namespace) -> int:
+    log_to_journal("brine")
+    undo_when_told_to_end()
+    name, dry_run = arguments.vm, arguments.dry_run
+    spec = store.load(name)
+    row = _row_of(arguments, spec)
+    if any(row["name"] == one.name for one in spec.disks):
+        raise InstanceError(name, f"has a disk {row['name']} already", hint="give another --name")
+    wipe = Wipe(arguments.wipe or Wipe.ZERO)
+    defined = _define(spec, [*to_json(spec)["disks"], row], dry_run=dry_run, wipe=wipe)
+    disk = find_disk(defined.spec, row["name"])
+    is_plugged = False
+    if not dry_run:
+        is_plugged = _plug(defined, disk)
+    where = f"{size_text(disk.size_mib * _MIB)} in {disk.unit}"
+    text = f"{'would be added' if dry_run else 'added'}: {name} {disk.name}, {where}"
+    text += ", plugged in" if is_plugged else ""
+    facts = {"name": name, "disk": _named(disk), "plugged": is_plugged, "dry_run": dry_run}
+    print_done(printable(text), as_json=arguments.json, **facts)
+    return 0
+
+
+def _row_of(arguments: argparse.Namespace, spec: Spec) -> dict[str, Any]:
+    """The disk that the options want, as a spec has it."""
+    row: dict[str, Any] = {
+        "name": arguments.name or _free_name(spec),
+        "size_mib": -(-arguments.size // _MIB),
+        "cache": arguments.cache,
+        "aio": arguments.aio,
+        "read_only": arguments.read_only,
+        "discard": not arguments.no_discard,
+        "interface": "scsi" if arguments.bus == "scsi" else "virtio",
+    }
+    given = {key: getattr(arguments, key) for key in ("unit", "format", "serial", "uuid")}
+    return row | {key: value for key, value in given.items() if value}
+
+
+def _free_name(spec: Spec) -> str:
+    names = {one.name for one in spec.disks}
+    return next(name for number in range(1000) if (name := f"disk{number}") not in names)
+
+
+def _define(
+    spec: Spec, rows: list[dict[str, Any]], *, dry_run: bool = False, wipe: Wipe = Wipe.ZERO
+) -> Defined:
+    data = {**to_json(spec), "disks": rows}
+    return define_instance(data, over=spec, dry_run=dry_run, wipe=wipe)
+
+
+def _plug(defined: Defined, disk: Disk) -> bool:
+    """Plug a new disk into its instance if that runs, or undo all."""
+    spec = defined.spec
+    seen = look(spec.name)
+    if spec.is_xen() or seen.state.oper is not Oper.RUNNING:
+        return False
+    live = change_live(spec, defined.before, seen, dry_run=False, only=disk.uuid)
+    if disk.uuid in [one.uuid for one in live.attached]:
+        return True
+    _take_back(spec.name, disk)
+    error = live.errors[0] if live.errors else BrineError("it has no place for the disk")
+    raise InstanceError(spec.name, f"the disk is not plugged in: {error}", hint=error.hint)
+
+
+def _take_back(name: str, disk: Disk) -> None:
+    spec = store.load(name)
+    _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
+    volume_in(disk.unit, disk.uuid).remove()
+
+
+def grow(arguments: argparse.Namespace) -> int:
+    """``brine disk grow``."""
+    log_to_journal("brine")
+    name = arguments.instance
+    spec = store.load(name)
+    disk = _managed(spec, arguments.disk)
+    made = volume_in(disk.unit, disk.uuid).status()
+    if made.status is UnitStatus.MISSING:
+        raise InstanceError(name, f"{disk.path}: {made.why}")
+    is_more, size = arguments.size
+    wanted = made.size + size if is_more else size
+    if wanted < made.size:
+        text = f"{disk.name or disk.path} has {size_text(made.size)}: a disk can't shrink"
+        raise InstanceError(name, text)
+    mib = max(-(-wanted // _MIB), disk.size_mib)
+    rows = [
+        {**row, "size_mib": mib} if row["uuid"] == disk.uuid else row
+        for row in to_json(spec)["disks"]
+    ]
+    defined = _define(spec, rows, dry_run=arguments.dry_run)
+    if not arguments.dry_run and not defined.changed and made.size < mib * _MIB:
+        # It was killed before the image had grown.
+        volume_in(disk.unit, disk.uuid).grow(mib * _MIB)
+    sees = False if arguments.dry_run else show_growth(name, [find_disk(defined.spec, disk.uuid)])
+    word = "grown" if defined.changed or made.size < mib * _MIB else "unchanged"
+    word = f"would be {word}" if arguments.dry_run and word == "grown" else word
+    text = f"{word}: {name} {disk.name or disk.path}, {size_text(mib * _MIB)}"
+    text += ", and the guest sees it" if sees else ""
+    facts = {"name": name, "disk": _named(replace(disk, size_mib=mib)), "seen_by_guest": sees}
+    print_done(printable(text), as_json=arguments.json, **facts, dry_run=arguments.dry_run)
+    return 0
+
+
+def remove(arguments: argparse.Namespace) -> int:
+    """``brine disk remove``: of a disk with a volume, from the spec too; of others, as hotplug."""
+    spec = store.load_sound(arguments.vm) if arguments.vm and not arguments.qmp else None
+    disk = None
+    if spec:
+        try:
+            disk = find_disk(spec, arguments.device)
+        except InstanceError:
+            disk = None  # plugged in by hand, perhaps
+    if spec is None or disk is None or not disk.unit or arguments.no_hotplug:
+        if arguments.delete:
+            text = f"{arguments.device}: is no disk with a volume that Brine has made or adopted"
+            raise UsageError(text)
+        return hotplug_commands.remove_disk(arguments)
+    log_to_journal("brine")
+    undo_when_told_to_end()
+    return _remove_managed(arguments, spec, disk)
+
+
+def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> int:
+    name, volume = spec.name, volume_in(disk.unit, disk.uuid)
+    if arguments.delete and (snapshots := volume.status().snapshots):
+        hint = f"brine disk snapshot {name} --remove {snapshots[-1].name}"
+        raise InstanceError(name, f"{disk.path}: has {len(snapshots)} snapshots", hint=hint)
+    if not arguments.dry_run:
+        if not spec.is_xen() and look(name).state.oper is Oper.RUNNING:
+            _unplug(arguments, name, disk)
+        _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
+        if arguments.delete:
+            try:
+                volume.remove()
+            except BrineError as error:
+                warn(f"{disk.path}: is not deleted: {error}", hint="brine storage orphans lists it")
+    would = "would be " if arguments.dry_run else ""
+    text = f"{would}removed: {name} {disk.name or disk.path}; its volume {disk.path} "
+    text += f"{would}{'deleted' if arguments.delete else 'kept'}"
+    facts = {"name": name, "disk": _named(disk), "deleted": arguments.delete}
+    print_done(printable(text), as_json=arguments.json, **facts, dry_run=arguments.dry_run)
+    return 0
+
+
+def _unplug(arguments: argparse.Namespace, name: str, disk: Disk) -> None:
+    files = InstanceFiles(name)
+    session = working_on(files.qmp, runtime=files.runtime, timeout_s=arguments.timeout)
+    with session as vm:
+        if found := vm.find(DeviceKind.DISK, disk.uuid):
+            remove_device(vm, found)
+        else:
+            vm.refuse_boot_device(DeviceKind.DISK, disk.uuid)
+
+
+def adopt(arguments: argparse.Namespace) -> int:
+    """``brine disk adopt``."""
+    log_to_journal("brine")
+    name = arguments.instance
+    before = find_disk(store.load(name), arguments.disk)
+    disk = adopt_disk(name, before.uuid, unit=arguments.unit, called=arguments.name)
+    word = "unchanged" if before.unit else "adopted"
+    text = f"{word}: {name} {disk.name or disk.path}, in {disk.unit}"
+    print_done(printable(text), as_json=arguments.json, name=name, disk=_named(disk))
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """``brine disk status``: 1 if a disk is not ok."""
+    spec = store.load(arguments.instance)
+    rows = [_status_row(disk) for disk in spec.disks]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+    else:
+        print_table(_HEADING, map(_cells, rows), none=f"{spec.name} has no disk")
+    return 0 if all(row["status"] == UnitStatus.OK for row in rows) else 1
+
+
+def _status_row(disk: Disk) -> dict[str, Any]:
+    driver, made = "", None
+    if disk.unit:
+        volume = volume_in(disk.unit, disk.uuid)
+        driver = volume.driver
+        try:
+            made = volume.status()
+        except StorageError as error:
+            made = VolumeStatus(path=disk.path, status=UnitStatus.DEGRADED, why=str(error))
+    else:
+        is_there = os.path.exists(disk.path)
+        made = VolumeStatus(
+            path=disk.path,
+            size=size_of(disk) * _MIB if is_there else 0,
+            status=UnitStatus.OK if is_there else UnitStatus.MISSING,
+            why="" if is_there else "there is no such file or device",
+        )
+    return {
+        **_named(disk),
+        "driver": driver,
+        "made": made.size,
+        "used": made.used,
+        "snapshots": [one.name for one in made.snapshots],
+        "status": made.status,
+        "why": made.why,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    def shown(size: int) -> str:
+        return size_text(size) if size else "-"
+
+    return (
+        printable(row["name"] or row["path"]),
+        printable(row["unit"] or "-"),
+        row["driver"] or "-",
+        shown(row["size_mib"] * _MIB),
+        shown(row["made"]),
+        shown(row["used"]),
+        ",".join(row["snapshots"]) or "-",
+        row["status"],
+        printable(row["why"]),
+    )
+
+
+def _managed(spec: Spec, reference: str) -> Disk:
+    disk = find_disk(spec, reference)
+    if not disk.unit:
+        hint = f"brine disk adopt {spec.name} {reference}"
+        text = f"{disk.path}: Brine has not made it, and changes only what it made or adopted"
+        raise InstanceError(spec.name, text, hint=hint)
+    return disk
+
+
+def _named(disk: Disk) -> dict[str, Any]:
+    return {key: getattr(disk, key) for key in ("name", "uuid", "unit", "path", "size_mib")}

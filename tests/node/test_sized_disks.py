@@ -1,0 +1,77 @@
+"""Disks by size under running guests: made, plugged, grown, removed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.node import Node
+from lab.waiting import wait_for
+from node.instance_on_node import boot, node_with_instances, run_in_guest
+
+UNIT = "/srv/vms"
+NAME = "web1"
+SETTINGS = f'directories = ["{UNIT}"]\ndefault_unit = "{UNIT}"\n'
+
+
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
+def node(request: pytest.FixtureRequest, packages: list[Path]) -> Iterator[Node]:
+    with node_with_instances(request.param, packages) as node:
+        node.shell(f"mkdir -p {UNIT} && chmod 0750 {UNIT} && mkdir -p /etc/brine")
+        node.write(Path("/etc/brine/storage.toml"), SETTINGS)
+        yield node
+
+
+def disk(node: Node, verb: str, *words: str) -> Any:
+    return json.loads(node.run(["brine", "disk", verb, NAME, *words, "--json"]).stdout)
+
+
+def wait_size(node: Node, device: str, mib: int) -> None:
+    """Wait until the guest sees a disk of this size."""
+    command = f"cat /sys/block/{device}/size 2>/dev/null || echo 0"
+    wait_for(f"{mib} MiB", lambda: int(run_in_guest(node, NAME, command)) == mib * 2048)
+
+
+def test_a_disk_by_its_size_is_in_the_running_guest_and_grows_there(node: Node) -> None:
+    root = {"name": "root", "size_mib": 16}
+    scsi = {"name": "scsi", "size_mib": 16, "interface": "scsi", "format": "qcow2"}
+    boot(node, NAME, disks=[root, scsi], security_model="pool", chroot=True)
+    wait_size(node, "vda", 16)
+    wait_size(node, "sda", 16)
+    told = disk(node, "add", "--size", "20M", "--name", "data")
+    assert told["plugged"] is True
+    wait_size(node, "vdb", 20)
+    disk(node, "add", "--size", "20M", "--name", "more", "--format", "qcow2")
+    wait_size(node, "vdc", 20)
+    for name, device in (("root", "vda"), ("scsi", "sda"), ("data", "vdb"), ("more", "vdc")):
+        told = disk(node, "grow", name, "+8M")
+        assert told["seen_by_guest"] is True
+        wait_size(node, device, told["disk"]["size_mib"])
+    rows = {row["name"]: row for row in disk(node, "status")}
+    assert {name: row["made"] >> 20 for name, row in rows.items()} == {
+        "root": 24,
+        "scsi": 24,
+        "data": 28,
+        "more": 28,
+    }
+    # A definition has it grow, too.
+    spec = json.loads(node.read(Path(f"/var/lib/brine/instances/{NAME}.json")))
+    for row in spec["disks"]:
+        if row["name"] == "data":
+            row["size_mib"] = 32
+    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+    wait_size(node, "vdb", 32)
+    # The next start has all of them; nothing waits for it.
+    assert json.loads(node.run(["brine", "instance", "info", NAME, "--json"]).stdout)
+    kept = rows["more"]["path"]
+    assert disk(node, "remove", "more")["deleted"] is False
+    assert disk(node, "remove", "data", "--delete")["deleted"] is True
+    wait_for("no disk", lambda: not run_in_guest(node, NAME, "ls /sys/block | grep vd[bc] || true"))
+    files = node.run(["find", UNIT, "-maxdepth", "1", "-type", "f"]).stdout.split()
+    assert sorted(files) == sorted([rows["root"]["path"], rows["scsi"]["path"], kept])
+    node.run(["brine", "instance", "reboot", "--force", "--timeout", "1", NAME])
+    assert [row["name"] for row in disk(node, "status")] == ["root", "scsi"]
