@@ -126,5 +126,5 @@ def _print_done(
     **facts: Any,
 ) -> None:
     rows = [_disk(one) for one in disks]
-    known = {"name": arguments.name, "snapshot": name, "disks": rows, **facts}
+    known = {"instance": arguments.name, "snapshot": name, "disks": rows, **facts}
     print_done(text, as_json=arguments.json, **known)
