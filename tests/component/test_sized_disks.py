@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -176,6 +177,83 @@ def test_a_snapshot_below_a_disk_is_not_lost_to_a_spec_that_does_not_know_it(uni
         again = define_instance(web1(row))
         assert again.spec.disks == (layered,)
         assert not again.changed
+
+
+def test_what_no_instance_has_is_listed_and_removed_on_demand(
+    unit: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nouns = [EntryPoint("storage", "brine.storage.cli:COMMAND")]
+    monkeypatch.setattr(cli, "entry_points", lambda group: nouns * (group == "brine.commands"))
+
+    def listed() -> list[dict[str, Any]]:
+        assert cli.main(["storage", "orphans", "--json"]) == 0
+        return list(json.loads(capsys.readouterr().out))
+
+    define_instance(web1(ROOT, DATA))
+    kept = disks_of()
+    assert listed() == []
+    FileVolume(unit, kept["data"].uuid).snapshot("now")
+    define_instance(web1(ROOT))
+    assert [(one["uuid"], one["owner"], one["disk"]) for one in listed()] == [
+        (kept["data"].uuid, "web1", "data")
+    ]
+    undefine_instance("web1")
+    assert {one["uuid"] for one in listed()} == {one.uuid for one in kept.values()}
+    assert cli.main(["storage", "orphans"]) == 0
+    assert kept["root"].uuid in capsys.readouterr().out
+    # Begun work may need one; a spec that can't be read may name one.
+    facts = {"uuid": kept["root"].uuid}
+    with operation.begin(VOLUMES, "instance/web2", facts=facts):
+        assert [one["uuid"] for one in listed()] == [kept["data"].uuid]
+    damaged = paths.SPECS_DIR / "web3.json"
+    damaged.write_text("{")
+    with pytest.raises(SystemExit):
+        cli.main(["storage", "orphans", "--remove"])
+    damaged.unlink()
+    assert "web3" in capsys.readouterr().err
+    for words in (["--remove", "x"], [kept["root"].uuid]):
+        with pytest.raises(SystemExit):
+            cli.main(["storage", "orphans", *words])
+    with open(kept["root"].path, "rb"):
+        assert cli.main(["storage", "orphans", "--remove"]) == 1
+    assert kept["root"].path in capsys.readouterr().err
+    assert files_in(unit) == {os.path.basename(kept["root"].path)}
+    assert cli.main(["storage", "orphans", "--remove", kept["root"].uuid]) == 0
+    capsys.readouterr()
+    assert (files_in(unit), listed()) == (set(), [])
+
+
+def test_an_instance_that_is_undefined_leaves_its_volumes_or_not(
+    unit: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define_instance(web1(ROOT, DATA))
+    before = files_in(unit)
+    undefine = ["instance", "undefine", "web1"]
+    with open(disks_of()["root"].path, "rb"), pytest.raises(SystemExit):
+        cli.main([*undefine, "--delete-volumes", "--yes"])
+    with pytest.raises(SystemExit):
+        cli.main([*undefine, "--delete-volumes"])
+    for answer in ("n", ""):
+        monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+        with pytest.raises(SystemExit):
+            cli.main([*undefine, "--delete-volumes"])
+    assert (store.names(), files_in(unit)) == (["web1"], before)
+    capsys.readouterr()
+    assert cli.main([*undefine, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {os.path.basename(path) for path in told["volumes_kept"]} == before == files_in(unit)
+    define_instance(web1(ROOT))
+    FileVolume(unit, disks_of()["root"].uuid).snapshot("now")
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
+    assert cli.main([*undefine, "--delete-volumes"]) == 0
+    assert files_in(unit) == before
+
+
+class Terminal(io.StringIO):
+    """A person's answers."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 Brine = Callable[..., tuple[int, str, str]]

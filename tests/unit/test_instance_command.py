@@ -572,7 +572,14 @@ def test_what_changes_an_instance_tells_programs_of_each(
     renamed = json.loads(web1("rename", "web2", "db1", "--json")[1])
     assert renamed == {"name": "db1", "source": "web2", "result": "renamed"}
     undefined = json.loads(web1("undefine", "db1", "--json")[1])
-    assert undefined == {"name": "db1", "result": "undefined", "changed": True, "status": None}
+    assert undefined == {
+        "name": "db1",
+        "result": "undefined",
+        "changed": True,
+        "volumes_deleted": [],
+        "volumes_kept": [],
+        "status": None,
+    }
 
 
 def test_a_start_that_fails_says_why(web1: Run, systemctl: ScriptedSystemctl) -> None:

@@ -6,8 +6,9 @@ import argparse
 import json
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from brine.common.cli import undo_when_told_to_end
@@ -26,11 +27,13 @@ class Done(NamedTuple):
     :param result: in a word or two, as ``--json`` has it: ``stopped``.
     :param changed: whether it changed anything.
     :param more: for people, follows the name of the instance: ``does not run``.
+    :param facts: further keys that ``--json`` shows.
     """
 
     result: str
     changed: bool = True
     more: str = ""
+    facts: Mapping[str, Any] = MappingProxyType({})
 
 
 Act = Callable[[str], Done]
@@ -57,13 +60,14 @@ class ActionResult(NamedTuple):
         if self.done is None:
             hint = self.error.hint if self.error else None
             return {"name": self.name, "error": str(self.error), "hint": hint}
-        done = {"result": self.done.result, "changed": self.done.changed}
+        done = {"result": self.done.result, "changed": self.done.changed, **self.done.facts}
         return {"name": self.name, **done, "status": status}
 
     def encoded(self) -> bytes:
         """It for another process, whose errors name the instance."""
         if self.error is None:
-            return json.dumps({"done": self.done}).encode()
+            *done, facts = self.done or Done("")
+            return json.dumps({"done": [*done, dict(facts)]}).encode()
         text = str(self.error)
         prefix = "" if text.startswith(f"{self.name}: ") else f"{self.name}: "
         return json.dumps({"error": f"{prefix}{text}", "hint": self.error.hint}).encode()

@@ -72,6 +72,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--accel", choices=("kvm", "tcg"), help="tcg emulates the processor")
     text = "forget an instance that does not run"
     undefine = verb("undefine", f"{_DEFINITION}:undefine", text)
+    text = "delete the volumes of its disks that Brine has made or adopted, with all data"
+    undefine.add_argument("--delete-volumes", action="store_true", help=text)
+    undefine.add_argument("--yes", action="store_true", help="do not ask before that")
     rename = verb("rename", f"{_DEFINITION}:rename", "rename an instance that does not run")
     rename.add_argument("new_name", metavar="NAME")
     clone = verb("clone", "brine.instance.clone:clone", "copy an instance that does not run")

@@ -28,6 +28,7 @@ from brine.config.schema import parse_json
 from brine.instance import store
 from brine.instance.action import Done, act_on
 from brine.instance.disks.live import show_growth
+from brine.instance.disks.volumes import delete_volume, refuse_to_delete
 from brine.instance.kvm.live_definition import LiveResult, change_live, in_words
 from brine.instance.kvm.runtime_devices import KEYS, dropped
 from brine.instance.messages import log_to_journal
@@ -37,6 +38,7 @@ from brine.instance.running_spec import running_spec
 from brine.instance.store import InstanceError, system_error
 from brine.instance.supervisor import supervisor
 from brine.instance.unit import Unit, UnitError
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import AS_ROOT, Spec, SpecError, to_json
 
@@ -459,12 +461,42 @@ def _run_editor(file: Path) -> None:
 
 
 def undefine(arguments: argparse.Namespace) -> int:
+    spec = store.load_sound(arguments.name)
+    disks = [disk for disk in spec.disks if disk.unit] if spec else []
+    if arguments.delete_volumes:
+        for disk in disks:
+            refuse_to_delete(arguments.name, disk)
+        if disks and not arguments.yes:
+            _ask_to_delete(arguments.name, disks)
 
     def act(name: str) -> Done:
         undefine_instance(name)
-        return Done("undefined")
+        deleted = [one.path for one in disks if arguments.delete_volumes and delete_volume(one)]
+        kept = [one.path for one in disks if one.path not in deleted]
+        more = [f"; {word}: {', '.join(found)}" for word, found in _named(deleted, kept) if found]
+        facts = {"volumes_deleted": deleted, "volumes_kept": kept}
+        return Done("undefined", more="".join(more).removeprefix("; "), facts=facts)
 
     return act_on(arguments, act)
+
+
+def _named(deleted: list[str], kept: list[str]) -> list[tuple[str, list[str]]]:
+    return [("its volumes are deleted", deleted), ("its volumes stay", kept)]
+
+
+def _ask_to_delete(name: str, disks: Sequence[Disk]) -> None:
+    """Ask a person whether the volumes of an instance may go.
+
+    :raises UsageError: if they may not, or there is no one to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError("--delete-volumes asks, and standard input is no terminal", hint="--yes")
+    for disk in disks:
+        print(f"{disk.path}  {disk.size_mib} MiB  {disk.name}".rstrip(), file=sys.stderr)
+    print(f"Delete these volumes of {name}, with all data? [y/N] ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError(f"{name} is not undefined, and its volumes stay")
 
 
 def rename(arguments: argparse.Namespace) -> int:

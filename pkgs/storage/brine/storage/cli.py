@@ -41,6 +41,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     for each in (create, remove):
         each.add_argument("type", metavar="TYPE", choices=("file",), help="file")
         each.add_argument("name", metavar="DIR", help="an absolute path")
+    text = "list volumes that no instance has; or remove them, with all data"
+    orphans = verb("orphans", "orphan_commands:list_orphans", text)
+    text = "remove them, or those that are named"
+    orphans.add_argument("--remove", action="store_true", help=text)
+    orphans.add_argument("uuid", metavar="UUID", nargs="*", type=str.lower)
 
 
 COMMAND = Command("show and change the storage units, where disks have their space", _configure)

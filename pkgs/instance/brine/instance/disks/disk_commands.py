@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from brine.common.cli import print_done, print_table, undo_when_told_to_end
-from brine.common.errors import BrineError, UsageError, printable, warn
+from brine.common.errors import BrineError, UsageError, printable
 from brine.common.progress import size_text
 from brine.hotplug import commands as hotplug_commands
 from brine.hotplug.session import remove_device, working_on
@@ -17,6 +17,7 @@ from brine.instance import store
 from brine.instance.disks.adoption import adopt_disk
 from brine.instance.disks.finding import find_disk
 from brine.instance.disks.live import show_growth
+from brine.instance.disks.volumes import delete_volume
 from brine.instance.kvm.live_definition import change_live
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Oper, look
@@ -187,10 +188,7 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
             _unplug(arguments, name, disk)
         _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
         if arguments.delete:
-            try:
-                volume.remove()
-            except BrineError as error:
-                warn(f"{disk.path}: is not deleted: {error}", hint="brine storage orphans lists it")
+            delete_volume(disk)
     would = "would be " if arguments.dry_run else ""
     text = f"{would}removed: {name} {disk.name or disk.path}; its volume {disk.path} "
     text += f"{would}{'deleted' if arguments.delete else 'kept'}"

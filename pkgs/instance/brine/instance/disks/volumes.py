@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from brine.common import operation
+from brine.common.errors import BrineError, warn
 from brine.common.operation import Facts, OperationKind, Work
 from brine.common.progress import ProgressLines
 from brine.instance import store
 from brine.instance.disks.changes import VolumeChanges
 from brine.instance.disks.parameters import volume_parameters
+from brine.storage.orphans import Orphan
 from brine.storage.settings import load_settings
 from brine.storage.unit import UnitStatus
 from brine.storage.volume import Volume, VolumeRequest, Wipe
@@ -101,6 +103,27 @@ def make(work: Work, spec: Spec, disk: Disk, *, wipe: Wipe = Wipe.ZERO) -> Volum
     work.step(f"make {disk.path}", undo=("remove", undo))
     volume.create(request, _telling(work, request.size))
     return volume
+
+
+def refuse_to_delete(name: str, disk: Disk) -> None:
+    """Refuse to delete a volume that is in use.
+
+    :raises store.InstanceError: why it can't be deleted.
+    """
+    if volume_in(disk.unit, disk.uuid).status().is_open:
+        hint = f"brine instance stop {name}, if it runs"
+        raise store.InstanceError(name, f"{disk.path}: is in use", hint=hint)
+
+
+def delete_volume(disk: Disk) -> bool:
+    """Delete the volume of a disk that no spec has, with its snapshots; or warn why it stays."""
+    volume = volume_in(disk.unit, disk.uuid)
+    try:
+        Orphan(volume, volume.status()).remove()
+    except BrineError as error:
+        warn(f"{disk.path}: is not deleted: {error}", hint="brine storage orphans lists it")
+        return False
+    return True
 
 
 def as_made(spec: Spec, changed: tuple[Disk, ...]) -> Spec:

@@ -1,0 +1,100 @@
+"""Volumes that no instance has: what a disk that was taken away has left, or a dead node.
+
+A volume is an instance's if its spec names it, or what it was started with or plugged since, or if
+begun work does. Only people remove others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from brine.common.errors import BrineError
+from brine.common.operation import pending
+from brine.storage.unit import StorageError
+from brine.storage.volume import Volume, VolumeStatus
+from brine.storage.volumes import managed_volumes
+from brine.vm.claims import ClaimKind, claims_of, rows_in
+from brine.vm.instances import instance_names, specs_but
+from brine.vm.runtime_file import LastStart
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A volume that no instance has.
+
+    :param status: with its former owner.
+    """
+
+    volume: Volume
+    status: VolumeStatus
+
+    def remove(self) -> None:
+        """Remove it with its snapshots, unless it is open.
+
+        :raises StorageError: why it is not removed.
+        """
+        if self.status.is_open:
+            hint = "stop what uses it before"
+            raise StorageError(f"{self.status.path}: is in use", hint=hint)
+        for snapshot in reversed(self.status.snapshots):
+            self.volume.remove_snapshot(snapshot.name)
+        self.volume.remove()
+
+
+def orphans() -> list[Orphan]:
+    """The volumes of this node that no instance has.
+
+    :raises BrineError: if volumes or instances can't be found out.
+    """
+    claimed = _Claimed.read()
+    found = ((volume, volume.status()) for volume in managed_volumes())
+    return [Orphan(*one) for one in found if not claimed.has(*one)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """What the instances of this node have.
+
+    :param volumes: by unit and UUID.
+    :param work: all records of begun work, as text.
+    """
+
+    volumes: frozenset[tuple[str, str]]
+    paths: frozenset[str]
+    work: str
+
+    @classmethod
+    def read(cls) -> _Claimed:
+        rows = list(_disks())
+        claims = claims_of({"disks": rows})
+        return cls(
+            frozenset((str(row.get("unit")), str(row.get("uuid")).lower()) for row in rows),
+            frozenset(os.path.realpath(one.value) for one in claims if one.kind is ClaimKind.DISK),
+            json.dumps([asdict(one) for one in pending()]),
+        )
+
+    def has(self, volume: Volume, status: VolumeStatus) -> bool:
+        return (
+            (volume.unit, volume.uuid) in self.volumes
+            or os.path.realpath(status.path) in self.paths
+            or volume.uuid in self.work
+        )
+
+
+def _disks() -> Iterator[Mapping[str, Any]]:
+    """The disks of all instances, as their specs and runtime files have them.
+
+    :raises BrineError: if it is not known what an instance has.
+    """
+    specs = dict(specs_but(None))
+    for name in instance_names():
+        if name not in specs:
+            text = f"{name}: its spec can't be used, and its disks are not known"
+            raise BrineError(text, hint=f"brine instance info {name}")
+        yield from rows_in(specs[name], "disks")
+        if last := LastStart.known(name):
+            yield from last.disks
