@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jsonpointer
 import pytest
 
 from component.namespaces import can_filter_vlans
@@ -163,7 +164,7 @@ def _pytest_there(tests: Iterable[str]) -> str:
     try:
         return run_on_debian_kernel(
             [*_PYTEST, "-c", project, *chosen],
-            paths=[*paths, Path("/etc/os-release")],
+            paths=[*paths, Path("/etc/os-release"), Path(jsonpointer.__file__)],
             programs=_PROGRAMS,
             timeout_s=_TIMEOUT_S,
         )
