@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import random
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,12 @@ from typing import Any
 import pytest
 
 from lab.node import Node
+from lab.tree import TREE
 from lab.waiting import wait_for
 from node.instance_on_node import boot, info, node_with_instances, qmp, run_in_guest
 
 FIRST, SECOND = "/srv/first", "/srv/second"
 NAME = "web1"
-ROUNDS = 8
 SECTORS = 2000
 
 Json = dict[str, Any]
@@ -32,6 +30,14 @@ _WRITES = [
     f"while i=$((i + 1)); do printf %512s $i | {_WRITE}; echo $i >/w && mv /w /written; done",
 ]
 PREPARE = "; ".join(["echo 0 >/written", *(f"echo '{line}' >>/writer" for line in _WRITES)])
+KILLED = f"""
+import sys
+sys.path.insert(0, "/srv")
+from killing import killed_at
+from brine.instance.disks.moves import move_disk
+killed = killed_at(int(sys.argv[1]), lambda: move_disk("{NAME}", "data", sys.argv[2]))
+print("killed" if killed else "done")
+"""
 WRITE = "sh /writer >/dev/null 2>&1 & echo $! >/writer.pid"
 
 
@@ -125,29 +131,30 @@ def test_a_disk_is_moved_under_a_guest_that_writes(guest: Node) -> None:
     assert check_place(guest) == FIRST
 
 
+@pytest.mark.long  # of QEMU 7.2, one in some dozens of cancelled copies ends with SIGSEGV
 def test_a_move_that_is_killed_leaves_the_disk_at_one_place(guest: Node) -> None:
-    seed = time.time_ns()
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    for number in range(ROUNDS):
-        unit = check_place(guest)
-        other = SECOND if unit == FIRST else FIRST
-        move = ["brine", "disk", "move", NAME, "data", "--to", other]
-        process = subprocess.Popen(
-            guest.command(move), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        # The last rounds are killed near the switch, wherever it is.
-        time.sleep(rng.uniform(0.3, 4.0))
-        guest.run(["pkill", "-KILL", "-f", f"brine disk move {NAME}"], check=False)
-        said, _ = process.communicate(timeout=120)
+    """It is killed before each change of a name in a folder, by which its records, the spec and
+    files are written: so also between the switch and the spec."""
+    guest.put(TREE / "tests/killing.py", Path("/srv/killing.py"))
+    is_killed, number, units, stood_still = True, 0, [], False
+    while is_killed:
+        number += 1
+        assert number < 100, "it has no end"
+        units.append(check_place(guest))
+        other = SECOND if units[-1] == FIRST else FIRST
+        said = guest.run(["python3", "-c", KILLED, str(number), other], timeout_s=120).stdout
+        is_killed = said.splitlines()[-1] == "killed"
+        stood_still |= qmp(guest, NAME, "query-status")["status"] == "paused"
         settled = guest.run(["brine", "operations", "settle"])
-        assert json.loads(guest.run(["brine", "operations", "list", "--json"]).stdout) == [], (
-            number,
-            said,
-            settled.stdout,
-        )
+        assert "left in" not in settled.stderr, (number, settled.stderr)
+        left = json.loads(guest.run(["brine", "operations", "list", "--json"]).stdout)
+        assert left == [], number
         check_place(guest)
-        check_writes(guest)
+        if number % 4 == 0 or not is_killed:
+            check_writes(guest)
+    assert number > 10
+    assert stood_still
+    assert len(set(units)) == 2
 
 
 def test_a_vm_that_ends_during_the_move_keeps_its_disk(guest: Node) -> None:

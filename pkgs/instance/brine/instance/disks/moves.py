@@ -15,7 +15,7 @@ new place at any time, whichever process is killed:
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -152,16 +152,18 @@ class _Move:
         after = self._as_large(disk, after, source, target)
         facts = {**work.record.facts, "after": to_json(after), "was_running": False}
         files = InstanceFiles(self._name)
-        self._lock.close()  # a stop, say, need not wait for the copy
-        self._is_held = False
-        with ExitStack() as switch:
+        work.step("have the guest use it", undo=("resume", facts))
+        rest = [(one, facts) for one in _REST]
+        with work.committing(("is moved", facts), *rest):
+            self._lock.close()  # a stop, say, need not wait for the copy
+            self._is_held = False
             try:
                 disk_images.mirror_disk(
                     files.qmp,
                     after,
                     runtime=files.runtime,
                     rate=self._rate,
-                    before_switch=partial(self._stand_still, work, disk, facts, switch),
+                    before_switch=partial(self._stand_still, work, disk, facts),
                     tell=partial(self._told, work),
                 )
             except QmpClosedError as error:
@@ -185,19 +187,17 @@ class _Move:
             block_graph.grow_disk(vm.machine, device, size)
         return replace(after, size_mib=size // _MIB) if disk.size_mib else after
 
-    def _stand_still(self, work: Work, disk: Disk, facts: Facts, switch: ExitStack) -> None:
+    def _stand_still(self, work: Work, disk: Disk, facts: Facts) -> None:
         """Have the guest write no more until the spec names the new volume."""
         self._hold()
         if find_disk(store.load(self._name), disk.uuid) != disk:
             text = f"its disk {disk.name or disk.path} was changed while it was moved"
             raise InstanceError(self._name, text, hint="move it again")
         with working_on(InstanceFiles(self._name).qmp) as vm:
-            facts["was_running"] = _state(vm) == "running"
-            if facts["was_running"]:
-                work.step("have the guest stand still", undo=("resume", facts))
+            if _state(vm) == "running":
+                facts["was_running"] = True
+                work.note()
                 vm.machine.qmp.execute("stop")
-        rest = [(one, facts) for one in _REST]
-        switch.enter_context(work.committing(("is moved", facts), *rest))
 
     def _hold(self) -> None:
         """Hold the lock of the instance, unless that is so already."""
@@ -347,10 +347,19 @@ def _remove(facts: Facts, unit: str) -> None:
     if disk and disk.unit == unit:
         return
     try:
+        _have_qemu_close(facts)
         volume_in(unit, facts["uuid"]).remove()
     except BrineError as error:
         text = f"{facts['name']}: a volume is left in {unit}, which no disk is in: {error}"
         warn(text, hint="brine storage orphans lists it, and removes it later")
+
+
+def _have_qemu_close(facts: Facts) -> None:
+    """Have QEMU close what its guest does not use. After a kill its copy may still go on."""
+    qmp = InstanceFiles(facts["name"]).qmp
+    if is_listening(qmp):
+        with suppress(QmpClosedError), working_on(qmp):
+            pass  # that is all: interrupted work on a VM is settled before other work
 
 
 def _tell_moved(facts: Facts) -> None:
