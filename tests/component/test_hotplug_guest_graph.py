@@ -196,6 +196,9 @@ def test_overlays_of_several_disks_are_laid_and_merged(vm: Vm, images: Path) -> 
     # The middle layer, then the top one.
     merged = {**chains[2][0], "backing": below(now[0])}
     images_python(vm, _MERGE, [merged], 1)
+    # The header of the image above is for people's tools: QEMU itself has no paths.
+    said = run_command(["qemu-img", "info", "-U", "--output=json", str(merged["path"])]).stdout
+    assert json.loads(said)["backing-filename"] == str(files[0])
     assert files[0].read_bytes()[MIB : MIB + 20].startswith(b"before-second\n")
     assert read(vm, names[0], 1) == "now\n"
     images_python(vm, _MERGE, [now[0]], 0)

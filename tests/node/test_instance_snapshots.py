@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import random
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lab.brine_command import kill_at_once
 from lab.command import CommandError
 from lab.node import Node
 from lab.qemu_img import put_qemu_img
-from node.instance_on_node import define, info, node_with_instances, qmp, run_in_guest, start
+from lab.waiting import wait_for
+from node.instance_on_node import (
+    define,
+    info,
+    node_with_instances,
+    qmp,
+    run_in_guest,
+    start,
+    wait_ready,
+)
 
 UNIT = "/srv/vms"
 NAME = "web1"
@@ -137,3 +150,37 @@ def test_a_snapshot_of_a_running_guest_is_taken_merged_and_rolled_back_to(web1: 
     start(web1, NAME)
     assert read(web1) == {"fourth"}
     assert len(files(web1)) == 3
+
+
+KILLED = {
+    "snapshot": ("snapshot", NAME, "--name", "killed"),
+    "removal": ("snapshot", NAME, "--remove", "killed"),
+}
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(60, marks=pytest.mark.long)])
+def test_a_kill_of_a_command_loses_nothing_that_the_guest_wrote(web1: Node, rounds: int) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for number in range(rounds):
+        text = f"round-{number}"
+        write(web1, text)
+        verb = "removal" if snapshots(web1) else "snapshot"
+        with subprocess.Popen(web1.command(["brine", "disk", *KILLED[verb]])) as process:
+            time.sleep(chance.uniform(0.1, 1.6))
+            kill_at_once(web1, process)
+        if number % 2:
+            # The guest may have been left standing still: then it has written nothing, either.
+            web1.run(["systemctl", "kill", "--signal=KILL", f"brine-instance@{NAME}"])
+            wait_for("end", lambda: info(web1, NAME)["status"].startswith("ERROR"))
+        web1.run(["brine", "operations", "settle"])
+        assert json.loads(web1.run(["brine", "operations", "list", "--json"]).stdout) == []
+        there = snapshots(web1)
+        assert there in ([], ["killed"]), f"{seed}: {verb}"
+        assert len(files(web1)) == (6 if there else 3), f"{seed}: {verb}"
+        if number % 2:
+            web1.shell(f"brine instance stop {NAME} --force; brine instance start {NAME}")
+            wait_ready(web1, NAME)
+        assert read(web1) == {text}, f"{seed}: {verb} in round {number}"
+        assert qmp(web1, NAME, "query-jobs") == []

@@ -96,15 +96,18 @@ def begin_mirror(machine: Machine, device_id: str, top: str, target: str, rate: 
     )
 
 
-def begin_commit(machine: Machine, device_id: str, top: str, layer: str, base: str) -> None:
+def begin_commit(
+    machine: Machine, device_id: str, top: str, layer: str, base: str, path: str
+) -> None:
     """Merge a layer of a disk into the one below it. The job of the top layer gets ready, and
     must be completed; that of another layer ends by itself.
 
     :param top: the disk's top node; *layer* is merged into *base*.
+    :param path: of *base*, for the header of the image above *layer*: QEMU knows no path.
     """
     arguments = {"device": top, "base-node": base}
     if layer != top:
-        arguments["top-node"] = layer
+        arguments |= {"top-node": layer, "backing-file": path}
     _begin(machine, "block-commit", device_id, arguments)
 
 

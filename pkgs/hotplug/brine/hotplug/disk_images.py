@@ -293,7 +293,9 @@ def merge_layer(
                 with opened(after) as files:
                     opaque = fdset_opaque(device_id, after)
                     block_graph.record_set(machine, below.fdset, opaque, files)
-            block_jobs.begin_commit(machine, device_id, chain[0].node, layer.node, below.node)
+            path = after.layers()[number - 1].path if number else after.path
+            nodes = (chain[0].node, layer.node, below.node)
+            block_jobs.begin_commit(machine, device_id, *nodes, path)
         job = work.await_job(after, tell, text)
         with work.vm() as vm:
             if job.state is JobState.READY:
