@@ -263,6 +263,28 @@ def test_a_folder_becomes_a_unit_and_is_none_any_more(
     assert brine("remove", "file", str(folder)).status == 1
 
 
+def test_facts_are_for_what_decides_where_disks_go(
+    brine: Brine, folder: Path, devices: list[str], tmp_path: Path
+) -> None:
+    brine("create", "file", str(folder))
+    settings = tmp_path / "etc/storage.toml"
+    settings.write_text(f'{settings.read_text()}default_unit = "{GROUP}"\n')
+    said = brine("facts", "--json")
+    assert (said.status, said.err) == (0, "")
+    facts = json.loads(said.out)
+    assert (facts["default_unit"], facts["complete"]) == (GROUP, True)
+    units = {row["name"]: row for row in facts["units"]}
+    assert units[GROUP]["has_volumes"] is units[str(folder)]["has_volumes"] is True
+    assert units[devices[0]]["has_volumes"] is False
+    # The extents of a volume group: its ends have LVM's metadata.
+    assert 0 < units[GROUP]["free"] < units[GROUP]["size"] < 128 * MIB
+    for type_, name in (("file", str(folder)), ("lvm-vg", GROUP), ("lvm-pv", devices[0])):
+        said = brine("repair", type_, name)
+        assert (said.status, said.out) == (1, "")
+        assert type_ in said.err
+    assert brine("repair", "file", "/srv/none").status == 1
+
+
 def test_a_folder_that_is_gone_or_belongs_to_others_is_told(brine: Brine, folder: Path) -> None:
     brine("create", "file", str(folder))
     folder.chmod(0o777)

@@ -306,6 +306,17 @@ def storage_check() -> Any:
     return _said("storage", "check")
 
 
+def storage_facts() -> Any:
+    """
+    The default unit of a node, and the space of all its storage units in bytes.
+
+    CLI Example::
+
+        salt '*' brine.storage_facts
+    """
+    return _said("storage", "facts")
+
+
 def storage_modify(type: str, name: str, allocatable: bool) -> Any:
     """
     Change whether new volumes may take space in a storage unit.

@@ -41,6 +41,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     for each in (create, remove):
         each.add_argument("type", metavar="TYPE", choices=("file",), help="file")
         each.add_argument("name", metavar="DIR", help="an absolute path")
+    repair = verb("repair", "commands:repair_unit", "mend what makes a unit degraded")
+    repair.add_argument("type", metavar="TYPE", choices=_TYPES, help=" or ".join(_TYPES))
+    repair.add_argument("name", metavar="NAME", help="as brine storage list shows it")
+    text = "print the space of all units as JSON, for what decides where disks go"
+    verb("facts", "commands:print_facts", text)
     text = "list volumes that no instance has; or remove them, with all data"
     orphans = verb("orphans", "orphan_commands:list_orphans", text)
     text = "remove them, or those that are named"

@@ -13,10 +13,12 @@ from brine.common.errors import BrineError, printable, tell_error
 from brine.common.progress import size_text
 from brine.storage.file_directory import FileDirectory
 from brine.storage.lvm_units import LvmPv, LvmVg
+from brine.storage.settings import load_settings
 from brine.storage.unit import StorageUnit, UnitStatus
 
 TYPES: tuple[type[StorageUnit], ...] = (LvmPv, LvmVg, FileDirectory)
 
+_WITH_VOLUMES = (LvmVg.type, FileDirectory.type)
 _HEADING = ("TYPE", "NAME", "SIZE", "USED", "FREE", "ALLOCATABLE", "STATUS", "WHY")
 
 
@@ -42,6 +44,26 @@ def modify_unit(arguments: argparse.Namespace) -> int:
     text = f"{'modified' if is_changed else 'unchanged'}: {printable(unit.name)}"
     print_done(text, as_json=arguments.json, type=unit.type, name=unit.name)
     return 0
+
+
+def repair_unit(arguments: argparse.Namespace) -> int:
+    """``brine storage repair``."""
+    unit = _type(arguments.type).find(arguments.name)
+    unit.repair()
+    print_done(
+        f"repaired: {printable(unit.name)}", as_json=arguments.json, type=unit.type, name=unit.name
+    )
+    return 0
+
+
+def print_facts(_: argparse.Namespace) -> int:
+    """``brine storage facts``: what an allocator needs to know; 1 if the units of a type can't be
+    found out, which has then no units."""
+    units, are_all = _units(None)
+    rows = [{**dict(_facts(one)), "has_volumes": one.type in _WITH_VOLUMES} for one in units]
+    facts = {"default_unit": load_settings().default_unit, "units": rows, "complete": are_all}
+    print(json.dumps(facts, indent=2))
+    return 0 if are_all else 1
 
 
 def _type(name: str) -> type[StorageUnit]:
