@@ -10,10 +10,12 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from argparse import Namespace
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
+from brine.common.background import begun
 from brine.common.errors import install_hint, printable, warn
 from brine.common.process import run_bounded
 from brine.storage.unit import StorageError
@@ -84,6 +86,13 @@ def report() -> LvmReport:
     if fault:  # of one of the groups; the others are in the report
         warn(f"lvm fullreport: {fault}")
     return report
+
+
+def report_ahead(arguments: Namespace) -> Callable[[], object] | None:
+    """Begin to ask LVM, while a command loads; see :class:`brine.common.cli.Command`. The command
+    waits for that before it asks for the report."""
+    type_ = getattr(arguments, "type", None)
+    return begun(report) if type_ is None or type_.startswith("lvm") else None
 
 
 @lru_cache(maxsize=1)
