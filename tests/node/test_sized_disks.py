@@ -75,3 +75,31 @@ def test_a_disk_by_its_size_is_in_the_running_guest_and_grows_there(node: Node) 
     assert sorted(files) == sorted([rows["root"]["path"], rows["scsi"]["path"], kept])
     node.run(["brine", "instance", "reboot", "--force", "--timeout", "1", NAME])
     assert [row["name"] for row in disk(node, "status")] == ["root", "scsi"]
+
+
+def test_the_story_of_the_readme(node: Node) -> None:
+    """An image that others made is adopted; an upgrade of the guest is undone."""
+    folder, image = "/var/lib/vms", "/var/lib/vms/web2.qcow2"
+    node.shell(f"mkdir -p {folder} && qemu-img create -q -f qcow2 {image} 16M")
+    boot(node, "web2", disks=[{"path": image, "format": "qcow2"}])
+
+    def brine(*words: str) -> str:
+        return node.run(["brine", *words]).stdout
+
+    assert brine("storage", "create", "file", folder) == f"created: {folder}\n"
+    brine("disk", "add", "web2", "--size", "10M", "--unit", folder, "--name", "data")
+    brine("disk", "grow", "web2", "data", "20M")
+    assert "adopted: web2 root" in brine("disk", "adopt", "web2", image, "--name", "root")
+    rows = json.loads(brine("disk", "status", "web2", "--json"))
+    assert [(row["name"], row["made"] >> 20, row["status"]) for row in rows] == [
+        ("root", 16, "ok"),
+        ("data", 20, "ok"),
+    ]
+    run_in_guest(node, "web2", "echo before | dd of=/dev/vda conv=fsync")
+    brine("disk", "snapshot", "web2", "--name", "before-upgrade")
+    run_in_guest(node, "web2", "echo broken | dd of=/dev/vda conv=fsync")
+    brine("disk", "rollback", "web2", "before-upgrade", "--force-stop")
+    brine("instance", "start", "web2")
+    wait_guest = "head -c 6 /dev/vda"
+    wait_for("the guest", lambda: "before" in run_in_guest(node, "web2", wait_guest))
+    assert "before-upgrade" in brine("disk", "status", "web2")
