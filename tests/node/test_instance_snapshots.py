@@ -15,7 +15,6 @@ import pytest
 from lab.brine_command import kill_at_once
 from lab.command import CommandError
 from lab.node import Node
-from lab.qemu_img import put_qemu_img
 from lab.waiting import wait_for
 from node.instance_on_node import (
     define,
@@ -39,7 +38,6 @@ DISKS = [
 @pytest.fixture(scope="module")
 def node(release: str, packages: list[Path]) -> Iterator[Node]:
     with node_with_instances(release, packages) as found:
-        put_qemu_img(found)
         found.run(["mkdir", UNIT])
         found.run(["brine", "storage", "create", "file", UNIT])
         yield found

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths, process
-from brine.instance.kvm.guest import shut_down_by_agent
+from brine.instance.kvm.guest import freeze_by_agent, shut_down_by_agent, thaw_by_agent
 from lab.fake_agent import LONG_S, Agent, Script, agent
 
 TIMEOUT_S = 0.3
@@ -126,3 +126,36 @@ def test_there_is_none_or_another_is_served(path: Path) -> None:
         listener.listen(0)
         first.connect(str(path))
         assert not shut_down_by_agent("web1", timeout_s=TIMEOUT_S)
+
+
+def counts(it: Agent) -> None:
+    it.answer()
+    it.hear()
+    it.say({"return": 2})
+
+
+def refuses(it: Agent) -> None:
+    it.answer()
+    it.hear()
+    it.say({"error": {"class": "GenericError", "desc": "failed to freeze /"}})
+
+
+def says_nothing_that_counts(it: Agent) -> None:
+    it.answer()
+    it.hear()
+    it.say({"return": {"frozen": 2}})
+
+
+@pytest.mark.parametrize(
+    ("script", "is_done"), [(counts, True), (refuses, False), (says_nothing_that_counts, False)]
+)
+@pytest.mark.parametrize(
+    ("ask_it", "command"),
+    [(freeze_by_agent, "guest-fsfreeze-freeze"), (thaw_by_agent, "guest-fsfreeze-thaw")],
+)
+def test_file_systems_are_frozen_when_the_agent_says_how_many(
+    path: Path, ask_it: Any, command: str, script: Script, is_done: bool
+) -> None:
+    with agent(path, script) as heard:
+        assert ask_it("web1", timeout_s=LONG_S if is_done else TIMEOUT_S) is is_done
+    assert [one["execute"] for one in heard] == ["guest-sync", command]
