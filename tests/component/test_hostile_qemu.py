@@ -63,7 +63,8 @@ RUNS = """
 import sys
 from brine.common import cli
 nouns = {"nic": "brine.hotplug.cli:NIC", "disk": "brine.hotplug.cli:DISK"}
-cli.entry_points = lambda _: [cli.EntryPoint(*noun) for noun in nouns.items()]
+found = {"brine.commands": [cli.EntryPoint(*noun) for noun in nouns.items()]}
+cli.entry_points = lambda group: found.get(group, [])
 sys.exit(cli.main())
 """
 

@@ -24,7 +24,7 @@ brine() { "$PYTHON" -c '
 import sys
 from brine.common import cli
 entry = cli.EntryPoint("tap", "brine.hotplug.cli:TAP")
-cli.entry_points = lambda _group: [entry]
+cli.entry_points = lambda group: [entry] * (group == "brine.commands")
 sys.exit(cli.main())' "$@"; }
 """
 
