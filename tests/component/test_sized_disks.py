@@ -33,6 +33,7 @@ MIB = 1 << 20
 @pytest.fixture
 def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A folder that is the default unit of the node."""
+    monkeypatch.setattr(paths, "ETC_DIR", tmp_path / "etc")
     nouns = [EntryPoint("instance", "brine.instance.cli:COMMAND")]
     nouns.append(EntryPoint("disk", "brine.hotplug.cli:DISK"))
     verbs = [EntryPoint("disk", "brine.instance.disks.cli:add_disk_verbs")]

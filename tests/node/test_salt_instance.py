@@ -171,6 +171,34 @@ def test_nics_and_disks_in_pillar_are_plugged_in_and_taken_out(node: Node) -> No
         assert len(found["nics"]) == (2 if instance is more else 1)
 
 
+def test_disks_by_size_in_pillar_are_made_and_grown(node: Node) -> None:
+    node.shell("mkdir -p /srv/vms && chmod 0750 /srv/vms")
+    settings = 'directories = ["/srv/vms"]\ndefault_unit = "/srv/vms"\n'
+    node.write("/etc/brine/storage.toml", settings)
+
+    def with_disk(mib: int) -> dict[str, Any]:
+        return {"web1": {**WEB1, "disks": [{"name": "data", "size_mib": mib}]}}
+
+    for mib, key in ((8, "made"), (16, "grown")):
+        before = left_files(node, "/srv/vms")
+        would = applied(node, with_disk(mib), test=True)["web1"].changes["volumes"]
+        assert [(one["name"], one["size_mib"]) for one in would[key]] == [("data", mib)]
+        assert left_files(node, "/srv/vms") == before
+        done = applied(node, with_disk(mib))["web1"].changes
+        assert [one["name"] for one in done["volumes"][key]] == ["data"]
+        assert applied(node, with_disk(mib)) == {}
+        assert applied(node, with_disk(mib), test=True) == {}
+    status = json.loads(node.run(["brine", "disk", "status", "web1", "--json"]).stdout)
+    assert [(row["made"] >> 20, row["status"]) for row in status] == [(16, "ok")]
+    for test in (True, False):
+        assert "shrink" in refused(node, with_disk(4), test=test)
+    assert json.loads(node.run(["brine", "disk", "status", "web1", "--json"]).stdout) == status
+    # What pillar has no more stays, and is named.
+    done = applied(node, {"web1": WEB1})["web1"].changes
+    assert [one["path"] for one in done["volumes"]["kept"]] == [status[0]["path"]]
+    node.run(["brine", "storage", "orphans", "--remove"])
+
+
 def test_a_changed_spec_needs_a_reboot(node: Node) -> None:
     pid = info(node, "web1")["pid"]
     changed = {**WEB1, "memory_mib": 160}

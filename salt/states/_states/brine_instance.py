@@ -115,6 +115,7 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         after = answer["said"]
         _forget(name)
     changes: Result = {key: after[key] for key in _DEVICES if after[key]}
+    changes |= _of_volumes(after)
     if after["before"] is None:
         changes[name] = {"old": None, "new": "defined"}
     else:
@@ -386,6 +387,7 @@ def _without(names: Sequence[str], config: str, text: str) -> str:
 def _row_changes(row: Result) -> Result:
     """The changes that a definition made to an instance, or would make."""
     changes: Result = {key: row[key] for key in _DEVICES if row.get(key)}
+    changes |= _of_volumes(row)
     if row.get("changed") and row["before"] is None:
         changes |= {"spec": {"old": None, "new": "defined"}}
     elif row.get("changed"):
@@ -470,6 +472,12 @@ def _why_left(seen: Result) -> str:
 def _has_changed(after: Result) -> bool:
     """Whether a definition changes something, or can't change all that it should."""
     return any(after[key] for key in ("changed", *_DEVICES, "live_errors"))
+
+
+def _of_volumes(after: Result) -> Result:
+    """What is done with volumes, under one key; nothing if nothing is."""
+    done = {key: rows for key, rows in after.get("volumes", {}).items() if rows}
+    return {"volumes": done} if done else {}
 
 
 def _pending(keys: Sequence[str] | None) -> list[str]:

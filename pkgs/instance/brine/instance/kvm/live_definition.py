@@ -7,6 +7,7 @@ command tries again. A device that is in no spec was plugged in by hand, and sta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -249,7 +250,7 @@ class _LiveWork:
         return True
 
     def _do(self, vm: Vm, step: DeviceStep) -> bool:
-        if self._dry_run and self._replaces_one(step):
+        if self._dry_run and (self._replaces_one(step) or _is_to_be_made(step)):
             return True
         if step.new is None:
             assert step.old
@@ -316,6 +317,12 @@ class _LiveWork:
         undone, old = self._undone_of(key)
         yield from (to_json(one) for one in getattr(self.spec, key) if one.uuid not in undone)
         yield from map(to_json, old)
+
+
+def _is_to_be_made(step: DeviceStep) -> bool:
+    """Whether a disk's volume is not there yet; it is made before it is plugged in."""
+    disk = step.new
+    return isinstance(disk, Disk) and bool(disk.unit) and not os.path.exists(disk.path)
 
 
 def _kind(step: DeviceStep) -> DeviceKind:
