@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -40,6 +41,7 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     known = {"brine.commands": nouns, "brine.verbs": verbs}
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]
+    kinds.append(EntryPoint("clone", "brine.instance.clone:CLONE"))
     monkeypatch.setattr(operation, "entry_points", lambda _group: kinds)
     with tempfile.TemporaryDirectory(prefix="brine-sized-", dir="/srv") as folder:
         paths.ETC_DIR.mkdir(exist_ok=True)
@@ -248,6 +250,59 @@ def test_an_instance_that_is_undefined_leaves_its_volumes_or_not(
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert cli.main([*undefine, "--delete-volumes"]) == 0
     assert files_in(unit) == before
+
+
+def test_a_clone_has_volumes_of_its_own_with_what_the_originals_have(
+    unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = {"name": "shared", "size_mib": 1, "read_only": True}
+    define_instance(web1(ROOT, DATA, shared))
+    originals = disks_of()
+    Path(originals["root"].path).write_bytes(b"root".ljust(4 * MIB, b"\0"))
+    volume = FileVolume(unit, originals["root"].uuid)
+    volume.snapshot("now")
+    spec = store.load("web1")
+    layered = tuple(volume.disk(one) if one.name == "root" else one for one in spec.disks)
+    with store.alone("web1"):
+        store.save(replace(spec, disks=layered))
+    before = files_in(unit)
+    clone = ["instance", "clone", "web1", "web2"]
+    assert cli.main([*clone, "--dry-run"]) == 0
+    assert files_in(unit) == before
+    assert cli.main(clone) == 0
+    made = disks_of("web2")
+    assert made["shared"].path == originals["shared"].path
+    assert made["shared"].unit == ""
+    for name in ("root", "data"):
+        assert made[name].unit == unit
+        assert made[name].uuid != originals[name].uuid
+        assert made[name].size_mib == originals[name].size_mib
+        assert not made[name].backing
+    assert FileVolume(unit, made["root"].uuid).status().owner == "web2"
+    command = ["qemu-img", "convert", "-O", "raw", made["root"].path, f"{unit}/copy"]
+    subprocess.run(command, check=True)
+    assert Path(unit, "copy").read_bytes().rstrip(b"\0") == b"root"
+    os.unlink(f"{unit}/copy")
+    # A path of its own is as before: Brine has not made what is there.
+    capsys.readouterr()
+    mapped = ["--disk", f"{made['data'].path}={unit}/by-hand"]
+    assert cli.main(["instance", "clone", "web2", "web3", *mapped, "--json"]) == 0
+    by_hand = next(one for one in store.load("web3").disks if one.path == f"{unit}/by-hand")
+    assert (by_hand.unit, by_hand.size_mib) == ("", 0)
+    undefine_instance("web2")
+    assert originals["data"].path == disks_of()["data"].path
+
+
+def test_a_clone_that_fails_leaves_no_volume(unit: str) -> None:
+    define_instance(web1(ROOT, DATA))
+    before = files_in(unit)
+    (paths.ETC_DIR / "storage.toml").write_text(f'directories = ["{unit}"]\n')
+    os.unlink(disks_of()["data"].path)
+    with pytest.raises(SystemExit):
+        cli.main(["instance", "clone", "web1", "web2"])
+    assert files_in(unit) < before
+    assert store.names() == ["web1"]
+    assert operation.pending() == []
 
 
 class Terminal(io.StringIO):

@@ -25,12 +25,16 @@ from brine.common.files import FileMark, new_file, open_safely, remove_same
 from brine.common.operation import Facts, OperationKind, Work
 from brine.instance import messages, store
 from brine.instance.definition import print_spec
+from brine.instance.disks.finding import find_disk
+from brine.instance.disks.volumes import as_made, make, remove_unused, telling
 from brine.instance.kvm import uefi
 from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.observe import Oper, look
 from brine.instance.owner import remove_folder
-from brine.instance.registry import define_instance, refuse_name, refuse_stray_vm
+from brine.instance.registry import Defined, define_instance, refuse_name, refuse_stray_vm
 from brine.instance.store import InstanceError
+from brine.storage.volumes import volume_in
+from brine.vm.disk import Disk
 from brine.vm.spec import Spec, to_json
 from brine.vm.values import address_fault
 
@@ -102,23 +106,51 @@ def clone_instance(
         data, notes = _data_of(spec, name, addresses)
         copies = list(_copies(spec, name, disks))
         targets = {one.source: one.target for one in copies}
-        for disk in data["disks"]:
-            disk["path"] = targets.get(disk["path"], disk["path"])
+        for index, (disk, row) in enumerate(zip(spec.disks, data["disks"], strict=True)):
+            if disk.path in targets:
+                row |= {"path": targets[disk.path], "unit": "", "size_mib": 0}
+            elif disk.unit and disk.read_only:
+                row |= {"unit": "", "size_mib": 0}  # the volume stays the original's
+            elif disk.unit:
+                _give_volume(disk, row, index)
         # An invalid definition fails before anything is copied.
         defined = define_instance(data, dry_run=True)
+        volumes = dict(_volume_copies(spec, defined))
+        copies += volumes
         if dry_run:
             return defined.spec, copies, notes
-        data["uuid"] = defined.spec.uuid
         known = {"name": name, "source": source, "uuid": defined.spec.uuid}
         with operation.begin(CLONE, store.operation_key(name), facts=known) as work:
             for number, one in enumerate(copies):
                 work.progress(number / len(copies), f"{one.source} to {one.target}")
                 tell(one)
-                _copy(name, one, work)
+                if target := volumes.get(one):
+                    volume = make(work, defined.spec, target, undo="remove volume")
+                    original = find_disk(spec, one.source)
+                    volume.copy_from(original, telling(work, one.size_mib * _MIB))
+                else:
+                    _copy(name, one, work)
+            data = to_json(as_made(defined.spec, tuple(volumes.values())))
             work.step("define", undo=("undefine", known))
             with work.committing(("is defined", known), ("copy variables", known), ("tell", known)):
                 defined = define_instance(data, is_new=True)
     return defined.spec, copies, notes
+
+
+def _give_volume(disk: Disk, row: dict[str, Any], index: int) -> None:
+    """Have a disk of the clone get a volume of its own, in the unit of the original's."""
+    status = volume_in(disk.unit, disk.uuid).status()
+    mib = max(disk.size_mib, -(-status.size // _MIB))
+    del row["path"], row["uuid"], row["backing"]
+    row |= {"name": disk.name or f"disk{index}", "size_mib": mib}
+
+
+def _volume_copies(spec: Spec, defined: Defined) -> Iterator[tuple[DiskCopy, Disk]]:
+    """The disks of the clone that get volumes, by what is copied into each."""
+    made = {disk.uuid for disk in defined.volumes.made}
+    for disk, copy in zip(spec.disks, defined.spec.disks, strict=True):
+        if copy.uuid in made:
+            yield DiskCopy(disk.path, copy.path, copy.size_mib), copy
 
 
 def _remove_copy(facts: Facts) -> None:
@@ -155,6 +187,7 @@ CLONE = OperationKind(
     "clone",
     {
         "remove": _remove_copy,
+        "remove volume": remove_unused,
         "is defined": _is_defined,
         "undefine": _undefine,
         "copy variables": _copy_variables,
@@ -218,8 +251,8 @@ def _copies(spec: Spec, name: str, disks: Mapping[str, str]) -> Iterator[DiskCop
         raise UsageError(text, hint=f"its disks are: {paths}")
     for disk in spec.disks:
         given = disks.get(disk.path)
-        if disk.read_only and given is None:
-            continue  # both have it
+        if (disk.read_only or disk.unit) and given is None:
+            continue  # both have it, or the clone gets a volume
         size, is_device = _size_of(spec.name, disk.path)
         size_mib = -(-size // _MIB)
         if given is None and is_device:

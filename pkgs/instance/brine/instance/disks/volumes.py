@@ -86,8 +86,13 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
             yield spec
 
 
-def make(work: Work, spec: Spec, disk: Disk, *, wipe: Wipe = Wipe.ZERO) -> Volume:
-    """Make the volume of a disk as a step of an operation of the kind :data:`VOLUMES`."""
+def make(
+    work: Work, spec: Spec, disk: Disk, *, wipe: Wipe = Wipe.ZERO, undo: str = "remove"
+) -> Volume:
+    """Make the volume of a disk as a step of an operation.
+
+    :param undo: the name of :func:`remove_unused` among the functions of the operation's kind.
+    """
     volume = volume_in(disk.unit, disk.uuid)
     parameters = volume_parameters() if not disk.unit.startswith("/") else None
     request = VolumeRequest(
@@ -99,9 +104,9 @@ def make(work: Work, spec: Spec, disk: Disk, *, wipe: Wipe = Wipe.ZERO) -> Volum
         stripe_size=parameters.stripe_size if parameters else 0,
         wipe=wipe,
     )
-    undo: Facts = {"name": spec.name, "unit": disk.unit, "uuid": disk.uuid}
-    work.step(f"make {disk.path}", undo=("remove", undo))
-    volume.create(request, _telling(work, request.size))
+    facts: Facts = {"name": spec.name, "unit": disk.unit, "uuid": disk.uuid}
+    work.step(f"make {disk.path}", undo=(undo, facts))
+    volume.create(request, telling(work, request.size))
     return volume
 
 
@@ -138,7 +143,8 @@ def as_made(spec: Spec, changed: tuple[Disk, ...]) -> Spec:
     return replace(spec, disks=tuple(disks))
 
 
-def _telling(work: Work, size: int) -> Callable[[float, str], None]:
+def telling(work: Work, size: int) -> Callable[[float, str], None]:
+    """Tells people how far an operation is, and records that."""
     lines = ProgressLines(size)
 
     def tell(done: float, text: str) -> None:
@@ -154,7 +160,7 @@ def _is_saved(facts: Facts) -> bool:
     return set(facts["uuids"]) <= there
 
 
-def _remove(facts: Facts) -> None:
+def remove_unused(facts: Facts) -> None:
     """Remove a volume, unless the spec has its disk."""
     spec = store.load_sound(facts["name"])
     if spec is None or facts["uuid"] not in [disk.uuid for disk in spec.disks]:
@@ -166,5 +172,5 @@ def _grow(facts: Facts) -> None:
 
 
 VOLUMES = OperationKind(
-    "volumes", {"is saved": _is_saved, "remove": _remove, "grow": _grow}, alone=store.all_held
+    "volumes", {"is saved": _is_saved, "remove": remove_unused, "grow": _grow}, alone=store.all_held
 )
