@@ -20,6 +20,7 @@ from brine.instance import store
 from brine.instance.disks.volumes import VOLUMES
 from brine.instance.registry import define_instance, undefine_instance
 from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.unit import StorageError
 from brine.vm.disk import Disk
 from brine.vm.spec import SpecError
 
@@ -224,6 +225,37 @@ def test_what_no_instance_has_is_listed_and_removed_on_demand(
     assert cli.main(["storage", "orphans", "--remove", kept["root"].uuid]) == 0
     capsys.readouterr()
     assert (files_in(unit), listed()) == (set(), [])
+
+
+def test_a_volume_that_is_there_is_neither_made_anew_nor_removed(unit: str) -> None:
+    define_instance(web1(ROOT))
+    kept = disks_of()["root"]
+    Path(kept.path).write_bytes(b"kept".ljust(4 * MIB, b"\0"))
+    define_instance(web1())
+    for name in ("web1", "web2"):
+        with pytest.raises(StorageError, match="already"):
+            define_instance({**web1({**ROOT, "uuid": kept.uuid}), "name": name})
+        assert Path(kept.path).read_bytes().startswith(b"kept")
+        assert operation.pending() == []
+    # It can be taken again, by its path.
+    row = {"name": "root", "uuid": kept.uuid, "path": kept.path, "unit": unit, "size_mib": 4}
+    assert define_instance(web1({**row, "format": "raw"})).spec.disks[0].path == kept.path
+
+
+def test_a_growth_that_fails_holds_up_nothing(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    define_instance(web1(ROOT))
+    grow = FileVolume.grow
+
+    def fail(volume: FileVolume, size: int) -> None:
+        if size > 4 * MIB:
+            raise StorageError("the device is gone")
+        grow(volume, size)
+
+    monkeypatch.setattr(FileVolume, "grow", fail)
+    with pytest.raises(StorageError):
+        define_instance(web1({**ROOT, "size_mib": 8}))
+    assert operation.pending() == []
+    assert define_instance(web1(ROOT, vcpus=2)).changed
 
 
 def test_an_instance_that_is_undefined_leaves_its_volumes_or_not(

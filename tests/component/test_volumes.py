@@ -294,6 +294,25 @@ def test_a_copy_has_all_that_its_source_has_with_what_is_below_it(driver: Driver
     assert told[-1] == 1.0
 
 
+@pytest.mark.parametrize("driver", ["file-qcow2"], indirect=True)
+def test_an_image_that_names_another_file_is_not_followed(driver: Driver) -> None:
+    """A guest that has broken out of its QEMU can write the header of its image."""
+    volume = driver.made()
+    volume.snapshot("now")
+    path = volume.status().path
+    with open(path, "r+b") as file:
+        file.seek(72)
+        file.write((1 << 2).to_bytes(8, "big"))
+    works: list[Callable[[], None]] = [
+        lambda: driver.made().copy_from(volume.disk(Disk(path="/x"))),
+        lambda: volume.remove_snapshot("now"),
+        lambda: volume.grow(8 * MIB),
+    ]
+    for work in works:
+        with pytest.raises(StorageError, match="external"):
+            work()
+
+
 def test_what_people_made_is_adopted_as_it_is(driver: Driver) -> None:
     theirs = theirs_in(driver, "theirs")
     volume = driver.volume()

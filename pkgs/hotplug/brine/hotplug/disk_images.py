@@ -109,7 +109,7 @@ class ImageWork(NamedTuple):
             vm.machine.qmp.execute("cont")
             self._note(is_paused=False)
 
-    def agree(self, before_switch: Callable[[], object]) -> None:
+    def agree(self, before_switch: Callable[[], object] = lambda: None) -> None:
         """Call a function before a job is completed that is ready. From then on the job is
         completed, by the next process if this one is killed."""
         self._note(is_same=True)
@@ -177,8 +177,8 @@ def mirror_disk(
     :param target: the disk as it is then: an image of the same size, which no one uses.
     :param rate: in bytes a second; 0 is no limit.
     :param before_switch: is called when both images are the same, and stay so: what the guest
-        writes goes to both. If this process is killed in it or later, the next command switches
-        the guest. An error of it cancels the copy.
+        writes goes to both. If this process is killed later, the next command switches the
+        guest. An error of it cancels the copy, and so does a kill in it.
     :raises HotplugError: if it failed; :func:`image_of` tells which image the guest has.
     """
     with ImageWork.begin(qmp, runtime, [target], f"copy to {target.path}") as work:
@@ -188,7 +188,8 @@ def mirror_disk(
             top = block_graph.top_node(vm.machine, device_id)
             block_jobs.begin_mirror(vm.machine, device_id, top, node, rate)
         work.await_job(target, tell, f"copying to {target.path}")
-        work.agree(before_switch)
+        before_switch()
+        work.agree()
         with work.vm() as vm:
             block_jobs.complete_job(vm.machine, device_id)
             work.end(vm)
@@ -302,6 +303,8 @@ def merge_layer(
                 work.pause(vm)
                 try:
                     block_jobs.await_even(vm.machine, device_id)
+                    # A guest that stands still is stopped again: QEMU writes what it holds back.
+                    vm.machine.qmp.execute("stop")
                     work.agree(before_switch)
                     block_jobs.complete_job(vm.machine, device_id)
                 finally:

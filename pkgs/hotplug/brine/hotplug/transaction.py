@@ -238,6 +238,11 @@ def forget_ended() -> None:
 def sockets() -> set[Path]:
     """The sockets of running VMs with recorded work."""
     found = {Path(one.qmp) for _, one in _all()}
+    for record in recorded():  # what works on images has its socket among its facts
+        qmp = record.facts.get("qmp")
+        is_left = record.is_interrupted() and is_running(identity_in(record.keys))
+        if isinstance(qmp, str) and is_left:
+            found.add(Path(qmp))
     for file in paths.HOTPLUG_DIR.glob("*.json"):
         if is_running(file.stem):
             with contextlib.suppress(_DamagedError):  # the next command of that VM tells

@@ -34,7 +34,7 @@ _REPORTED = {
     "seg": "segtype",
 }
 _OF_VOLUMES = (
-    "vg_name,lv_name,lv_path,lv_size,lv_tags,lv_time,lv_layout,lv_role,lv_health_status,lv_active,"
+    "vg_name,lv_name,lv_path,lv_attr,lv_size,lv_tags,lv_time,lv_layout,lv_role,lv_health_status,lv_active,"
     "lv_device_open,lv_merging,lv_snapshot_invalid,origin,snap_percent"
 )
 _NO_FAULT = re.compile(

@@ -31,6 +31,8 @@ def list_orphans(arguments: argparse.Namespace) -> int:
     chosen = [one for one in found if not arguments.uuid or one.volume.uuid in arguments.uuid]
     removed = []
     for one in chosen:
+        if one.volume not in [other.volume for other in orphans()]:
+            continue  # an instance has got it meanwhile
         try:
             one.remove()
         except BrineError as error:

@@ -14,10 +14,12 @@ from typing import Any
 
 from brine.common.errors import BrineError
 from brine.common.operation import pending
+from brine.common.unix_socket import is_listening
 from brine.storage.unit import StorageError
 from brine.storage.volume import Volume, VolumeStatus
 from brine.storage.volumes import managed_volumes
 from brine.vm.claims import ClaimKind, claims_of, rows_in
+from brine.vm.files import InstanceFiles
 from brine.vm.instances import instance_names, specs_but
 from brine.vm.runtime_file import LastStart
 
@@ -50,8 +52,9 @@ def orphans() -> list[Orphan]:
 
     :raises BrineError: if volumes or instances can't be found out.
     """
+    # What is made meanwhile is not among them.
+    found = [(volume, volume.status()) for volume in managed_volumes()]
     claimed = _Claimed.read()
-    found = ((volume, volume.status()) for volume in managed_volumes())
     return [Orphan(*one) for one in found if not claimed.has(*one)]
 
 
@@ -69,12 +72,13 @@ class _Claimed:
 
     @classmethod
     def read(cls) -> _Claimed:
+        work = json.dumps([asdict(one) for one in pending()])  # which ends in a spec
         rows = list(_disks())
         claims = claims_of({"disks": rows})
         return cls(
             frozenset((str(row.get("unit")), str(row.get("uuid")).lower()) for row in rows),
             frozenset(os.path.realpath(one.value) for one in claims if one.kind is ClaimKind.DISK),
-            json.dumps([asdict(one) for one in pending()]),
+            work,
         )
 
     def has(self, volume: Volume, status: VolumeStatus) -> bool:
@@ -97,4 +101,7 @@ def _disks() -> Iterator[Mapping[str, Any]]:
             raise BrineError(text, hint=f"brine instance info {name}")
         yield from rows_in(specs[name], "disks")
         if last := LastStart.known(name):
-            yield from last.disks
+            # A disk that it was started with, and that its spec has no more, is gone with its end.
+            started = [row.get("uuid") for row in rows_in(last.spec, "disks")]
+            runs = is_listening(InstanceFiles(name).qmp)
+            yield from (row for row in last.disks if runs or row.get("uuid") not in started)

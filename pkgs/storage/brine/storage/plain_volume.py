@@ -94,12 +94,13 @@ class PlainVolume(Volume):
                 self.unit,
             )
             row = self._there()
-            try:
-                _wipe(row["lv_path"], 0, int(row["lv_size"]), request.wipe, tell)
-                self._untag(row, _MAKING)
-            except BaseException:
-                lvm.change("lvremove", "--yes", self._full(row))
-                raise
+        # Others may use the unit meanwhile.
+        try:
+            _wipe(row["lv_path"], 0, int(row["lv_size"]), request.wipe, tell)
+            self._untag(row, _MAKING)
+        except BaseException:
+            lvm.change("lvremove", "--yes", self._full(row))
+            raise
 
     def adopt(self, disk: Disk, *, owner: str) -> None:
         with self._alone():
@@ -127,11 +128,14 @@ class PlainVolume(Volume):
         return replace(disk, uuid=self.uuid, unit=self.unit, path=row["lv_path"], size_mib=mib)
 
     def status(self) -> VolumeStatus:
-        row = self._row()
+        row, why = None, "there is no such volume"
+        if any(one["vg_name"] == self.unit for one in lvm.report().groups):
+            row = self._row()
+        else:
+            why = f"there is no volume group {self.unit}"
         if row is None:
             path = f"/dev/{self.unit}/{self._lv_name()}"
-            text = "there is no such volume"
-            return VolumeStatus(path=path, status=UnitStatus.MISSING, why=text)
+            return VolumeStatus(path=path, status=UnitStatus.MISSING, why=why)
         snapshots = self._snapshots()
         status, why = UnitStatus.OK, ""
         if _MAKING in _tags(row):
@@ -177,10 +181,10 @@ class PlainVolume(Volume):
                 self._change_tags(row, "--addtag", f"{_GROWING}{before}")
                 lvm.change("lvextend", "--size", f"{size}b", self._full(row))
                 row = self._there()
-            if growing := _value(row, _GROWING):
-                now = int(row["lv_size"])
-                _wipe(row["lv_path"], int(growing), now - int(growing), Wipe.ZERO, tell_nothing)
-                self._untag(row, f"{_GROWING}{growing}")
+        if growing := _value(row, _GROWING):
+            now = int(row["lv_size"])
+            _wipe(row["lv_path"], int(growing), now - int(growing), Wipe.ZERO, tell_nothing)
+            self._untag(row, f"{_GROWING}{growing}")
 
     def copy_from(self, source: Disk, tell: Tell = tell_nothing) -> None:
         row = self._there()
@@ -217,7 +221,7 @@ class PlainVolume(Volume):
             space = int(_value(row, going_back))
             for one in snapshots:
                 if _value(one, _SNAPSHOT) == name and one["lv_merging"] != "1":
-                    lvm.change("lvconvert", "--yes", "--merge", self._full(one))
+                    lvm.change("lvconvert", "--yes", "--merge", "--background", self._full(one))
             self._await_merge(name)
             self._make_snapshot(row, name, space)
             self._untag(row, f"{going_back}{space}")
@@ -250,6 +254,7 @@ class PlainVolume(Volume):
         return f"brine-{self.uuid}"
 
     def _rows(self) -> Iterator[lvm.Row]:
+        LvmVg.find(self.unit)  # what LVM does not see now is not gone
         for row in lvm.volumes():
             if row["vg_name"] == self.unit and _value(row, _DISK) == self.uuid:
                 yield row
@@ -299,10 +304,14 @@ class PlainVolume(Volume):
             self._full(row),
         )
 
+    def _is_merging(self) -> bool:
+        """Whether LVM puts a snapshot back, which it does not list meanwhile."""
+        return self._there()["lv_attr"].startswith("O")  # lvs(8)
+
     def _await_merge(self, name: str) -> None:
         """Wait until LVM has put a snapshot back into its volume."""
         deadline = time.monotonic() + _MERGE_S
-        while any(_value(one, _SNAPSHOT) == name for one in self._snapshots()):
+        while self._is_merging() or name in [_value(one, _SNAPSHOT) for one in self._snapshots()]:
             if time.monotonic() > deadline:
                 raise StorageError(f"{self.unit}: the snapshot {name} is not put back yet")
             lvm.change("lvchange", "--poll", "y", self._full(self._there()))

@@ -22,6 +22,7 @@ from brine.vm.disk import Backing, Disk
 _PROGRAM = "qemu-img"
 _TIMEOUT_S = 120.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/local/bin", "LC_ALL": "C"}
+_EXTERNAL_DATA = 1 << 2  # of the incompatible features
 _PROGRESS = re.compile(rb"\(([\d.]+)/100%\)")
 
 
@@ -71,14 +72,35 @@ def run_long(*arguments: str, tell: Tell = tell_nothing, text: str = "") -> None
 
 
 def location_of(disk: Disk) -> str:
-    """How qemu-img opens a disk: with the backing files that Brine knows, and no others."""
+    """How qemu-img opens a disk: with the backing files that Brine knows, and no others.
+
+    :raises StorageError: if an image names another file.
+    """
     chain = [Backing(path=disk.path, format=disk.format), *disk.layers()]
     node: dict[str, Any] | None = None
     for layer in reversed(chain):
+        if layer.format == "qcow2":
+            refuse_external_data(layer.path)
         kind = "host_device" if Path(layer.path).is_block_device() else "file"
         below = {"backing": node} if layer.format == "qcow2" else {}
         node = {"driver": layer.format, "file": {"driver": kind, "filename": layer.path}, **below}
     return f"json:{json.dumps(node)}"
+
+
+def refuse_external_data(path: str) -> None:
+    """Refuse an image whose header names another file for its data: a guest that breaks out of its
+    QEMU can write that header. Source: QEMU's docs/interop/qcow2.rst.
+
+    :raises StorageError: if it does, or can't be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(80)
+    except OSError as error:
+        raise StorageError(f"{path}: can't be read: {error.strerror}") from error
+    is_newer = int.from_bytes(header[4:8], "big") >= 3
+    if is_newer and int.from_bytes(header[72:80], "big") & _EXTERNAL_DATA:
+        raise StorageError(f"{path}: has an external data file, which Brine does not follow")
 
 
 def _fault(text: str) -> str:

@@ -32,6 +32,7 @@ from brine.hotplug.session import working_on
 from brine.instance import messages, store
 from brine.instance.disks.finding import find_disk
 from brine.instance.disks.parameters import volume_parameters
+from brine.instance.disks.volumes import refuse_existing
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.registry import refuse_stray_vm
@@ -43,7 +44,7 @@ from brine.vm.disk import Disk, unit_fault
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import PAUSED
 from brine.vm.run import Run
-from brine.vm.runtime_file import change_file
+from brine.vm.runtime_file import LastStart, change_file
 from brine.vm.spec import parse, to_json
 
 _OF_VOLUME = ("unit", "path", "format", "format_source", "backing")
@@ -128,6 +129,7 @@ class _Move:
             stripe_size=parameters.stripe_size if parameters else 0,
             wipe=wipe,
         )
+        refuse_existing(target)  # or the undo would remove it
         work.step("make the new volume", undo=("remove the copy", work.record.facts))
         target.create(request, partial(self._told, work))
         return target, replace(target.disk(disk), size_mib=disk.size_mib)
@@ -274,7 +276,17 @@ def _is_moved(facts: Facts) -> bool:
     disk = _disk_in_spec(facts)
     if disk and disk.unit == facts["to"]:
         return True
-    return "was_running" in facts and _image_in_use(facts) == facts["after"]["path"]
+    if "was_running" not in facts:
+        return False
+    image = _image_in_use(facts) if is_listening(InstanceFiles(facts["name"]).qmp) else ""
+    return bool((image or _image_at_end(facts)) == facts["after"]["path"])
+
+
+def _image_at_end(facts: Facts) -> str:
+    """The path of the image that QEMU had as the disk when that was last recorded."""
+    last = LastStart.known(facts["name"])
+    rows = last.disks if last else ()
+    return next((str(row.get("path")) for row in rows if row.get("uuid") == facts["uuid"]), "")
 
 
 def _image_in_use(facts: Facts) -> str:

@@ -24,6 +24,7 @@ from brine.common.progress import ProgressLines
 from brine.common.qmp.client import QmpClient
 from brine.common.unix_socket import is_listening
 from brine.hotplug.disk_images import image_of, laying_over, merge_layer
+from brine.hotplug.session import working_on
 from brine.instance import store
 from brine.instance.kvm.guest import freeze_by_agent, has_agent, run_state, thaw_by_agent
 from brine.instance.observe import Oper, look
@@ -32,12 +33,15 @@ from brine.instance.stop import stop_instance
 from brine.instance.store import InstanceError
 from brine.storage.volume import Tell, Volume, VolumeSnapshot, tell_nothing
 from brine.storage.volumes import volume_in
+from brine.vm.claims import layers_of
 from brine.vm.disk import MOST_BACKING, Backing, Disk
 from brine.vm.files import InstanceFiles
-from brine.vm.runtime_file import Runtime, change_file
+from brine.vm.runtime_file import LastStart, Runtime, change_file
 from brine.vm.spec import Spec
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+# lvm(8), "Reserved names".
+_LVMS_OWN = re.compile(r"_(?:c|t|v)?(?:data|meta)\b|_(?:m|r)image|_mlog|_rmeta|_corig|_cpool|_cvol")
 _FREEZE_S = 30.0
 _THAW_S = 10.0
 _LOCK_S = 60.0
@@ -109,6 +113,14 @@ def _refuse_unknown(spec: Spec, name: str) -> list[DiskSnapshot]:
     return there[name]
 
 
+def _refuse_work(name: str) -> None:
+    """Refuse what would meet another command's work on the instance's disks."""
+    for record in operation.pending(store.operation_key(name)):
+        if record.kind in ("disk-move", REMOVAL.name):
+            hint = "brine operations list shows how far that is"
+            raise InstanceError(name, "a disk of it is moved, or merged, just now", hint=hint)
+
+
 def _look(name: str) -> tuple[Spec, bool]:
     """The spec of an instance, and whether it runs."""
     seen = look(name)
@@ -134,6 +146,7 @@ def take_snapshot(name: str, snapshot: str, *, space: int = 0) -> Taken:
         hint = "lower-case letters, digits, dots, dashes and underscores, at most 32"
         raise UsageError(f"not the name of a snapshot: {snapshot!r:.60}", hint=hint)
     with store.alone(name):
+        _refuse_work(name)
         spec, is_running = _look(name)
         disks = [disk for disk in spec.disks if not _why_left_out(disk)]
         _refuse(spec, disks, snapshot, is_running=is_running)
@@ -168,6 +181,9 @@ def _refuse(spec: Spec, disks: Sequence[Disk], snapshot: str, *, is_running: boo
     if snapshot in snapshots_of(spec):
         hint = "give it another name, or remove that one"
         raise InstanceError(spec.name, f"has a snapshot {snapshot} already", hint=hint)
+    if (match := _LVMS_OWN.search(snapshot)) and not all(map(_is_file, disks)):
+        text = f"{match[0]} can't be part of the name {snapshot} in a volume group"
+        raise InstanceError(spec.name, text, hint="give it another name")
     for disk in disks:
         if _is_file(disk) and len(disk.layers()) >= MOST_BACKING:
             text = f"{called(disk)} has {MOST_BACKING} backing files, which is the most"
@@ -298,8 +314,13 @@ def _with_image(disk: Disk, runtime: Runtime) -> Runtime:
 
 
 def _thaw(facts: Facts) -> None:
-    if facts.get("is_frozen") and _runs(facts["name"]):
-        thaw_by_agent(facts["name"], timeout_s=_THAW_S)
+    name = facts["name"]
+    if not facts.get("is_frozen") or not _runs(name):
+        return
+    with working_on(InstanceFiles(name).qmp):
+        pass  # a guest that stands still, which that settles, has no agent
+    if not thaw_by_agent(name, timeout_s=_THAW_S):
+        warn(f"{name}: its agent did not say that the guest writes again")
 
 
 SNAPSHOT = OperationKind(
@@ -320,6 +341,7 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
     """
     with ExitStack() as stack:
         stack.enter_context(store.alone(name))
+        _refuse_work(name)
         spec, is_running = _look(name)
         disks = [one.disk for one in _refuse_unknown(spec, snapshot)]
         facts: Facts = {
@@ -388,12 +410,24 @@ def _merge_of(disk: Disk, facts: Facts, tell: Tell) -> None:
             text=f"merging the snapshot {snapshot} of {called(disk)}",
         )
         volume.merged(snapshot)
-    elif disk.uuid in facts["merged"]:
+    elif disk.uuid in facts["merged"] or _is_merged_at_end(facts["name"], disk, names, snapshot):
         # The guest ended when it had switched, or was about to: then both were the same, and what
         # it has written since is below.
         volume.merged(snapshot)
     else:
         volume.remove_snapshot(snapshot, tell)
+
+
+def _is_merged_at_end(name: str, disk: Disk, names: Sequence[str], snapshot: str) -> bool:
+    """Whether QEMU had merged a snapshot when what it had was last recorded: another command may
+    have completed that, and the guest has written below since."""
+    below = _without_layer(_as_it_is(disk), len(names) - 1 - names.index(snapshot))
+    last = LastStart.known(name)
+    rows = [row for row in (last.disks if last else ()) if row.get("uuid") == disk.uuid]
+    return any(
+        row.get("path") == below.path and len(list(layers_of(row))) == len(below.layers())
+        for row in rows
+    )
 
 
 def _note_merged(facts: Facts, uuid: str, *, is_merged: bool) -> None:
@@ -404,7 +438,7 @@ def _note_merged(facts: Facts, uuid: str, *, is_merged: bool) -> None:
         return
     facts["merged"] = known
     for record in operation.pending(store.operation_key(facts["name"])):
-        if record.kind == REMOVAL.name:
+        if record.kind == REMOVAL.name and record.facts["snapshot"] == facts["snapshot"]:
             for step in record.steps:
                 step.facts["merged"] = known
             Work(REMOVAL, record).note()
@@ -449,6 +483,7 @@ def roll_back(
     :raises BrineError: why not; then nothing has changed.
     """
     with store.alone(name):
+        _refuse_work(name)
         spec, is_running = _look(name)
         _refuse_rollback(spec, snapshot, discard_newer=discard_newer)
     if is_running:
@@ -460,6 +495,7 @@ def roll_back(
         spec, is_running = _look(name)
         if is_running:
             raise InstanceError(name, "was started meanwhile")
+        _refuse_work(name)
         newer = _refuse_rollback(spec, snapshot, discard_newer=discard_newer)
         disks = [one.disk for one in _refuse_unknown(spec, snapshot)]
         rows = [{"unit": one.unit, "uuid": one.uuid} for one in disks]

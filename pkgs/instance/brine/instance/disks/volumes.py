@@ -19,7 +19,7 @@ from brine.instance.disks.changes import VolumeChanges
 from brine.instance.disks.parameters import volume_parameters
 from brine.storage.orphans import Orphan
 from brine.storage.settings import load_settings
-from brine.storage.unit import UnitStatus
+from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeRequest, Wipe
 from brine.storage.volumes import refuse_without_room, volume_in
 from brine.vm.disk import Disk
@@ -54,6 +54,11 @@ def refuse_volumes(spec: Spec, changes: VolumeChanges, before: Spec | None) -> N
                 text = f"there is no volume of the disk {disk.uuid} in {disk.unit}"
                 hint = "leave out uuid and path, and a new volume is made"
                 raise SpecError(text, where=f"/disks/{index}", hint=hint)
+    for disk in changes.grown:
+        volume = volume_in(disk.unit, disk.uuid)
+        if volume.driver == "plain" and (snapshots := volume.status().snapshots):
+            text = f"{disk.path}: has the snapshot {snapshots[-1].name}"
+            raise StorageError(text, hint="LVM grows no volume with snapshots: remove them before")
     needed: defaultdict[str, int] = defaultdict(int)
     for disk in changes.made:
         needed[disk.unit] += disk.size_mib * _MIB
@@ -77,8 +82,8 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
         for disk in changes.made:
             make(work, spec, disk, wipe=wipe)
         for disk in changes.grown:
-            growing = {"unit": disk.unit, "uuid": disk.uuid, "size": disk.size_mib * _MIB}
-            # A volume that is half grown is grown: it may have its former owner's data at its end.
+            growing = {"unit": disk.unit, "uuid": disk.uuid}
+            # A volume that is half grown may have its former owner's data at its end.
             work.step(f"grow {disk.path}", undo=("grow", growing))
             volume_in(disk.unit, disk.uuid).grow(disk.size_mib * _MIB)
         spec = as_made(spec, (*changes.made, *changes.grown))
@@ -104,10 +109,22 @@ def make(
         stripe_size=parameters.stripe_size if parameters else 0,
         wipe=wipe,
     )
+    refuse_existing(volume)  # or the undo would remove it
     facts: Facts = {"name": spec.name, "unit": disk.unit, "uuid": disk.uuid}
     work.step(f"make {disk.path}", undo=(undo, facts))
     volume.create(request, telling(work, request.size))
     return volume
+
+
+def refuse_existing(volume: Volume) -> None:
+    """Refuse to make a volume that is there.
+
+    :raises StorageError: if it is there, whole.
+    """
+    status = volume.status()
+    if status.status is not UnitStatus.MISSING:
+        hint = "brine storage orphans lists it, if no instance has it"
+        raise StorageError(f"{status.path}: is there already", hint=hint)
 
 
 def refuse_to_delete(name: str, disk: Disk) -> None:
@@ -167,10 +184,16 @@ def remove_unused(facts: Facts) -> None:
         volume_in(facts["unit"], facts["uuid"]).remove()
 
 
-def _grow(facts: Facts) -> None:
-    volume_in(facts["unit"], facts["uuid"]).grow(facts["size"])
+def _finish_growth(facts: Facts) -> None:
+    """Have what a volume has got so far be empty: its growth need not be done."""
+    volume = volume_in(facts["unit"], facts["uuid"])
+    status = volume.status()
+    if status.status is not UnitStatus.MISSING:
+        volume.grow(status.size)
 
 
 VOLUMES = OperationKind(
-    "volumes", {"is saved": _is_saved, "remove": remove_unused, "grow": _grow}, alone=store.all_held
+    "volumes",
+    {"is saved": _is_saved, "remove": remove_unused, "grow": _finish_growth},
+    alone=store.all_held,
 )
