@@ -431,6 +431,7 @@ def test_a_volume_that_is_gone_is_told(unit: str, disk: Brine) -> None:
         (["add", "web1", "--size", "-1G"], 2, "--size"),
         (["add", "web1", "--size", "10x"], 2, "10x"),
         (["add", "web1", "--size", "10"], 2, "10"),
+        (["add", "web1", "--size", "500K"], 2, "1M"),
         (["add", "web1", "--size", "900000T"], 1, "size_mib"),
         (["add", "web1", "--size", "8000T"], 1, "free"),
         (["add", "web1", "--size", "1G", "--path", "/srv/a"], 2, "--path"),

@@ -464,6 +464,7 @@ def undefine(arguments: argparse.Namespace) -> int:
     spec = store.load_sound(arguments.name)
     disks = [disk for disk in spec.disks if disk.unit] if spec else []
     if arguments.delete_volumes:
+        store.load(arguments.name)  # a damaged spec does not tell which they are
         for disk in disks:
             refuse_to_delete(arguments.name, disk)
         if disks and not arguments.yes:

@@ -295,7 +295,10 @@ class FileVolume(Volume):
             if top.snapshot != name or not below:
                 raise StorageError(f"{top.path}: {name} is not its newest snapshot")
             self._refuse_open(top.path)
-            self._make_overlay(top.path, below[-1], _size_of(top))  # a disk does not shrink
+            size = 0
+            with contextlib.suppress(StorageError):  # what its header is does not matter any more
+                size = _size_of(top)
+            self._make_overlay(top.path, below[-1], size)  # a disk does not shrink
 
     def remove_snapshot(self, name: str, tell: Tell = tell_nothing) -> None:
         with self._alone():
@@ -540,6 +543,8 @@ def _share_blocks(source: Disk, target: Layer) -> bool:
     size. Source: :manpage:`ioctl_ficlone(2)`."""
     if source.backing or source.format != target.format:
         return False
+    if source.format == "qcow2":
+        qemu_img.refuse_external_data(source.path)
     size = _size_of(target)
     try:
         with open(source.path, "rb") as original, open(target.path, "r+b") as copy:

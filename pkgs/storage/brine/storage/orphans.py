@@ -15,7 +15,7 @@ from typing import Any
 from brine.common.errors import BrineError
 from brine.common.operation import pending
 from brine.common.unix_socket import is_listening
-from brine.storage.unit import StorageError
+from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeStatus
 from brine.storage.volumes import managed_volumes
 from brine.vm.claims import ClaimKind, claims_of, rows_in
@@ -53,9 +53,16 @@ def orphans() -> list[Orphan]:
     :raises BrineError: if volumes or instances can't be found out.
     """
     # What is made meanwhile is not among them.
-    found = [(volume, volume.status()) for volume in managed_volumes()]
+    found = [(volume, _status_of(volume)) for volume in managed_volumes()]
     claimed = _Claimed.read()
     return [Orphan(*one) for one in found if not claimed.has(*one)]
+
+
+def _status_of(volume: Volume) -> VolumeStatus:
+    try:
+        return volume.status()
+    except StorageError as error:  # such as a damaged record, which must hide no other
+        return VolumeStatus(path=volume.unit, status=UnitStatus.DEGRADED, why=str(error))
 
 
 @dataclass(frozen=True, slots=True)

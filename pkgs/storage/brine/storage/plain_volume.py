@@ -144,7 +144,7 @@ class PlainVolume(Volume):
             status, why = UnitStatus.DEGRADED, f"LVM says {health}"
             if health == "partial":
                 why = "partial: a physical volume under it is missing"
-        elif row["lv_active"] == "0":
+        elif not _is_active(row):
             why = "it is not active"
         elif bad := [one for one in map(_snapshot_of, snapshots) if one.why]:
             status, why = UnitStatus.DEGRADED, f"snapshot {bad[0].name}: {bad[0].why}"
@@ -163,7 +163,7 @@ class PlainVolume(Volume):
 
     def prepare(self) -> None:
         row = self._there()
-        if row["lv_active"] != "1":
+        if not _is_active(row):
             lvm.change("lvchange", "--activate", "y", self._full(row))
 
     def grow(self, size: int) -> None:
@@ -244,6 +244,9 @@ class PlainVolume(Volume):
             if snapshots := self._snapshots():
                 text = f"{row['lv_path']}: has the snapshot {_value(snapshots[-1], _SNAPSHOT)}"
                 raise StorageError(text, hint="remove its snapshots before")
+            if theirs := [one["lv_name"] for one in self._of_origin(row)]:
+                text = f"{row['lv_path']}: has the snapshot {theirs[0]}, which Brine has not made"
+                raise StorageError(text, hint="remove that before")
             if row["lv_device_open"] == "1":
                 raise StorageError(f"{row['lv_path']}: is in use", hint="stop what uses it before")
             lvm.change("lvremove", "--yes", self._full(row))
@@ -271,6 +274,12 @@ class PlainVolume(Volume):
         """The oldest first."""
         rows = [row for row in self._rows() if _value(row, _SNAPSHOT)]
         return sorted(rows, key=lambda row: (float(row["lv_time"] or 0), row["lv_name"]))
+
+    def _of_origin(self, row: lvm.Row) -> Iterator[lvm.Row]:
+        """All snapshots of a volume, whoever has made them."""
+        for one in lvm.volumes():
+            if (one["vg_name"], one["origin"]) == (self.unit, row["lv_name"]):
+                yield one
 
     def _at(self, path: str) -> lvm.Row:
         """The logical volume of a path, which may be any of its names."""
@@ -349,6 +358,10 @@ def _tags(row: lvm.Row) -> list[str]:
 def _value(row: lvm.Row, prefix: str) -> str:
     """The value of a tag; empty if there is none."""
     return next((tag[len(prefix) :] for tag in _tags(row) if tag.startswith(prefix)), "")
+
+
+def _is_active(row: lvm.Row) -> bool:
+    return row["lv_active"] in ("1", "active")  # in words also where all else is 0 or 1
 
 
 def _usual_space(row: lvm.Row) -> int:

@@ -58,6 +58,8 @@ def add(arguments: argparse.Namespace) -> int:
 
 
 def _add_sized(arguments: argparse.Namespace) -> int:
+    if arguments.size < _MIB:
+        raise UsageError("a disk has at least 1M")
     log_to_journal("brine")
     undo_when_told_to_end()
     name, dry_run = arguments.vm, arguments.dry_run
@@ -183,18 +185,18 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     if arguments.delete and (snapshots := volume.status().snapshots):
         hint = f"brine disk snapshot {name} --remove {snapshots[-1].name}"
         raise InstanceError(name, f"{disk.path}: has {len(snapshots)} snapshots", hint=hint)
+    is_deleted = arguments.delete
     if not arguments.dry_run:
         if not spec.is_xen() and look(name).state.oper is Oper.RUNNING:
             _unplug(arguments, name, disk)
         _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
-        if arguments.delete:
-            delete_volume(disk)
+        is_deleted = arguments.delete and delete_volume(disk)
     would = "would be " if arguments.dry_run else ""
     text = f"{would}removed: {name} {disk.name or disk.path}; its volume {disk.path} "
-    text += f"{would}{'deleted' if arguments.delete else 'kept'}"
-    facts = {"name": name, "disk": _named(disk), "deleted": arguments.delete}
+    text += f"{would}{'deleted' if is_deleted else 'kept'}"
+    facts = {"name": name, "disk": _named(disk), "deleted": is_deleted}
     print_done(printable(text), as_json=arguments.json, **facts, dry_run=arguments.dry_run)
-    return 0
+    return 0 if is_deleted == arguments.delete else 1
 
 
 def _unplug(arguments: argparse.Namespace, name: str, disk: Disk) -> None:
