@@ -36,6 +36,8 @@ _PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv
 _PROGRAMS += ["lvm", "dmsetup", "qemu-img", "qemu-io"]
 # What is left out was left out before: the tests are named.
 _PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest", "--long"]
+# All is in memory there.
+_PYTEST += ["-o", "tmp_path_retention_policy=none"]
 _TOLD = "lab: outcome "
 _TIMEOUT_S = 2400.0
 

@@ -32,6 +32,7 @@ from brine.common.files import (
 from brine.common.locks import locked
 from brine.common.own_node import noted_node
 from brine.instance.spec_cache import SpecCache, mark_of
+from brine.vm.disk import without_empty
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import READERS, instance_names, started_with
 from brine.vm.markers import (
@@ -64,7 +65,6 @@ _MODE = 0o640
 _LEAST_BYTES = 16 * 1024
 _GROUP = "brine"
 _NEWER_KEYS = ("owner", "ignored", "slice")
-_NEWER_DISK_KEYS = ("name", "unit", "size_mib")
 _CONTROL_MODE = 0o2770
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
@@ -179,10 +179,11 @@ def load_all() -> Iterator[Spec | InstanceError]:
 
 def save(spec: Spec) -> None:
     content = to_json(spec)
-    # An older Brine, which may read it after a downgrade, does not know these keys.
-    _drop_empty(content, _NEWER_KEYS)
-    for disk in content["disks"]:
-        _drop_empty(disk, _NEWER_DISK_KEYS)
+    for name in _NEWER_KEYS:
+        # An older Brine, which may read it after a downgrade, does not know these keys.
+        if not content[name]:
+            del content[name]
+    content["disks"] = [without_empty(disk) for disk in content["disks"]]
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays
         with suppress(OSError, ValueError, RecursionError):
@@ -191,12 +192,6 @@ def save(spec: Spec) -> None:
     with telling(spec.name, f"{file}: can't be written"):
         file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_whole(file, data, mode=_MODE, group=group(), alone=True)
-
-
-def _drop_empty(data: dict[str, Any], names: Iterable[str]) -> None:
-    for name in names:
-        if not data[name]:
-            del data[name]
 
 
 def try_files_of_start(spec: Spec) -> None:

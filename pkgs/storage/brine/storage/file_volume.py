@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -576,6 +577,8 @@ def _is_open(path: str) -> bool:
     except FileNotFoundError:
         return False
     try:
+        # A process that opens it now must not end this one by SIGIO.
+        fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:

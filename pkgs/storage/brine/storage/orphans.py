@@ -6,6 +6,7 @@ begun work does. Only people remove others.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -19,6 +20,7 @@ from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeStatus
 from brine.storage.volumes import managed_volumes
 from brine.vm.claims import ClaimKind, claims_of, rows_in
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import instance_names, specs_but
 from brine.vm.runtime_file import LastStart
@@ -54,7 +56,7 @@ def orphans() -> list[Orphan]:
     """
     # What is made meanwhile is not among them.
     found = [(volume, _status_of(volume)) for volume in managed_volumes()]
-    claimed = _Claimed.read()
+    claimed = VolumeClaims.read()
     return [Orphan(*one) for one in found if not claimed.has(*one)]
 
 
@@ -66,7 +68,7 @@ def _status_of(volume: Volume) -> VolumeStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class _Claimed:
+class VolumeClaims:
     """What the instances of this node have.
 
     :param volumes: by unit and UUID.
@@ -78,7 +80,7 @@ class _Claimed:
     work: str
 
     @classmethod
-    def read(cls) -> _Claimed:
+    def read(cls) -> VolumeClaims:
         work = json.dumps([asdict(one) for one in pending()])  # which ends in a spec
         rows = list(_disks())
         claims = claims_of({"disks": rows})
@@ -91,9 +93,16 @@ class _Claimed:
     def has(self, volume: Volume, status: VolumeStatus) -> bool:
         return (
             (volume.unit, volume.uuid) in self.volumes
-            or os.path.realpath(status.path) in self.paths
+            or any(os.path.realpath(one) in self.paths for one in _paths_of(volume, status))
             or volume.uuid in self.work
         )
+
+
+def _paths_of(volume: Volume, status: VolumeStatus) -> Iterator[str]:
+    """The paths of a volume and of the layers below it."""
+    yield status.path
+    with contextlib.suppress(StorageError):  # of one that is gone
+        yield from (one.path for one in volume.disk(Disk(path=status.path)).layers())
 
 
 def _disks() -> Iterator[Mapping[str, Any]]:

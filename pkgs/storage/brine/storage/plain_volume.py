@@ -168,12 +168,14 @@ class PlainVolume(Volume):
 
     def grow(self, size: int) -> None:
         size = rounded(size)
+        self.prepare()
         with self._alone():
             row = self._there()
             before = int(_value(row, _GROWING) or row["lv_size"])
             if int(row["lv_size"]) < size:
-                if snapshots := self._snapshots():
-                    text = f"{row['lv_path']}: has the snapshot {_value(snapshots[-1], _SNAPSHOT)}"
+                if snapshots := list(self._of_origin(row)):
+                    name = _value(snapshots[-1], _SNAPSHOT) or snapshots[-1]["lv_name"]
+                    text = f"{row['lv_path']}: has the snapshot {name}"
                     hint = "LVM grows no volume with snapshots: remove them before"
                     raise StorageError(text, hint=hint)
                 self._refuse_too_large(size - int(row["lv_size"]))

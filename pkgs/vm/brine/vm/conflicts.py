@@ -25,7 +25,8 @@ from brine.common.errors import BrineError
 from brine.common.locks import node_lock
 from brine.common.operation import pending
 from brine.common.unix_socket import is_listening
-from brine.vm.claims import Claim, ClaimKind, claims_of
+from brine.vm.claims import Claim, ClaimKind, claims_of, rows_in
+from brine.vm.disk import as_plugged
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import specs_but, started_with
 from brine.vm.markers import MarkerKind
@@ -285,7 +286,16 @@ def _kept_devices(spec: Mapping[str, Any], last: LastStart | None) -> dict[str, 
     if not last or last.spec is None:
         return {}
     started = last.spec
-    return {key: rows for key, rows in last.devices().items() if started.get(key) == spec.get(key)}
+    return {
+        key: rows
+        for key, rows in last.devices().items()
+        if _as_plugged(started, key) == _as_plugged(spec, key)
+    }
+
+
+def _as_plugged(spec: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The devices of a spec, without what only Brine knows of them."""
+    return [as_plugged(row) for row in rows_in(spec, key)]
 
 
 def _claims_now(name: str) -> Iterator[Claim]:

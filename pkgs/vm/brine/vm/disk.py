@@ -57,6 +57,20 @@ def _unless_empty(check: Callable[[str], str | None]) -> Callable[[str], str | N
     return lambda text: check(text) if text else None
 
 
+_NEWER_KEYS = ("name", "unit", "size_mib")
+
+
+def without_empty(row: dict[str, Any]) -> dict[str, Any]:
+    """A disk as JSON without keys that are empty, and that an older Brine does not know: that may
+    read it after a downgrade."""
+    return {key: value for key, value in row.items() if value or key not in _NEWER_KEYS}
+
+
+def as_plugged(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A disk as JSON without what QEMU is not told of its volume."""
+    return {key: value for key, value in row.items() if key not in _NEWER_KEYS}
+
+
 class Interface(StrEnum):
     """The interface of a disk."""
 
@@ -150,8 +164,12 @@ class Disk:
         and QEMU may write them then. Others are only read."""
         if not self.unit or self.read_only:
             return 0
-        folder = f"{self.unit}/"
-        return sum(1 for _ in takewhile(lambda one: one.path.startswith(folder), self.layers()))
+        own = f"{self.unit}/{self.uuid}."
+        chain = [self.path, *(one.path for one in self.layers())]
+        count = sum(1 for _ in takewhile(lambda path: path.startswith(own), chain))
+        # The lowest one is made by Brine, or else was adopted, whatever its name is.
+        is_made = count > 0 and chain[count - 1] in (f"{own}raw", f"{own}qcow2")
+        return count - 1 if is_made else count
 
     def claims(self) -> Iterator[Claim]:
         """What no other VM may have."""

@@ -51,7 +51,7 @@ def with_volumes(
             _refuse_change(row, old, where)
             kept = to_json(old)
             carried = {key: kept[key] for key in _OF_VOLUME}
-            said = {key: row.get(key, kept[key]) for key in ("name", "size_mib")}
+            said = {key: row.get(key) or kept[key] for key in ("name", "size_mib")}
             found.append({**row, **carried, **said})
         elif "path" in row or "size_mib" not in row:
             found.append(row)
@@ -85,10 +85,11 @@ def _old(row: Mapping[str, Any], before: Spec | None) -> Disk | None:
 def _refuse_change(row: Mapping[str, Any], old: Disk, where: str) -> None:
     """Refuse a row that is not the volume that a disk has."""
     size, unit = row.get("size_mib"), row.get("unit")
-    if unit not in (None, old.unit):
+    unit = tidy_path(unit) if isinstance(unit, str) else unit
+    if unit not in (None, "", old.unit):
         hint = f"brine disk move INSTANCE {old.name or old.uuid} --to {unit or 'UNIT'}"
         raise SpecError(f"the disk is in {old.unit}", where=f"{where}/unit", hint=hint)
-    if type(size) is int and size < old.size_mib:
+    if type(size) is int and 0 < size < old.size_mib:
         text = f"is {size}, and the disk has {old.size_mib}: a disk can't shrink"
         raise SpecError(text, where=f"{where}/size_mib")
     files = [old.path, *(layer.path for layer in old.layers())]

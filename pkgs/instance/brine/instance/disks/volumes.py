@@ -5,6 +5,8 @@ Wherever a process is killed, a disk is in the spec, or its volume does not exis
 
 from __future__ import annotations
 
+import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,15 +19,18 @@ from brine.common.progress import ProgressLines
 from brine.instance import store
 from brine.instance.disks.changes import VolumeChanges
 from brine.instance.disks.parameters import volume_parameters
-from brine.storage.orphans import Orphan
+from brine.storage import lvm
+from brine.storage.orphans import Orphan, VolumeClaims
 from brine.storage.settings import load_settings
 from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import Volume, VolumeRequest, Wipe
+from brine.storage.volume import Volume, VolumeRequest, VolumeStatus, Wipe
 from brine.storage.volumes import refuse_without_room, volume_in
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec, SpecError
 
 _MIB = 1 << 20
+_LOOKS = 10
+_LOOK_S = 0.2
 
 
 def default_unit() -> str:
@@ -54,6 +59,9 @@ def refuse_volumes(spec: Spec, changes: VolumeChanges, before: Spec | None) -> N
                 text = f"there is no volume of the disk {disk.uuid} in {disk.unit}"
                 hint = "leave out uuid and path, and a new volume is made"
                 raise SpecError(text, where=f"/disks/{index}", hint=hint)
+            if os.path.realpath(status.path) != os.path.realpath(disk.path):
+                text = f"the volume of the disk {disk.uuid} is {status.path}"
+                raise SpecError(text, where=f"/disks/{index}/path")
     for disk in changes.grown:
         volume = volume_in(disk.unit, disk.uuid)
         if volume.driver == "plain" and (snapshots := volume.status().snapshots):
@@ -141,11 +149,25 @@ def delete_volume(disk: Disk) -> bool:
     """Delete the volume of a disk that no spec has, with its snapshots; or warn why it stays."""
     volume = volume_in(disk.unit, disk.uuid)
     try:
-        Orphan(volume, volume.status()).remove()
+        status = _status_when_closed(volume)
+        if VolumeClaims.read().has(volume, status):
+            raise StorageError("an instance has it")
+        Orphan(volume, status).remove()
     except BrineError as error:
         warn(f"{disk.path}: is not deleted: {error}", hint="brine storage orphans lists it")
         return False
     return True
+
+
+def _status_when_closed(volume: Volume) -> VolumeStatus:
+    """The status of a volume that was in use just now: udev may look at it for a moment."""
+    for _ in range(_LOOKS):
+        lvm.volumes.cache_clear()
+        status = volume.status()
+        if not status.is_open:
+            break
+        time.sleep(_LOOK_S)
+    return status
 
 
 def as_made(spec: Spec, changed: tuple[Disk, ...]) -> Spec:
@@ -172,14 +194,26 @@ def telling(work: Work, size: int) -> Callable[[float, str], None]:
 
 
 def _is_saved(facts: Facts) -> bool:
-    spec = store.load_sound(facts["name"])
+    spec = _spec_of(facts)
     there = {disk.uuid for disk in spec.disks} if spec else set()
     return set(facts["uuids"]) <= there
 
 
+def _spec_of(facts: Facts) -> Spec | None:
+    """The spec of an operation's instance; None if there is none.
+
+    :raises store.InstanceError: if it is damaged: then it may have the disk.
+    """
+    name = facts["name"]
+    spec = store.load_sound(name)
+    if spec is None and store.spec_file_of(name).exists():
+        raise store.InstanceError(name, "its spec is damaged")
+    return spec
+
+
 def remove_unused(facts: Facts) -> None:
     """Remove a volume, unless the spec has its disk."""
-    spec = store.load_sound(facts["name"])
+    spec = _spec_of(facts)
     if spec is None or facts["uuid"] not in [disk.uuid for disk in spec.disks]:
         volume_in(facts["unit"], facts["uuid"]).remove()
 

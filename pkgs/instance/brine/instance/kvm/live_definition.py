@@ -26,7 +26,7 @@ from brine.instance.kvm.runtime_devices import KEYS, DevicesNow, as_asked, devic
 from brine.instance.observe import Observed, Oper
 from brine.instance.running_spec import running_spec
 from brine.vm.address import DeviceKind
-from brine.vm.disk import Disk, Interface
+from brine.vm.disk import Disk, Interface, without_empty
 from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
 from brine.vm.runtime_file import change_file
@@ -315,8 +315,8 @@ class _LiveWork:
     def _had(self, key: str) -> Iterator[dict[str, Any]]:
         """The declared devices that the instance has, as JSON."""
         undone, old = self._undone_of(key)
-        yield from (to_json(one) for one in getattr(self.spec, key) if one.uuid not in undone)
-        yield from map(to_json, old)
+        had = [one for one in getattr(self.spec, key) if one.uuid not in undone]
+        yield from (without_empty(to_json(one)) for one in (*had, *old))
 
 
 def _is_to_be_made(step: DeviceStep) -> bool:

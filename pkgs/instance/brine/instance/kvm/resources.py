@@ -32,7 +32,7 @@ from brine.instance.kvm.programs import faults_of_writers, version_of
 from brine.instance.kvm.uefi import find_uefi, opened_variables
 from brine.instance.store import InstanceError, clear_last_run, telling
 from brine.vm.conflicts import claiming
-from brine.vm.disk import Disk
+from brine.vm.disk import Disk, without_empty
 from brine.vm.disk_files import Opened, opened
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import write_first
@@ -77,7 +77,9 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
             disks.append(each.entry(given.disks[each.uuid].size_mib, slot))
     nics = [Vif.of(spec, nic).recorded(layout.nics[nic.uuid]) for nic in spec.nics]
     user = given.user[0] if given.user else None
-    write_first(spec.name, to_json(spec), args, user, nics, disks)
+    started = to_json(spec)
+    started["disks"] = [without_empty(one) for one in started["disks"]]
+    write_first(spec.name, started, args, user, nics, disks)
 
 
 def check_node(spec: Spec) -> None:
