@@ -266,6 +266,7 @@ def merge_layer(
     after: Disk,
     *,
     runtime: Path | None = None,
+    before_stop: Callable[[], object] = lambda: None,
     before_switch: Callable[[], object] = lambda: None,
     tell: Tell = _say_nothing,
     text: str = "",
@@ -275,6 +276,8 @@ def merge_layer(
 
     :param number: of the image: 0 is the disk's own, 1 is the first backing file, and so on.
     :param after: the disk as it is then.
+    :param before_stop: of the disk's own image: is called before the guest stands still for the
+        switch, and takes what locks the caller needs until others know of it.
     :param before_switch: of the disk's own image: is called when the one below it is the same; the
         guest stands still meanwhile, and it must not ask the VM. See :func:`mirror_disk`.
     """
@@ -298,6 +301,8 @@ def merge_layer(
             nodes = (chain[0].node, layer.node, below.node)
             block_jobs.begin_commit(machine, device_id, *nodes, path)
         job = work.await_job(after, tell, text)
+        if job.state is JobState.READY:
+            before_stop()  # before the VM is locked: others lock it last
         with work.vm() as vm:
             if job.state is JobState.READY:
                 work.pause(vm)

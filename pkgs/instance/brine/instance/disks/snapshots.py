@@ -384,12 +384,30 @@ def _merge(
     rows = {one["uuid"] for one in facts["disks"]}
     for disk in spec.disks if spec else ():
         if disk.uuid in rows and disk.unit:
-            _merge_of(disk, facts, tell)
-            with lock(facts["name"]):
+            with ExitStack() as held:
+                # From the switch on, no start goes by the former spec.
+                hold = _holder(held, lock, facts["name"])
+                _merge_of(disk, facts, tell, hold)
+                hold()
                 _save({**facts, "disks": [{"unit": disk.unit, "uuid": disk.uuid}]})
 
 
-def _merge_of(disk: Disk, facts: Facts, tell: Tell) -> None:
+def _holder(
+    held: ExitStack, lock: Callable[[str], AbstractContextManager[None]], name: str
+) -> Callable[[], None]:
+    """A function that holds the lock of an instance until the end of *held*; once is enough."""
+    is_held = False
+
+    def hold() -> None:
+        nonlocal is_held
+        if not is_held:
+            held.enter_context(lock(name))
+            is_held = True
+
+    return hold
+
+
+def _merge_of(disk: Disk, facts: Facts, tell: Tell, hold: Callable[[], None]) -> None:
     volume, snapshot = _volume(disk), facts["snapshot"]
     if snapshot not in (names := _names(volume)):
         return
@@ -405,6 +423,7 @@ def _merge_of(disk: Disk, facts: Facts, tell: Tell) -> None:
             number,
             after,
             runtime=files.runtime,
+            before_stop=hold,
             before_switch=partial(_note_merged, facts, disk.uuid, is_merged=True),
             tell=tell,
             text=f"merging the snapshot {snapshot} of {called(disk)}",
