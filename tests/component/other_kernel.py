@@ -39,7 +39,7 @@ _PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest", "--l
 # All is in memory there.
 _PYTEST += ["-o", "tmp_path_retention_policy=none"]
 _TOLD = "lab: outcome "
-_TIMEOUT_S = 2400.0
+_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)

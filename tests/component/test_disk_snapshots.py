@@ -104,6 +104,7 @@ def test_disks_go_back_to_a_snapshot(web1: Driver, capsys: pytest.CaptureFixture
     assert operation.pending() == []
 
 
+@pytest.mark.parametrize("driver", ["file-qcow2"], indirect=True)
 @pytest.mark.parametrize(
     ("words", "status"),
     [

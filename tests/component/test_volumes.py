@@ -344,6 +344,7 @@ def padded(text: str) -> bytes:
     return text.encode().ljust(512, b"\0")
 
 
+@pytest.mark.parametrize("driver", ["file-raw"], indirect=True)
 @pytest.mark.parametrize("where", ["/etc/passwd", "{unit}/none", "{unit}/.brine", "{unit}/../x"])
 def test_what_is_no_file_of_the_unit_is_not_adopted(driver: Driver, where: str) -> None:
     volume = driver.volume()
