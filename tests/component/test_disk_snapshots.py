@@ -16,7 +16,8 @@ from brine.instance.disks import snapshots
 from brine.instance.registry import define_instance
 from brine.storage.volume import Volume
 from brine.storage.volumes import volume_in
-from component.test_volumes import Driver, driver, group, lvm_says, read, write
+from component.own_lvm import run_lvm
+from component.test_volumes import Driver, driver, group, read, write
 
 __all__ = ["driver", "group"]
 
@@ -136,7 +137,7 @@ def test_a_snapshot_that_fails_on_one_disk_is_on_none(
     data = volumes()[1]
     if web1.is_lvm:  # something of others has the name that its snapshot would have
         size = ("--size", "4M", "--activate", "n", "-Zn", "-Wn")
-        lvm_says("lvcreate", *size, "--name", f"brine-{data.uuid}.mine", data.unit)
+        run_lvm("lvcreate", *size, "--name", f"brine-{data.uuid}.mine", data.unit)
     else:
         Path(data.unit, f"{data.uuid}.mine.qcow2").touch()
     known = store.load("web1")

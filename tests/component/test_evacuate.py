@@ -24,6 +24,7 @@ from brine.instance.registry import define_instance
 from brine.storage import lvm, pvmove
 from brine.storage.lvm_units import LvmPv
 from brine.vm.disk import Disk
+from component.own_lvm import loop_device, run_lvm, use_lvm_of
 from lab.ganeti_config import ganeti_config
 
 pytestmark = [
@@ -33,13 +34,6 @@ pytestmark = [
 
 MIB = 1 << 20
 GROUP = "brine-evacuate"
-CONFIGURATION = """
-# There is no udev.
-activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 }
-backup { backup=0 archive=0 }
-devices { filter=[ %(devices)s, "r|.*|" ] }
-global { locking_dir="%(folder)s/locks" }
-"""
 IN_METADATA = ("--driverloaded", "n", "-an", "-Zn", "-Wn")
 
 
@@ -48,16 +42,6 @@ class Place(NamedTuple):
 
     devices: tuple[str, str]
     folder: str
-
-
-def run_lvm(*arguments: str) -> str:
-    return subprocess.run(["lvm", *arguments], check=True, capture_output=True, text=True).stdout
-
-
-def forget() -> None:
-    """Have LVM asked again: each command is a process."""
-    lvm.report.cache_clear()
-    lvm.volumes.cache_clear()
 
 
 @pytest.fixture
@@ -74,24 +58,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="brine-evacuate-", dir="/srv") as folder:
         try:
             for name in ("a", "b"):
-                (tmp_path / name).touch()
-                os.truncate(tmp_path / name, 64 * MIB)
-                made = ["losetup", "--find", "--show", str(tmp_path / name)]
-                said = subprocess.run(made, check=True, capture_output=True, text=True).stdout
-                devices.append(said.strip())
-            own = tmp_path / "lvm"
-            (own / "locks").mkdir(parents=True)
-            names = ", ".join(f'"a|^{one}$|"' for one in devices)
-            (own / "lvm.conf").write_text(CONFIGURATION % {"devices": names, "folder": own})
-            monkeypatch.setenv("LVM_SYSTEM_DIR", str(own))
-            monkeypatch.setenv("LVM_SUPPRESS_FD_WARNINGS", "1")
+                devices.append(loop_device(tmp_path / name, 64 * MIB))
+            use_lvm_of(devices, tmp_path / "lvm", monkeypatch)
             monkeypatch.setattr(paths, "ETC_DIR", tmp_path / "etc")
             (tmp_path / "etc").mkdir()
             text = f'directories = ["{folder}"]\ndefault_unit = "{GROUP}"\n'
             (tmp_path / "etc/storage.toml").write_text(text)
             run_lvm("pvcreate", *devices)
             run_lvm("vgcreate", GROUP, *devices)
-            forget()
+            lvm.forget()
             yield Place((devices[0], devices[1]), folder)
             subprocess.run(["lvm", "vgremove", "--force", "--yes", GROUP], capture_output=True)
         finally:
@@ -100,7 +75,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
 
 def evacuate(*words: str) -> int:
-    forget()
+    lvm.forget()
     try:
         return cli.main(["storage", "evacuate", *words])
     except SystemExit as error:
@@ -132,7 +107,7 @@ def check_contents() -> None:
 
 
 def occupants(device: str) -> list[str]:
-    forget()
+    lvm.forget()
     return [one.name for one in pvmove.occupants(LvmPv.find(device))]
 
 
@@ -140,7 +115,7 @@ def allocate_on(device: str, *others: str) -> None:
     for one in others:
         run_lvm("pvchange", "--allocatable", "n", one)
     run_lvm("pvchange", "--allocatable", "y", device)
-    forget()
+    lvm.forget()
 
 
 def test_what_lies_on_a_device_is_known(place: Place) -> None:
@@ -170,7 +145,7 @@ def test_without_space_elsewhere_each_volume_is_named(
     assert [one["volume"] for one in told["failed"]] == [f"{GROUP}/one"]
     assert f"brine: error: {GROUP}/one" in said.err
     assert "--to" in said.err
-    forget()
+    lvm.forget()
     assert not LvmPv.find(first).allocatable
     assert evacuate("lvm-pv", first, "--to", place.folder) == 1
     assert "no instance's disk" in capsys.readouterr().err
@@ -241,7 +216,7 @@ def test_what_has_no_space_goes_to_a_folder_and_back(
     assert disks["disk8"].path.startswith("/dev/")
     check_contents()
     run_lvm("lvremove", "--yes", f"{GROUP}/foreign")
-    forget()
+    lvm.forget()
     move_disk("web1", "disk40", GROUP)
     assert the_disks()["disk40"].path.startswith("/dev/")
     check_contents()

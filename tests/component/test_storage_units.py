@@ -17,6 +17,7 @@ from brine.common.entry_points import EntryPoint
 from brine.storage import lvm
 from brine.storage.file_volume import FileVolume
 from brine.storage.volume import VolumeRequest
+from component.own_lvm import loop_device, run_lvm, use_lvm_of
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="makes loop devices; ./dev test runs as root"
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.skipif(
 
 MIB = 2**20
 GROUP = "brine-test"
-CONFIGURATION = """
-# There are neither udev nor device-mapper here.
-activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 }
-backup { backup=0 archive=0 }
-devices { filter=[ %(devices)s, "r|.*|" ] }
-global { locking_dir="%(folder)s/locks" }
-"""
 
 
 class Said(NamedTuple):
@@ -53,7 +47,7 @@ def brine(
     monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
 
     def run(*arguments: str) -> Said:
-        lvm.report.cache_clear()  # each command is a process
+        lvm.forget()  # each command is a process
         try:
             status = cli.main(["storage", *arguments])
         except SystemExit as error:
@@ -70,32 +64,14 @@ def units(brine: Brine, *arguments: str) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(said.out)}
 
 
-def run_lvm(*arguments: str) -> None:
-    subprocess.run(["lvm", *arguments], check=True, capture_output=True)
-
-
 @pytest.fixture
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Three physical volumes; two of them are a volume group with two volumes, one striped."""
     devices: list[str] = []
     try:
         for name in ("a", "b", "c"):
-            (tmp_path / name).touch()
-            os.truncate(tmp_path / name, 64 * MIB)
-            made = subprocess.run(
-                ["losetup", "--find", "--show", tmp_path / name],
-                check=True,
-                capture_output=True,
-                text=True,
-            )
-            devices.append(made.stdout.strip())
-        folder = tmp_path / "lvm"
-        (folder / "locks").mkdir(parents=True)
-        names = ", ".join(f'"a|^{one}$|"' for one in devices)
-        facts = {"devices": names, "folder": folder}
-        (folder / "lvm.conf").write_text(CONFIGURATION % facts)
-        monkeypatch.setenv("LVM_SYSTEM_DIR", str(folder))
-        monkeypatch.setenv("LVM_SUPPRESS_FD_WARNINGS", "1")
+            devices.append(loop_device(tmp_path / name, 64 * MIB))
+        use_lvm_of(devices, tmp_path / "lvm", monkeypatch)
         run_lvm("pvcreate", *devices)
         run_lvm("vgcreate", GROUP, *devices[:2])
         in_metadata = ["--driverloaded", "n", "-an", "-Zn", "-Wn"]

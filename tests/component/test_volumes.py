@@ -22,6 +22,7 @@ from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeRequest, Wipe
 from brine.storage.volumes import managed_volumes, volume_in
 from brine.vm.disk import Disk
+from component.own_lvm import loop_device, run_lvm, use_lvm_of
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="makes disks as root; ./dev test runs as root"
@@ -31,13 +32,6 @@ MIB = 2**20
 
 
 GROUP = "brine-volumes"
-CONFIGURATION = """
-# There is no udev.
-activation { udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 }
-backup { backup=0 archive=0 }
-devices { filter=[ "a|^%(device)s$|", "r|.*|" ] }
-global { locking_dir="%(folder)s/locks" }
-"""
 
 
 class Driver(NamedTuple):
@@ -53,14 +47,14 @@ class Driver(NamedTuple):
     def left(self) -> set[str]:
         """The UUIDs in the names of what is in the unit."""
         if self.is_lvm:
-            names = lvm_says("lvs", "--noheadings", "-o", "lv_name", self.unit).split()
+            names = run_lvm("lvs", "--noheadings", "-o", "lv_name", self.unit).split()
             return {name.removeprefix("brine-")[:36] for name in names}
         return {name.lstrip(".")[:36] for name in os.listdir(self.unit) if name != RECORDS}
 
     def recorded(self) -> set[str]:
         """The UUIDs of disks that have a mark."""
         if self.is_lvm:
-            tags = lvm_says("lvs", "--noheadings", "-o", "lv_tags", self.unit)
+            tags = run_lvm("lvs", "--noheadings", "-o", "lv_tags", self.unit)
             return set(re.findall(r"brine\.disk=([0-9a-f-]{36})", tags))
         return {one.uuid for one in FileVolume.list(self.unit)}
 
@@ -73,29 +67,17 @@ class Driver(NamedTuple):
         return volume
 
 
-def lvm_says(*arguments: str) -> str:
-    return subprocess.run(["lvm", *arguments], check=True, capture_output=True, text=True).stdout
-
-
 @pytest.fixture
 def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A volume group of half a GiB."""
-    (tmp_path / "pv").touch()
-    os.truncate(tmp_path / "pv", 512 * MIB)
-    command = ["losetup", "--find", "--show", str(tmp_path / "pv")]
-    device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-    folder = tmp_path / "lvm"
-    (folder / "locks").mkdir(parents=True)
-    (folder / "lvm.conf").write_text(CONFIGURATION % {"device": device, "folder": folder})
-    monkeypatch.setenv("LVM_SYSTEM_DIR", str(folder))
-    monkeypatch.setenv("LVM_SUPPRESS_FD_WARNINGS", "1")
+    device = loop_device(tmp_path / "pv", 512 * MIB)
+    use_lvm_of([device], tmp_path / "lvm", monkeypatch)
     try:
-        lvm_says("pvcreate", device)
-        lvm_says("vgcreate", GROUP, device)
-        for each in (lvm.report, lvm.volumes):
-            each.cache_clear()
+        run_lvm("pvcreate", device)
+        run_lvm("vgcreate", GROUP, device)
+        lvm.forget()
         yield GROUP
-        lvm_says("vgremove", "--force", "--yes", GROUP)
+        run_lvm("vgremove", "--force", "--yes", GROUP)
     finally:
         subprocess.run(["losetup", "--detach", device], check=True)
 
@@ -224,7 +206,7 @@ def test_what_is_in_use_stays(driver: Driver) -> None:
         finally:
             os.close(descriptor)
         try:
-            lvm.volumes.cache_clear()
+            lvm.forget()
             assert volume.status().is_open
             with pytest.raises(StorageError, match="in use"):
                 volume.remove()
@@ -331,8 +313,8 @@ def theirs_in(driver: Driver, text: str) -> str:
     """A disk in a unit that Brine has not made."""
     if driver.is_lvm:
         theirs = f"/dev/{driver.unit}/theirs"
-        lvm_says("lvcreate", "--yes", "--name", "theirs", "--size", "4M", driver.unit)
-        lvm.volumes.cache_clear()
+        run_lvm("lvcreate", "--yes", "--name", "theirs", "--size", "4M", driver.unit)
+        lvm.forget()
     else:
         theirs = f"{driver.unit}/theirs.img"
         subprocess.run(["qemu-img", "create", "-f", driver.format, theirs, "4M"], check=True)
@@ -466,10 +448,10 @@ def kill_and_do_again(driver: Driver, monkeypatch: pytest.MonkeyPatch, what: str
 @pytest.mark.needs_device_mapper
 def test_no_data_of_a_former_owner_can_be_read(group: str, driver_settings: None) -> None:
     secret = b"secret..." * (8 * MIB // 9)
-    lvm_says("lvcreate", "--yes", "--name", "theirs", "--size", "16M", group)
+    run_lvm("lvcreate", "--yes", "--name", "theirs", "--size", "16M", group)
     Path(f"/dev/{group}/theirs").write_bytes(secret)
-    lvm_says("lvremove", "--yes", f"{group}/theirs")
-    lvm.volumes.cache_clear()
+    run_lvm("lvremove", "--yes", f"{group}/theirs")
+    lvm.forget()
     volume = volume_in(group, str(uuid.uuid4()))
     volume.create(VolumeRequest(size=8 * MIB, wipe=Wipe.ENDS))
     path = Path(volume.status().path)
@@ -493,14 +475,11 @@ def test_no_data_of_a_former_owner_can_be_read(group: str, driver_settings: None
 
 @pytest.mark.needs_device_mapper
 def test_stripes_are_seen_in_the_table(tmp_path: Path, group: str, driver_settings: None) -> None:
-    (tmp_path / "pv2").touch()
-    os.truncate(tmp_path / "pv2", 128 * MIB)
-    command = ["losetup", "--find", "--show", str(tmp_path / "pv2")]
-    device = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    device = loop_device(tmp_path / "pv2", 128 * MIB)
     conf = tmp_path / "lvm/lvm.conf"
     conf.write_text(conf.read_text().replace('"r|', f'"a|^{device}$|", "r|'))
     try:
-        lvm_says("vgextend", group, device)
+        run_lvm("vgextend", group, device)
         volume = volume_in(group, str(uuid.uuid4()))
         volume.create(VolumeRequest(size=4 * MIB, stripes=2, stripe_size=8192))
         assert volume.status().size == 8 * MIB  # an extent on each
@@ -511,7 +490,7 @@ def test_stripes_are_seen_in_the_table(tmp_path: Path, group: str, driver_settin
         )
         assert re.fullmatch(r"0 16384 striped 2 16 .*\n", said.stdout), said.stdout
         volume.remove()
-        lvm_says("vgreduce", group, device)
+        run_lvm("vgreduce", group, device)
     finally:
         subprocess.run(["losetup", "--detach", device], check=True)
 
@@ -520,9 +499,9 @@ def test_stripes_are_seen_in_the_table(tmp_path: Path, group: str, driver_settin
 def test_thin_volumes_and_snapshots_of_others_are_refused_by_name(
     group: str, driver_settings: None
 ) -> None:
-    lvm_says("lvcreate", "--yes", "--name", "theirs", "--size", "4M", group)
-    lvm_says("lvcreate", "--yes", "-s", "--name", "snap", "--size", "8M", f"{group}/theirs")
-    lvm.volumes.cache_clear()
+    run_lvm("lvcreate", "--yes", "--name", "theirs", "--size", "4M", group)
+    run_lvm("lvcreate", "--yes", "-s", "--name", "snap", "--size", "8M", f"{group}/theirs")
+    lvm.forget()
     for name in ("snap", "none"):
         with pytest.raises(StorageError, match=name):
             path = f"/dev/{group}/{name}"

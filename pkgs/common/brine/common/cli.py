@@ -225,7 +225,7 @@ def _run(arguments: Sequence[str]) -> int:
 def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
     """The parser of a command, with the verbs that other parts add to it.
 
-    :param verb: the only one that is needed; None is all.
+    :param verb: the command line names this one, and its parser alone is made; None makes all.
     """
     parser = Parser(
         prog=f"brine {noun}", description=command.summary, allow_abbrev=False, verb=verb

@@ -8,6 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+Tell = Callable[[float, str], object]
+"""Takes how far long work is, from 0 to 1, and a text that names the work."""
+
 _SILENT_S = 2.0
 _NEXT_S = 5.0
 
@@ -22,6 +25,10 @@ def spoken_wait(text: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def tell_nothing(_done: float, _text: str) -> None:
+    """Tell no one how far long work is."""
 
 
 class ProgressLines:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from brine.common.operation import Facts, Work, begin
+from brine.common.progress import Tell, tell_nothing
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug import block_graph, block_jobs
 from brine.hotplug.block_jobs import Job, JobState
@@ -31,15 +32,8 @@ from brine.vm.spec import to_json
 
 log = logging.getLogger(__name__)
 
-Tell = Callable[[float, str], object]
-"""Is told how far long work is, from 0 to 1, and what is done."""
-
 _FIRST_LOOK_S = 0.05
 _LAST_LOOK_S = 1.0
-
-
-def _say_nothing(_done: float, _text: str) -> None:
-    pass
 
 
 class ImageWork(NamedTuple):
@@ -169,7 +163,7 @@ def mirror_disk(
     runtime: Path | None = None,
     rate: int = 0,
     before_switch: Callable[[], object] = lambda: None,
-    tell: Tell = _say_nothing,
+    tell: Tell = tell_nothing,
 ) -> None:
     """Copy a disk of a running VM to another image, and have the guest use that. Returns when it
     does.
@@ -268,7 +262,7 @@ def merge_layer(
     runtime: Path | None = None,
     before_stop: Callable[[], object] = lambda: None,
     before_switch: Callable[[], object] = lambda: None,
-    tell: Tell = _say_nothing,
+    tell: Tell = tell_nothing,
     text: str = "",
 ) -> None:
     """Merge an image of a disk of a running VM into the one below it, while the guest goes on. If

@@ -23,20 +23,18 @@ from typing import ClassVar, Self
 from brine.common.errors import printable
 from brine.common.files import read_regular, sync_folder, unfinished, write_whole
 from brine.common.locks import node_lock
-from brine.common.progress import size_text
+from brine.common.progress import Tell, tell_nothing
 from brine.common.schema import SchemaError, parse
 from brine.storage import qemu_img
 from brine.storage.file_directory import FileDirectory
 from brine.storage.settings import is_within
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import (
-    Tell,
     Volume,
     VolumeRequest,
     VolumeSnapshot,
     VolumeStatus,
     rounded,
-    tell_nothing,
 )
 from brine.vm.disk import Backing, Disk
 from brine.vm.disk_files import DiskError, refuse_other_format
@@ -127,7 +125,7 @@ class FileVolume(Volume):
         with self._alone():
             if (record := self._find()) and record.made():
                 raise StorageError(f"{path}: is there already")
-            self._refuse_too_large(size)
+            FileDirectory.find(self.unit).refuse_without_room(size)
             layer = Layer(
                 path=path,
                 format=request.format,
@@ -245,7 +243,7 @@ class FileVolume(Volume):
             top = record.made()[-1]
             if (before := _size_of(top)) >= size:
                 return
-            self._refuse_too_large(size - before)
+            FileDirectory.find(self.unit).refuse_without_room(size - before)
             with self._telling(top.path):
                 if top.format == "raw":
                     os.truncate(top.path, size)
@@ -463,14 +461,6 @@ class FileVolume(Volume):
         self._settled(record)
 
     # What is refused.
-
-    def _refuse_too_large(self, size: int) -> None:
-        unit = FileDirectory.find(self.unit)
-        if not unit.allocatable:
-            raise StorageError(f"{self.unit}: {unit.why}")
-        if size > unit.free:
-            text = f"{self.unit}: has {size_text(unit.free)} free, and {size_text(size)} are needed"
-            raise StorageError(text, hint="brine storage list shows what other units have")
 
     def _refuse_foreign(self, path: str) -> None:
         FileDirectory.find(self.unit)

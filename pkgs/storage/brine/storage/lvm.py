@@ -37,6 +37,7 @@ _OF_VOLUMES = (
     "vg_name,lv_name,lv_path,lv_attr,lv_size,lv_tags,lv_time,lv_layout,lv_role,lv_health_status,lv_active,"
     "lv_device_open,lv_merging,lv_snapshot_invalid,origin,snap_percent"
 )
+_AS_JSON = ("--reportformat", "json", "--units", "b", "--nosuffix", "--binary")
 _NO_FAULT = re.compile(
     # What LVM says of a node without device-mapper, such as a container.
     r"WARNING:|File descriptor|/dev/mapper/control|Failure to communicate with kernel"
@@ -44,6 +45,9 @@ _NO_FAULT = re.compile(
 )
 
 Row = Mapping[str, str]
+
+DISK_TAG = "brine.disk="
+"""Begins the tag that marks a logical volume as that of a disk, with its UUID."""
 
 
 class LvmError(StorageError):
@@ -74,7 +78,7 @@ def report() -> LvmReport:
     """
     if not is_installed():
         return LvmReport()
-    options = ["--reportformat", "json", "--units", "b", "--nosuffix", "--binary"]
+    options = [*_AS_JSON]
     for kind, fields in _REPORTED.items():
         options += ["--configreport", kind, "-o", fields]
     text, fault = _run("fullreport", *options)
@@ -106,7 +110,7 @@ def volumes() -> tuple[Row, ...]:
         return ()
     text, fault = _run(
         "lvs",
-        *("--reportformat", "json", "--units", "b", "--nosuffix", "--binary"),
+        *_AS_JSON,
         *("--config", 'report { time_format="%s" }', "-o", _OF_VOLUMES),
     )
     try:
@@ -122,6 +126,18 @@ def _rows(parts: list[dict[str, list[Row]]], kind: str) -> tuple[Row, ...]:
     return tuple(row for part in parts for row in part.get(kind, ()))
 
 
+def forget() -> None:
+    """Have LVM be asked again: something may have changed since."""
+    report.cache_clear()
+    volumes.cache_clear()
+
+
+def tag_of(row: Row, prefix: str) -> str:
+    """The value of a logical volume's tag; empty if it has none."""
+    tags = row["lv_tags"].split(",")
+    return next((tag[len(prefix) :] for tag in tags if tag.startswith(prefix)), "")
+
+
 def is_installed() -> bool:
     return shutil.which(_PROGRAM, path=_PATH) is not None
 
@@ -134,8 +150,7 @@ def change(*command: str) -> None:
     try:
         _, fault = _run(*command)
     finally:
-        report.cache_clear()
-        volumes.cache_clear()
+        forget()
     if fault:
         raise LvmError(f"lvm {' '.join(command)}: {fault}")
 
@@ -145,8 +160,7 @@ def rows(kind: str, *command: str) -> list[Row]:
 
     :raises LvmError: if it fails.
     """
-    how = ("--reportformat", "json", "--units", "b", "--nosuffix", "--binary")
-    text, fault = _run(*command, *how)
+    text, fault = _run(*command, *_AS_JSON)
     if fault:
         raise LvmError(f"lvm {command[0]}: {fault}")
     return [*_rows(json.loads(text)["report"], kind)]

@@ -17,19 +17,17 @@ from dataclasses import replace
 from typing import ClassVar, Self
 
 from brine.common.locks import node_lock
-from brine.common.progress import size_text
+from brine.common.progress import Tell, tell_nothing
 from brine.storage import lvm, qemu_img
 from brine.storage.lvm_units import LvmVg
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import (
-    Tell,
     Volume,
     VolumeRequest,
     VolumeSnapshot,
     VolumeStatus,
     Wipe,
     rounded,
-    tell_nothing,
 )
 from brine.vm.disk import Disk
 
@@ -45,7 +43,6 @@ _SNAPSHOT_PART = 5  # a snapshot may take the fifth part of its volume
 _LEAST_SNAPSHOT = 64 * _MIB
 
 _OURS = "brine"
-_DISK = "brine.disk="
 _OWNER = "brine.owner="
 _NAME = "brine.name="
 _SNAPSHOT = "brine.snapshot="
@@ -65,7 +62,7 @@ class PlainVolume(Volume):
         return [
             cls(row["vg_name"], disk)
             for row in lvm.volumes()
-            if (disk := _value(row, _DISK)) and not _value(row, _SNAPSHOT)
+            if (disk := lvm.tag_of(row, lvm.DISK_TAG)) and not lvm.tag_of(row, _SNAPSHOT)
         ]
 
     def create(self, request: VolumeRequest, tell: Tell = tell_nothing) -> None:
@@ -79,8 +76,8 @@ class PlainVolume(Volume):
                 lvm.change("lvremove", "--yes", self._full(row))
             self._refuse_same_name()
             size = rounded(request.size)
-            self._refuse_too_large(size)
-            tags = {_OURS, _MAKING, f"{_DISK}{self.uuid}"}
+            LvmVg.find(self.unit).refuse_without_room(size)
+            tags = {_OURS, _MAKING, f"{lvm.DISK_TAG}{self.uuid}"}
             tags |= {f"{_OWNER}{request.owner}"} if request.owner else set()
             tags |= {f"{_NAME}{request.name}"} if request.name else set()
             how = ["--stripes", str(request.stripes)] if request.stripes > 1 else []
@@ -105,7 +102,7 @@ class PlainVolume(Volume):
     def adopt(self, disk: Disk, *, owner: str) -> None:
         with self._alone():
             row = self._at(disk.path)
-            if other := _value(row, _DISK):
+            if other := lvm.tag_of(row, lvm.DISK_TAG):
                 if other != self.uuid:
                     raise StorageError(f"{disk.path}: is the volume of the disk {other}")
                 return
@@ -118,7 +115,7 @@ class PlainVolume(Volume):
                 raise StorageError(text, hint=hint)
             if "snapshot" in roles or not set(layout) <= {"linear", "striped", "raid", "raid1"}:
                 raise StorageError(f"{disk.path}: is a {row['lv_layout']} volume of LVM's")
-            tags = [_OURS, f"{_DISK}{self.uuid}", f"{_OWNER}{owner}"]
+            tags = [_OURS, f"{lvm.DISK_TAG}{self.uuid}", f"{_OWNER}{owner}"]
             tags += [f"{_NAME}{disk.name}"] if disk.name else []
             self._change_tags(row, *(word for tag in tags for word in ("--addtag", tag)))
 
@@ -152,8 +149,8 @@ class PlainVolume(Volume):
             path=row["lv_path"],
             size=int(row["lv_size"]),
             used=sum(int(one["lv_size"]) for one in (row, *snapshots)),
-            owner=_value(row, _OWNER),
-            name=_value(row, _NAME),
+            owner=lvm.tag_of(row, _OWNER),
+            name=lvm.tag_of(row, _NAME),
             since=float(row["lv_time"] or 0),
             is_open=row["lv_device_open"] == "1",
             status=status,
@@ -171,19 +168,19 @@ class PlainVolume(Volume):
         self.prepare()
         with self._alone():
             row = self._there()
-            before = int(_value(row, _GROWING) or row["lv_size"])
+            before = int(lvm.tag_of(row, _GROWING) or row["lv_size"])
             if int(row["lv_size"]) < size:
                 if snapshots := list(self._of_origin(row)):
-                    name = _value(snapshots[-1], _SNAPSHOT) or snapshots[-1]["lv_name"]
+                    name = lvm.tag_of(snapshots[-1], _SNAPSHOT) or snapshots[-1]["lv_name"]
                     text = f"{row['lv_path']}: has the snapshot {name}"
                     hint = "LVM grows no volume with snapshots: remove them before"
                     raise StorageError(text, hint=hint)
-                self._refuse_too_large(size - int(row["lv_size"]))
+                LvmVg.find(self.unit).refuse_without_room(size - int(row["lv_size"]))
                 # What a former owner has left in the new space is no guest's.
                 self._change_tags(row, "--addtag", f"{_GROWING}{before}")
                 lvm.change("lvextend", "--size", f"{size}b", self._full(row))
                 row = self._there()
-        if growing := _value(row, _GROWING):
+        if growing := lvm.tag_of(row, _GROWING):
             now = int(row["lv_size"])
             _wipe(row["lv_path"], int(growing), now - int(growing), Wipe.ZERO, tell_nothing)
             self._untag(row, f"{_GROWING}{growing}")
@@ -202,7 +199,7 @@ class PlainVolume(Volume):
     def snapshot(self, name: str, *, space: int = 0) -> None:
         with self._alone():
             row = self._there()
-            if name in [_value(one, _SNAPSHOT) for one in self._snapshots()]:
+            if name in self._snapshot_names():
                 raise StorageError(f"{row['lv_path']}: has a snapshot {name} already")
             self._make_snapshot(row, name, rounded(space) or _usual_space(row))
 
@@ -211,8 +208,8 @@ class PlainVolume(Volume):
             row = self._there()
             snapshots = self._snapshots()
             going_back = f"{_GOING_BACK}{name}#"
-            if not _value(row, going_back):
-                if not snapshots or _value(snapshots[-1], _SNAPSHOT) != name:
+            if not lvm.tag_of(row, going_back):
+                if not snapshots or lvm.tag_of(snapshots[-1], _SNAPSHOT) != name:
                     raise StorageError(f"{row['lv_path']}: {name} is not its newest snapshot")
                 if row["lv_device_open"] == "1":
                     raise StorageError(f"{row['lv_path']}: is in use", hint="stop what uses it")
@@ -220,9 +217,9 @@ class PlainVolume(Volume):
                     raise StorageError(f"{row['lv_path']}: snapshot {name}: {why}")
                 self._change_tags(row, "--addtag", f"{going_back}{snapshots[-1]['lv_size']}")
                 row = self._there()
-            space = int(_value(row, going_back))
+            space = int(lvm.tag_of(row, going_back))
             for one in snapshots:
-                if _value(one, _SNAPSHOT) == name and one["lv_merging"] != "1":
+                if lvm.tag_of(one, _SNAPSHOT) == name and one["lv_merging"] != "1":
                     lvm.change("lvconvert", "--yes", "--merge", "--background", self._full(one))
             self._await_merge(name)
             self._make_snapshot(row, name, space)
@@ -231,7 +228,7 @@ class PlainVolume(Volume):
     def remove_snapshot(self, name: str, tell: Tell = tell_nothing) -> None:
         with self._alone():
             for row in self._snapshots():
-                if _value(row, _SNAPSHOT) == name:
+                if lvm.tag_of(row, _SNAPSHOT) == name:
                     lvm.change("lvremove", "--yes", self._full(row))
 
     def merged(self, name: str) -> None:
@@ -244,7 +241,7 @@ class PlainVolume(Volume):
                 self._refuse_same_name()
                 return
             if snapshots := self._snapshots():
-                text = f"{row['lv_path']}: has the snapshot {_value(snapshots[-1], _SNAPSHOT)}"
+                text = f"{row['lv_path']}: has the snapshot {lvm.tag_of(snapshots[-1], _SNAPSHOT)}"
                 raise StorageError(text, hint="remove its snapshots before")
             if theirs := [one["lv_name"] for one in self._of_origin(row)]:
                 text = f"{row['lv_path']}: has the snapshot {theirs[0]}, which Brine has not made"
@@ -261,11 +258,11 @@ class PlainVolume(Volume):
     def _rows(self) -> Iterator[lvm.Row]:
         LvmVg.find(self.unit)  # what LVM does not see now is not gone
         for row in lvm.volumes():
-            if row["vg_name"] == self.unit and _value(row, _DISK) == self.uuid:
+            if row["vg_name"] == self.unit and lvm.tag_of(row, lvm.DISK_TAG) == self.uuid:
                 yield row
 
     def _row(self) -> lvm.Row | None:
-        return next((row for row in self._rows() if not _value(row, _SNAPSHOT)), None)
+        return next((row for row in self._rows() if not lvm.tag_of(row, _SNAPSHOT)), None)
 
     def _there(self) -> lvm.Row:
         if (row := self._row()) is None:
@@ -274,8 +271,11 @@ class PlainVolume(Volume):
 
     def _snapshots(self) -> Sequence[lvm.Row]:
         """The oldest first."""
-        rows = [row for row in self._rows() if _value(row, _SNAPSHOT)]
+        rows = [row for row in self._rows() if lvm.tag_of(row, _SNAPSHOT)]
         return sorted(rows, key=lambda row: (float(row["lv_time"] or 0), row["lv_name"]))
+
+    def _snapshot_names(self) -> Sequence[str]:
+        return [lvm.tag_of(one, _SNAPSHOT) for one in self._snapshots()]
 
     def _of_origin(self, row: lvm.Row) -> Iterator[lvm.Row]:
         """All snapshots of a volume, whoever has made them."""
@@ -305,8 +305,8 @@ class PlainVolume(Volume):
         self._change_tags(row, "--deltag", tag)
 
     def _make_snapshot(self, row: lvm.Row, name: str, space: int) -> None:
-        self._refuse_too_large(space)
-        tags = [_OURS, f"{_DISK}{self.uuid}", f"{_SNAPSHOT}{name}"]
+        LvmVg.find(self.unit).refuse_without_room(space)
+        tags = [_OURS, f"{lvm.DISK_TAG}{self.uuid}", f"{_SNAPSHOT}{name}"]
         lvm.change(
             "lvcreate",
             *("--yes", "--snapshot", "--name", f"{self._lv_name()}.{name}"),
@@ -322,7 +322,9 @@ class PlainVolume(Volume):
     def _await_merge(self, name: str) -> None:
         """Wait until LVM has put a snapshot back into its volume."""
         deadline = time.monotonic() + _MERGE_S
-        while self._is_merging() or name in [_value(one, _SNAPSHOT) for one in self._snapshots()]:
+        while self._is_merging() or name in [
+            lvm.tag_of(one, _SNAPSHOT) for one in self._snapshots()
+        ]:
             if time.monotonic() > deadline:
                 raise StorageError(f"{self.unit}: the snapshot {name} is not put back yet")
             lvm.change("lvchange", "--poll", "y", self._full(self._there()))
@@ -336,30 +338,16 @@ class PlainVolume(Volume):
                 text = f"{row['lv_path']}: is there, and has no mark of Brine's"
                 raise StorageError(text)
 
-    def _refuse_too_large(self, size: int) -> None:
-        unit = LvmVg.find(self.unit)
-        if not unit.allocatable:
-            raise StorageError(f"{self.unit}: {unit.why}")
-        if size > unit.free:
-            text = f"{self.unit}: has {size_text(unit.free)} free, and {size_text(size)} are needed"
-            raise StorageError(text, hint="brine storage list shows what other units have")
-
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         with node_lock(f"storage-unit-{self.unit}", timeout_s=_LOCK_TIMEOUT_S):
             # Another command may have changed something since.
-            lvm.report.cache_clear()
-            lvm.volumes.cache_clear()
+            lvm.forget()
             yield
 
 
 def _tags(row: lvm.Row) -> list[str]:
     return row["lv_tags"].split(",")
-
-
-def _value(row: lvm.Row, prefix: str) -> str:
-    """The value of a tag; empty if there is none."""
-    return next((tag[len(prefix) :] for tag in _tags(row) if tag.startswith(prefix)), "")
 
 
 def _is_active(row: lvm.Row) -> bool:
@@ -375,7 +363,7 @@ def _snapshot_of(row: lvm.Row) -> VolumeSnapshot:
     percent = float(row["snap_percent"] or 0)
     is_lost = row["lv_snapshot_invalid"] == "1" or percent >= 100
     return VolumeSnapshot(
-        name=_value(row, _SNAPSHOT),
+        name=lvm.tag_of(row, _SNAPSHOT),
         since=float(row["lv_time"] or 0),
         used=int(size * percent / 100),
         size=size,

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from brine.common.progress import Tell, tell_nothing
 from brine.storage import lvm
 from brine.storage.lvm_units import LvmPv
-from brine.storage.volume import Tell, tell_nothing
 
 STUCK_S = 300.0
 """How long LVM may copy nothing before it is given up."""
@@ -27,7 +27,6 @@ _PIECE_S = 4.0
 """So long LVM takes for a piece at a given rate."""
 _END_S = 30.0
 _MOVED = re.compile(r": Moved: ([0-9.]+)%")
-_DISK_TAG = "brine.disk="
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +69,7 @@ def occupants(pv: LvmPv) -> list[Occupant]:
 
 
 def _occupant(name: str, rows: list[lvm.Row]) -> Occupant:
-    tags = rows[0]["lv_tags"].split(",")
-    disk = next((one.removeprefix(_DISK_TAG) for one in tags if one.startswith(_DISK_TAG)), "")
+    disk = lvm.tag_of(rows[0], lvm.DISK_TAG)
     ranges = tuple((int(row["pvseg_start"]), int(row["pvseg_size"])) for row in rows)
     return Occupant(rows[0]["vg_name"], name, disk, ranges, int(rows[0]["vg_extent_size"]))
 
@@ -133,7 +131,7 @@ def _run(tell: Callable[[float], object], *arguments: str) -> None:
         except subprocess.TimeoutExpired:
             raise _stuck(_END_S) from None
         finally:
-            lvm.report.cache_clear()
+            lvm.forget()
         said.seek(0)
         if status:
             raise lvm.LvmError(f"lvm pvmove: {lvm.fault_of(said.read().decode(), status)}")

@@ -15,8 +15,8 @@ from typing import Any
 
 from brine.common.errors import install_hint, printable
 from brine.common.process import run_bounded
+from brine.common.progress import Tell, tell_nothing
 from brine.storage.unit import StorageError
-from brine.storage.volume import Tell, tell_nothing
 from brine.vm.disk import Backing, Disk
 
 _PROGRAM = "qemu-img"

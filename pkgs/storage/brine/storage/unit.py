@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import ClassVar, Self
 
 from brine.common.errors import BrineError
+from brine.common.progress import size_text
 
 
 class StorageError(BrineError):
@@ -70,6 +71,17 @@ class StorageUnit(ABC):
     def is_called(self, name: str) -> bool:
         """Whether a name that a person gave is the unit's."""
         return self.name == name
+
+    def refuse_without_room(self, size: int) -> None:
+        """Refuse new volumes of so many bytes, if it can't have them.
+
+        :raises StorageError: how much it has.
+        """
+        if not self.allocatable:
+            raise StorageError(f"{self.name}: {self.why}")
+        if size > self.free:
+            text = f"{self.name}: has {size_text(self.free)} free, and {size_text(size)} are needed"
+            raise StorageError(text, hint="brine storage list shows what other units have")
 
     def modify(self, *, allocatable: bool) -> bool:
         """Change whether new volumes may take space there; returns whether that was different.

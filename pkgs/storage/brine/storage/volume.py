@@ -9,22 +9,15 @@ All that changes a volume may be done again after it was killed at any place, an
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
+from brine.common.progress import Tell, tell_nothing
 from brine.storage.unit import UnitStatus
 from brine.vm.disk import Disk
 
 _MIB = 1 << 20
-
-Tell = Callable[[float, str], object]
-"""Is told how far long work is, from 0 to 1, and what is done."""
-
-
-def tell_nothing(_done: float, _text: str) -> None:
-    pass
 
 
 def path_of_new(unit: str, uuid: str, image: str) -> str:
@@ -122,7 +115,7 @@ class Volume(ABC):
 
     Example::
 
-        volume = volume_of(disk)
+        volume = volume_in(disk.unit, disk.uuid)
         volume.create(VolumeRequest(size=10 << 30, owner="web1", name="data"))
         disk = volume.disk(disk)  # with its path
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from brine.common.progress import size_text
+from dataclasses import replace
+
 from brine.storage.file_directory import FileDirectory
 from brine.storage.file_volume import FileVolume
 from brine.storage.lvm_units import LvmVg
 from brine.storage.plain_volume import PlainVolume
 from brine.storage.settings import load_settings
-from brine.storage.unit import StorageError, StorageUnit
+from brine.storage.unit import StorageUnit
 from brine.storage.volume import Volume
 from brine.vm.disk import Disk
 
@@ -26,17 +27,15 @@ def refuse_without_room(unit: str, size: int) -> None:
     :raises StorageError: how much it has.
     """
     kind: type[StorageUnit] = FileDirectory if unit.startswith("/") else LvmVg
-    found = kind.find(unit)
-    if not found.allocatable:
-        raise StorageError(f"{unit}: {found.why}")
-    if size > found.free:
-        text = f"{unit}: has {size_text(found.free)} free, and {size_text(size)} are needed"
-        raise StorageError(text, hint="brine storage list shows what other units have")
+    kind.find(unit).refuse_without_room(size)
 
 
-def volume_of(disk: Disk) -> Volume | None:
-    """The volume of a disk; None if Brine has neither made nor adopted it."""
-    return volume_in(disk.unit, disk.uuid) if disk.unit else None
+def as_it_is(disk: Disk) -> Disk:
+    """A disk as its volume is now, with the size that was asked for.
+
+    :raises StorageError: if there is no such volume.
+    """
+    return replace(volume_in(disk.unit, disk.uuid).disk(disk), size_mib=disk.size_mib)
 
 
 def managed_volumes() -> list[Volume]:

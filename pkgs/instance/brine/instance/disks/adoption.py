@@ -30,7 +30,7 @@ def unit_of(path: str) -> str:
 
 
 def adopt_disk(name: str, uuid: str, *, unit: str = "", called: str = "") -> Disk:
-    """Adopt a disk of an instance as it is. One that is adopted stays so.
+    """Adopt a disk of an instance as it is. A disk that was adopted before stays as it is.
 
     :param uuid: of the disk.
     :param unit: where it is; empty is found out by its path.

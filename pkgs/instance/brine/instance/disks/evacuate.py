@@ -1,8 +1,9 @@
 """Emptying a storage unit: ``brine storage evacuate``.
 
 New volumes are kept off it first. Then each volume that lies on it goes elsewhere, one after
-another: within its volume group where that has space, else to the unit that is named. What fails
-is told and stops nothing else. The same command goes on with what is left.
+another: within its volume group where that has space, else to the unit that is named. A
+volume that can't be moved stays, is named, and stops no other. The same command, run again, goes on
+with what is left.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from brine.common.errors import BrineError, tell_error
+from brine.common.progress import Tell, tell_nothing
 from brine.instance import store
 from brine.instance.disks.moves import move_disk
 from brine.instance.store import InstanceError
@@ -22,7 +24,6 @@ from brine.storage.lvm_units import LvmPv, LvmVg
 from brine.storage.pvmove import Occupant
 from brine.storage.settings import is_within
 from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import Tell, tell_nothing
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec
 

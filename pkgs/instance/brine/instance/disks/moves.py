@@ -9,8 +9,8 @@ new place at any time, whichever process is killed:
   then. QEMU leaves the old one, the spec names the new one, and the guest goes on. So after a kill
   the disk is what QEMU has; and if QEMU has ended, too, what the spec names: the guest has not
   written since.
-- Then the old volume is removed. One that can't be is no disk's: ``brine storage orphans`` lists
-  it.
+- Then the old volume is removed. If it can't be removed, it belongs to no disk, and ``brine storage
+  orphans`` lists it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from brine.common import operation
 from brine.common.errors import BrineError, UsageError, warn
 from brine.common.operation import Facts, OperationKind, Work
+from brine.common.progress import Tell, tell_nothing
 from brine.common.qmp.wire import QmpClosedError
 from brine.common.unix_socket import is_listening
 from brine.hotplug import block_graph, disk_images
@@ -31,15 +32,14 @@ from brine.hotplug.locked_vm import Vm
 from brine.hotplug.session import working_on
 from brine.instance import messages, store
 from brine.instance.disks.finding import find_disk
-from brine.instance.disks.parameters import volume_parameters
-from brine.instance.disks.volumes import refuse_existing
+from brine.instance.disks.volumes import refuse_existing, request_of
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.registry import refuse_stray_vm
 from brine.instance.store import InstanceError
 from brine.storage.unit import UnitStatus
-from brine.storage.volume import Tell, Volume, VolumeRequest, Wipe, tell_nothing
-from brine.storage.volumes import volume_in
+from brine.storage.volume import Volume, Wipe
+from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.disk import Disk, unit_fault
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import PAUSED
@@ -118,21 +118,14 @@ class _Move:
     def _made(self, work: Work, disk: Disk, source: Volume, wipe: Wipe) -> tuple[Volume, Disk]:
         """Make the new volume; returns it, and the disk in it. A file keeps its format."""
         target = volume_in(self._unit, disk.uuid)
-        is_plain = target.driver == "plain"
-        parameters = volume_parameters() if is_plain else None
-        request = VolumeRequest(
-            size=source.status().size,
-            owner=self._name,
-            name=disk.name,
-            format="raw" if is_plain else disk.format,
-            stripes=parameters.stripes if parameters else 1,
-            stripe_size=parameters.stripe_size if parameters else 0,
-            wipe=wipe,
-        )
+        # A volume group has raw volumes only.
+        image = replace(disk, format="raw") if target.driver == "plain" else disk
+        size = source.status().size
+        request = request_of(target, image, size=size, owner=self._name, wipe=wipe)
         refuse_existing(target)  # or the undo would remove it
         work.step("make the new volume", undo=("remove the copy", work.record.facts))
         target.create(request, partial(self._told, work))
-        return target, replace(target.disk(disk), size_mib=disk.size_mib)
+        return target, as_it_is(replace(disk, unit=self._unit))
 
     def _told(self, work: Work, done: float, text: str) -> None:
         work.progress(done, text)
@@ -353,8 +346,8 @@ def _remove_original(facts: Facts) -> None:
 
 
 def _remove(facts: Facts, unit: str) -> None:
-    """Remove the volume that the disk is not in. One that can't be removed, as of a device that is
-    dying, must not keep the instance from its work."""
+    """Remove the volume that the disk is not in. A failure, as of a device that is dying, must not
+    keep the instance from its work."""
     disk = _disk_in_spec(facts)
     if disk and disk.unit == unit:
         return

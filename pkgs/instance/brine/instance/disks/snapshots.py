@@ -20,7 +20,7 @@ from functools import partial
 from brine.common import operation
 from brine.common.errors import UsageError, warn
 from brine.common.operation import Facts, OperationKind, Work
-from brine.common.progress import ProgressLines
+from brine.common.progress import ProgressLines, Tell, tell_nothing
 from brine.common.qmp.client import QmpClient
 from brine.common.unix_socket import is_listening
 from brine.hotplug.disk_images import image_of, laying_over, merge_layer
@@ -31,8 +31,8 @@ from brine.instance.observe import Oper, look
 from brine.instance.registry import refuse_stray_vm
 from brine.instance.stop import stop_instance
 from brine.instance.store import InstanceError
-from brine.storage.volume import Tell, Volume, VolumeSnapshot, tell_nothing
-from brine.storage.volumes import volume_in
+from brine.storage.volume import Volume, VolumeSnapshot
+from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.claims import layers_of
 from brine.vm.disk import MOST_BACKING, Backing, Disk
 from brine.vm.files import InstanceFiles
@@ -211,7 +211,7 @@ def _take_of_running(
     images = [one for one in disks if _is_file(one)]
     for disk in images:
         _make(work, disk, facts, space)
-    overlays = [_as_it_is(one) for one in images]
+    overlays = [as_it_is(one) for one in images]
     with (
         laying_over(files.qmp, images, overlays, runtime=files.runtime) as snapshot,
         _frozen(work, spec, facts, snapshot.vm.machine.qmp) as note,
@@ -259,11 +259,6 @@ def _why_not_frozen(spec: Spec, qmp: QmpClient) -> str:
     return "the guest is paused" if run_state(qmp) != "running" else ""
 
 
-def _as_it_is(disk: Disk) -> Disk:
-    """A disk as its volume is now, with the size that was asked for."""
-    return replace(_volume(disk).disk(disk), size_mib=disk.size_mib)
-
-
 def _runs(name: str) -> bool:
     return is_listening(InstanceFiles(name).qmp)
 
@@ -299,7 +294,7 @@ def _save(facts: Facts) -> None:
     if spec is None:
         return
     uuids = [one["uuid"] for one in facts["disks"]]
-    disks = {one.uuid: _as_it_is(one) for one in spec.disks if one.unit and one.uuid in uuids}
+    disks = {one.uuid: as_it_is(one) for one in spec.disks if one.unit and one.uuid in uuids}
     changed = replace(spec, disks=tuple(disks.get(one.uuid, one) for one in spec.disks))
     runtime = InstanceFiles(name).runtime
     if runtime.exists():
@@ -416,7 +411,7 @@ def _merge_of(disk: Disk, facts: Facts, tell: Tell, hold: Callable[[], None]) ->
     elif _runs(facts["name"]):
         number = len(names) - 1 - names.index(snapshot)
         files = InstanceFiles(facts["name"])
-        after = _without_layer(_as_it_is(disk), number)
+        after = _without_layer(as_it_is(disk), number)
         _note_merged(facts, disk.uuid, is_merged=False)
         merge_layer(
             files.qmp,
@@ -440,7 +435,7 @@ def _merge_of(disk: Disk, facts: Facts, tell: Tell, hold: Callable[[], None]) ->
 def _is_merged_at_end(name: str, disk: Disk, names: Sequence[str], snapshot: str) -> bool:
     """Whether QEMU had merged a snapshot when what it had was last recorded: another command may
     have completed that, and the guest has written below since."""
-    below = _without_layer(_as_it_is(disk), len(names) - 1 - names.index(snapshot))
+    below = _without_layer(as_it_is(disk), len(names) - 1 - names.index(snapshot))
     last = LastStart.known(name)
     rows = [row for row in (last.disks if last else ()) if row.get("uuid") == disk.uuid]
     return any(

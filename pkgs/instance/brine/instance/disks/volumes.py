@@ -18,13 +18,13 @@ from brine.common.operation import Facts, OperationKind, Work
 from brine.common.progress import ProgressLines
 from brine.instance import store
 from brine.instance.disks.changes import VolumeChanges
-from brine.instance.disks.parameters import volume_parameters
+from brine.instance.disks.parameters import VolumeParameters, volume_parameters
 from brine.storage import lvm
 from brine.storage.orphans import Orphan, VolumeClaims
 from brine.storage.settings import load_settings
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeRequest, VolumeStatus, Wipe
-from brine.storage.volumes import refuse_without_room, volume_in
+from brine.storage.volumes import as_it_is, refuse_without_room, volume_in
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec, SpecError
 
@@ -107,21 +107,29 @@ def make(
     :param undo: the name of :func:`remove_unused` among the functions of the operation's kind.
     """
     volume = volume_in(disk.unit, disk.uuid)
-    parameters = volume_parameters() if not disk.unit.startswith("/") else None
-    request = VolumeRequest(
-        size=disk.size_mib * _MIB,
-        owner=spec.name,
-        name=disk.name,
-        format=disk.format,
-        stripes=parameters.stripes if parameters else 1,
-        stripe_size=parameters.stripe_size if parameters else 0,
-        wipe=wipe,
-    )
+    request = request_of(volume, disk, size=disk.size_mib * _MIB, owner=spec.name, wipe=wipe)
     refuse_existing(volume)  # or the undo would remove it
     facts: Facts = {"name": spec.name, "unit": disk.unit, "uuid": disk.uuid}
     work.step(f"make {disk.path}", undo=(undo, facts))
     volume.create(request, telling(work, request.size))
     return volume
+
+
+def request_of(volume: Volume, disk: Disk, *, size: int, owner: str, wipe: Wipe) -> VolumeRequest:
+    """The volume that is asked for a disk, with the cluster's parameters if it is LVM's.
+
+    :param size: in bytes.
+    """
+    parameters = volume_parameters() if volume.driver == "plain" else VolumeParameters()
+    return VolumeRequest(
+        size=size,
+        owner=owner,
+        name=disk.name,
+        format=disk.format,
+        stripes=parameters.stripes,
+        stripe_size=parameters.stripe_size,
+        wipe=wipe,
+    )
 
 
 def refuse_existing(volume: Volume) -> None:
@@ -162,7 +170,7 @@ def delete_volume(disk: Disk) -> bool:
 def _status_when_closed(volume: Volume) -> VolumeStatus:
     """The status of a volume that was in use just now: udev may look at it for a moment."""
     for _ in range(_LOOKS):
-        lvm.volumes.cache_clear()
+        lvm.forget()
         status = volume.status()
         if not status.is_open:
             break
@@ -173,12 +181,7 @@ def _status_when_closed(volume: Volume) -> VolumeStatus:
 def as_made(spec: Spec, changed: tuple[Disk, ...]) -> Spec:
     """The spec with these disks as their volumes are."""
     uuids = {disk.uuid for disk in changed}
-    disks = [
-        replace(volume_in(disk.unit, disk.uuid).disk(disk), size_mib=disk.size_mib)
-        if disk.uuid in uuids
-        else disk
-        for disk in spec.disks
-    ]
+    disks = [as_it_is(disk) if disk.uuid in uuids else disk for disk in spec.disks]
     return replace(spec, disks=tuple(disks))
 
 
