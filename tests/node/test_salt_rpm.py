@@ -26,7 +26,10 @@ KEY_FILE = "/etc/pki/rpm-gpg/RPM-GPG-KEY-brine-salt"
 WEB1 = {"accel": "tcg", "memory_mib": 64, "admin_state": "up", **IDLE}
 OWNED = {"accel": "tcg", "owner": {"watchdog_timeout": 30}}
 
-PARTS = ["common", "confd", "config", "hotplug", "instance", "kvmd", "lifecycle", "watcher"]
+PARTS = [
+    *("common", "confd", "config", "hotplug", "instance"),
+    *("kvmd", "lifecycle", "storage", "watcher"),
+]
 ACTIVE = [
     "brine-confd.service",
     "brine-kvmd.path",

@@ -63,6 +63,7 @@ brine-clean-packages:
     - pkgs:
       - brine-common
       - brine-config
+      - brine-storage
 {%- for part in brine.parts %}
       - brine-{{ part }}
 {%- endfor %}

@@ -152,6 +152,7 @@ def run() -> Values:
         "parts_fit": parts_fit,
         "packages": [
             *("brine-common", "brine-config"),
+            *(["brine-storage"] if parts["instance"] else []),
             *(f"brine-{part}" for part, enabled in parts.items() if enabled),
         ],
         "other_packages": [f"brine-{part}" for part, enabled in parts.items() if not enabled],

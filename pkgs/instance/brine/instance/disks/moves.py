@@ -39,7 +39,7 @@ from brine.instance.registry import refuse_stray_vm
 from brine.instance.store import InstanceError
 from brine.storage.unit import UnitStatus
 from brine.storage.volume import Volume, Wipe
-from brine.storage.volumes import as_it_is, volume_in
+from brine.storage.volumes import as_it_is, refuse_without_room, volume_in
 from brine.vm.disk import Disk, unit_fault
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import PAUSED
@@ -122,6 +122,7 @@ class _Move:
         image = replace(disk, format="raw") if target.driver == "plain" else disk
         size = source.status().size
         request = request_of(target, image, size=size, owner=self._name, wipe=wipe)
+        refuse_without_room(self._unit, size)
         refuse_existing(target)  # or the undo would remove it
         work.step("make the new volume", undo=("remove the copy", work.record.facts))
         target.create(request, partial(self._told, work))
