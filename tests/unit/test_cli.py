@@ -357,7 +357,7 @@ signal.signal(signal.SIGINT, signal.{before})
 from brine.common import cli
 from brine.common import main as program
 seen = [signal.getsignal(signal.SIGINT)]
-def main():
+def main(*, ahead):
     seen.append(signal.getsignal(signal.SIGINT))
     return 7
 cli.main = main
@@ -391,7 +391,7 @@ atexit.register(print, "taken apart")
 def work():
     time.sleep(0.5)
     print("worked")
-def main():
+def main(*, ahead):
     if {has_thread}:
         threading.Thread(target=work).start()
     print("said")

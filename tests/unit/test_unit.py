@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from brine.common import main
 from brine.instance import unit
 from brine.instance.unit import Active, CalledOffError, Unit, UnitError
 from brine.vm.unit_name import unit_of
@@ -68,19 +68,23 @@ def test_of_none_all_that_are_loaded(systemctl: ScriptedSystemctl) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "is_asked"),
+    ("words", "is_asked"),
     [
-        ({}, True),
-        ({"live": True, "dry_run": True}, True),
-        ({"live": True, "dry_run": False}, False),
-        ({"live": False, "dry_run": True}, False),
+        ("instance list --json", True),
+        ("instance define --live web1.json --dry-run", True),
+        ("instance define --live web1.json", False),
+        ("instance define web1.json --dry-run", False),
+        ("instance info web1", False),
+        ("instance", False),
+        ("", False),
     ],
 )
 def test_a_command_that_needs_all_units_as_they_are_asks_ahead(
-    systemctl: ScriptedSystemctl, said: dict[str, bool], is_asked: bool
+    systemctl: ScriptedSystemctl, own_node: Path, words: str, is_asked: bool
 ) -> None:
+    assert own_node  # of no part that is installed
     systemctl.unit(unit_of("web1"), **RUNNING)
-    asked = unit.ask_ahead(Namespace(**said))
+    asked = main.begin_ahead(words.split())
     assert (asked is not None) is is_asked
     if asked:
         assert [*asked()] == ["web1"]

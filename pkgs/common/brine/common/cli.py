@@ -4,7 +4,8 @@ A distribution adds one by an entry point of the group ``brine.commands`` that n
 :class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist. It adds verbs to the
 command of a part below it by an entry point of the group ``brine.verbs`` with that command's name:
 a function of the command's verbs, for :func:`add_verb`. ``verbs.choices[NAME]`` is the parser of a
-verb that is there, which may get further options.
+verb that is there, which may get further options. What a verb waits for may be begun before the
+verb is loaded: see :func:`brine.common.main.begin_ahead`.
 """
 
 from __future__ import annotations
@@ -61,9 +62,7 @@ class Command(NamedTuple):
 
     :param configure: adds the noun's arguments to its parser and sets the default ``run`` for each
         verb: ``module:function``, a function of the parsed arguments that returns the exit status.
-        Only that module is imported, so that a verb loads what it needs and no more. The default
-        ``ahead`` names another function of the arguments, which runs before that import and begins
-        slow work; its result replaces it in the arguments.
+        Only that module is imported, so that a verb loads what it needs and no more.
     """
 
     summary: str
@@ -172,8 +171,11 @@ def _formatter(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, width=(columns if columns > 0 else 80) - 2)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run ``brine`` and return its exit status: 0, 1 for a failure, 2 for a wrong command line."""
+def main(arguments: Sequence[str] | None = None, *, ahead: Any = None) -> int:
+    """Run ``brine`` and return its exit status: 0, 1 for a failure, 2 for a wrong command line.
+
+    :param ahead: what was begun for the verb, which has it as ``arguments.ahead``.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     if sys.stdin is None:  # closed before we started: else the first file that is opened is it
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
@@ -181,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A locale may lack characters of names, and names of files may have any bytes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        status = _run(arguments)
+        status = _run(arguments, ahead)
         if sys.stdout:  # None where it was closed before we started
             sys.stdout.flush()
         return status
@@ -205,7 +207,7 @@ def _output_lost(program: str, error: OSError) -> int:
     return 128 + signal.SIGPIPE
 
 
-def _run(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str], ahead: Any) -> int:
     nouns = {entry.name: entry for entry in entry_points("brine.commands")}
     noun = arguments[0] if arguments else "--help"
     if noun in ("-h", "--help"):
@@ -219,7 +221,9 @@ def _run(arguments: Sequence[str]) -> int:
         raise UsageError(f"there is no command {noun}", hint=_hint(noun, nouns))
     command: Command = nouns[noun].load()
     verb = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
-    return execute(parser_of(noun, command, verb).parse_args(arguments[1:]))
+    parsed = parser_of(noun, command, verb).parse_args(arguments[1:])
+    parsed.ahead = ahead
+    return execute(parsed)
 
 
 def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
@@ -250,8 +254,6 @@ def _print_version(options: Sequence[str]) -> int:
 
 def execute(parsed: argparse.Namespace) -> int:
     """Run the function that a command line names, and return the exit status."""
-    if ahead := getattr(parsed, "ahead", None):
-        parsed.ahead = EntryPoint("ahead", ahead).load()(parsed)
     run = EntryPoint("run", parsed.run).load() if isinstance(parsed.run, str) else parsed.run
     status: int = run(parsed)
     return status

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -27,44 +27,46 @@ def entry_points(group: str) -> list[EntryPoint]:
 
     This function does without :mod:`importlib.metadata`, which takes long to load.
     """
-    found: dict[str, EntryPoint] = {}
-    for folder in _metadata():
-        for line in _lines(f"{folder}/entry_points.txt", f"[{group}]"):
-            name, is_entry, value = line.partition("=")
-            if is_entry and not line.startswith(("#", ";")):
-                entry = EntryPoint(name.strip(), value.partition("[")[0].strip())
-                found.setdefault(entry.name, entry)
-    return list(found.values())
+    return list(_groups(tuple(sys.path)).get(group, {}).values())
 
 
 def installed_versions() -> dict[str, str]:
     """The version of each installed part of Brine, by its name, such as ``kvmd``."""
     found: dict[str, str] = {}
-    for folder in _metadata():
-        if ours := _OURS.fullmatch(os.path.basename(folder)):
-            found.setdefault(ours[1], ours[2])
+    for folder in _metadata(sys.path):
+        name, _, version = os.path.basename(folder).rpartition(".")[0].partition("-")
+        if name.startswith("brine_"):
+            found.setdefault(name.removeprefix("brine_"), version.partition("-")[0])
     return dict(sorted(found.items()))
 
 
-def _metadata() -> Iterator[str]:
+@lru_cache(maxsize=1)
+def _groups(folders: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
+    """The entry points of all groups, by group and name; they are read once a process."""
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for folder in _metadata(folders):
+        group = ""
+        for line in _lines(f"{folder}/entry_points.txt"):
+            name, is_entry, value = line.partition("=")
+            if line.startswith("["):
+                group = line.strip("[]")
+            elif is_entry and not line.startswith(("#", ";")):
+                entry = EntryPoint(name.strip(), value.partition("[")[0].strip())
+                found.setdefault(group, {}).setdefault(entry.name, entry)
+    return found
+
+
+def _metadata(folders: Iterable[str]) -> Iterator[str]:
     """The folders with the metadata of all distributions."""
-    for folder in dict.fromkeys(sys.path):
+    for folder in dict.fromkeys(folders):
         with contextlib.suppress(OSError):  # not there, or an archive
             for name in sorted(os.listdir(folder or ".")):
                 if name.endswith((".dist-info", ".egg-info")):
                     yield f"{folder or '.'}/{name}"
 
 
-def _lines(file: str, section: str) -> Iterator[str]:
-    """The lines of a section of a file of entry points, which may be missing."""
-    here = False
+def _lines(file: str) -> list[str]:
+    """The lines of a file of entry points, which may be missing."""
     with contextlib.suppress(OSError, UnicodeDecodeError), open(file, encoding="utf-8") as lines:
-        for line in map(str.strip, lines):
-            if line.startswith("["):
-                here = line == section
-            elif here:
-                yield line
-
-
-_OURS = re.compile(r"brine_(\w+)-([^-]+)\.(?:dist|egg)-info")
-"""The name of a part's metadata."""
+        return [line.strip() for line in lines]
+    return []

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import gc
 import signal
-from typing import NoReturn
+import sys
+from typing import Any, NoReturn
 
 from brine.common import ALLOCATIONS
+from brine.common.entry_points import entry_points
 
 _is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not of a shell's `&`
 if _is_heard:
@@ -28,12 +30,24 @@ def run() -> NoReturn:
 def main() -> int:
     """Run ``brine`` and return its exit status, as :func:`brine.common.cli.main` does."""
     gc.set_threshold(ALLOCATIONS)
+    ahead = begin_ahead(sys.argv[1:])
     from brine.common import cli  # takes most of the time that it takes to begin
 
     if not _is_heard:
-        return cli.main()
+        return cli.main(ahead=ahead)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return cli.main()
+        return cli.main(ahead=ahead)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def begin_ahead(words: list[str]) -> Any:
+    """Begin what a verb waits for: another program's answer is ready then when Python has loaded
+    the verb. A part names a function of the command line's further words, in the group
+    ``brine.ahead`` under ``NOUN-VERB``. The words are not checked yet: it may only look."""
+    named = "-".join(words[:2])
+    for entry in entry_points("brine.ahead"):
+        if entry.name == named:
+            return entry.load()(words[2:])
+    return None

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,8 @@ def slice_of(pid: int) -> str:
 def _groups_of(pid: int) -> Iterator[list[str]]:
     """The control groups of a process that may be systemd's, each as the parts of its path."""
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text(errors="replace").splitlines()
+        with open(f"/proc/{pid}/cgroup", errors="replace") as file:
+            lines = file.read().splitlines()
     except OSError:
         return
     for line in lines:
@@ -105,7 +105,8 @@ def start_time_of(pid: int) -> str:
     """When a process started, in clock ticks since the boot (:manpage:`proc(5)`, field 22 of
     ``stat``); empty if this process can't see one of that number."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            text = file.read()
     except OSError:
         return ""
     # The second field is the program's name, in brackets, and may have spaces.
@@ -131,16 +132,21 @@ def run_bounded(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program, and return its output and its exit status.
 
-    :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
-    kernel can't be killed: this function leaves it behind.
-
     :param asked: its input; None is none.
     :param how: further arguments of :class:`subprocess.Popen`, such as the user.
     :raises TimeoutError: if it takes longer; it is killed as soon as it can be.
     """
+    program = begin_program(command, environment=environment, asked=asked, **how)
+    return await_program(program, timeout_s=timeout_s, asked=asked)
+
+
+def begin_program(
+    command: Sequence[str], *, environment: Mapping[str, str], asked: str | None = None, **how: Any
+) -> subprocess.Popen[str]:
+    """Begin to run a program, as :func:`run_bounded` does; :func:`await_program` waits for it."""
     import subprocess  # takes long to load, and many processes run no program
 
-    program = subprocess.Popen(
+    return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL if asked is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -150,6 +156,21 @@ def run_bounded(
         env=environment,
         **how,
     )
+
+
+def await_program(
+    program: subprocess.Popen[str], *, timeout_s: float | None, asked: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Wait for a program's end, and return its output and its exit status.
+
+    :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
+    kernel can't be killed: this function leaves it behind.
+
+    :raises TimeoutError: as in :func:`run_bounded`.
+    """
+    import subprocess
+
+    command: Any = program.args
     try:
         said, said_wrong = program.communicate(asked, timeout=timeout_s)
     except BaseException as error:

@@ -12,7 +12,6 @@ from brine.vm.values import MOST_MEMORY_MIB, MOST_VCPUS
 
 _DEFINITION = "brine.instance.definition"
 _OPERATIONS = "brine.instance.operations"
-_ASKED = "brine.instance.unit:ask_ahead"
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -33,12 +32,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
     text = "list the instances with their states"
     listing = verb("list", "brine.instance.listing:list_all", text, of_one=False)
-    listing.set_defaults(ahead=_ASKED)
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
     info = verb("info", "brine.instance.report:info", "show what is known of an instance")
     text = "define an instance from a spec, or several from a list of specs"
     define = verb("define", f"{_DEFINITION}:define", text, of_one=False)
-    define.set_defaults(ahead=_ASKED)
     text = "the spec, or a list; JSON, or YAML if its name says so; - is standard input, in either"
     define.add_argument("file", metavar="FILE", nargs="?", help=text)
     define.add_argument(

@@ -6,10 +6,10 @@ import contextlib
 import os
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from brine.common.background import begun
 from brine.common.errors import BrineError
@@ -17,9 +17,6 @@ from brine.common.files import write_whole
 from brine.common.process import run_bounded
 from brine.vm.run import Run
 from brine.vm.unit_name import PREFIX, SUFFIX, unit_of
-
-if TYPE_CHECKING:
-    from argparse import Namespace
 
 DROP_INS = Path("/run/systemd/system")
 """Where drop-ins of units are until the next boot."""
@@ -121,12 +118,16 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
     return found
 
 
-def ask_ahead(arguments: Namespace) -> Callable[[], dict[str, Unit]] | None:
+def ask_for_list(_words: Sequence[str]) -> Callable[[], dict[str, Unit]]:
     """Begin to ask systemd for all units, while a command loads; see
-    :class:`brine.common.cli.Command`. A definition needs them in a trial of its live changes only:
-    what it does itself takes time, and then the answer is old."""
-    is_needed = getattr(arguments, "live", True) and getattr(arguments, "dry_run", True)
-    return begun(units) if is_needed else None
+    :func:`brine.common.main.begin_ahead`."""
+    return begun(units)
+
+
+def ask_for_definition(words: Sequence[str]) -> Callable[[], dict[str, Unit]] | None:
+    """Do so for a trial of live changes: what a definition does itself takes time, and then the
+    answer is old."""
+    return begun(units) if {"--live", "--dry-run"} <= {*words} else None
 
 
 def find_unit(name: str) -> Unit | None:

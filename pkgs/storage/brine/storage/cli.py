@@ -20,14 +20,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     def of_one_type(added: argparse.ArgumentParser) -> None:
         added.add_argument("--type", choices=_TYPES, help="only units of this type")
 
-    def asks_lvm(added: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        added.set_defaults(ahead="brine.storage.lvm:report_ahead")
-        return added
-
     listing = verb("list", "commands:list_units", "list the storage units of this node")
-    of_one_type(asks_lvm(listing))
+    of_one_type(listing)
     text = "list units that are not ok; status 1 if there are any"
-    of_one_type(asks_lvm(verb("check", "commands:check_units", text)))
+    of_one_type(verb("check", "commands:check_units", text))
     modify = verb(
         "modify", "commands:modify_unit", "change whether new volumes may take space in a unit"
     )
@@ -47,7 +43,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     repair.add_argument("type", metavar="TYPE", choices=_TYPES, help=" or ".join(_TYPES))
     repair.add_argument("name", metavar="NAME", help="as brine storage list shows it")
     text = "print the space of all units as JSON, for what decides where disks go"
-    asks_lvm(verb("facts", "commands:print_facts", text))
+    verb("facts", "commands:print_facts", text)
     text = "list volumes that no instance has; or remove them, with all data"
     orphans = verb("orphans", "orphan_commands:list_orphans", text)
     text = "remove them, or those that are named"

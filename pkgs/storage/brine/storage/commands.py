@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import fields
@@ -25,7 +24,6 @@ _HEADING = ("TYPE", "NAME", "SIZE", "USED", "FREE", "ALLOCATABLE", "STATUS", "WH
 
 def list_units(arguments: argparse.Namespace) -> int:
     """``brine storage list``: 1 if the units of a type can't be found out."""
-    _await(arguments)
     units, are_all = _units(arguments.type)
     _print(units, arguments, none="no storage unit is there" if are_all else "")
     return 0 if are_all else 1
@@ -33,7 +31,6 @@ def list_units(arguments: argparse.Namespace) -> int:
 
 def check_units(arguments: argparse.Namespace) -> int:
     """``brine storage check``: 1 if a unit is not ok."""
-    _await(arguments)
     units, are_all = _units(arguments.type)
     bad = [one for one in units if one.status is not UnitStatus.OK]
     _print(bad, arguments, none="all storage units are ok" if are_all else "")
@@ -59,22 +56,14 @@ def repair_unit(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def print_facts(arguments: argparse.Namespace) -> int:
+def print_facts(_arguments: argparse.Namespace) -> int:
     """``brine storage facts``: what an allocator needs to know; 1 if the units of a type can't be
     found out, which has then no units."""
-    _await(arguments)
     units, are_all = _units(None)
     rows = [{**dict(_facts(one)), "has_volumes": one.type in _WITH_VOLUMES} for one in units]
     facts = {"default_unit": load_settings().default_unit, "units": rows, "complete": are_all}
     print(json.dumps(facts, indent=2))
     return 0 if are_all else 1
-
-
-def _await(arguments: argparse.Namespace) -> None:
-    """Wait for LVM's report, which was begun while this module was loaded."""
-    if arguments.ahead:
-        with contextlib.suppress(BrineError):  # it is asked again then, and tells why
-            arguments.ahead()
 
 
 def _type(name: str) -> type[StorageUnit]:

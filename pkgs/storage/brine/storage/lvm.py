@@ -9,35 +9,22 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from brine.common.background import begun
 from brine.common.errors import install_hint, printable, warn
-from brine.common.process import run_bounded
+from brine.common.process import await_program, run_bounded
+from brine.storage.lvm_program import AS_JSON, FULL_REPORT, PATH, PROGRAM, begun, environment
 from brine.storage.unit import StorageError
 
 TIMEOUT_S = 60.0
 """How long a command may take."""
 
-_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-_PROGRAM = "lvm"
-_REPORTED = {
-    "vg": "vg_name,vg_uuid,vg_size,vg_free,vg_partial,vg_exported,vg_missing_pv_count",
-    "pv": "pv_name,pv_uuid,pv_size,pv_free,pv_allocatable,pv_missing,pv_exported,vg_uuid,vg_name",
-    # What the report would otherwise have of all that it knows.
-    "lv": "lv_uuid",
-    "pvseg": "pvseg_start",
-    "seg": "segtype",
-}
 _OF_VOLUMES = (
     "vg_name,lv_name,lv_path,lv_attr,lv_size,lv_tags,lv_time,lv_layout,lv_role,lv_health_status,lv_active,"
     "lv_device_open,lv_merging,lv_snapshot_invalid,origin,snap_percent"
 )
-_AS_JSON = ("--reportformat", "json", "--units", "b", "--nosuffix", "--binary")
 _NO_FAULT = re.compile(
     # What LVM says of a node without device-mapper, such as a container.
     r"WARNING:|File descriptor|/dev/mapper/control|Failure to communicate with kernel"
@@ -78,10 +65,7 @@ def report() -> LvmReport:
     """
     if not is_installed():
         return LvmReport()
-    options = [*_AS_JSON]
-    for kind, fields in _REPORTED.items():
-        options += ["--configreport", kind, "-o", fields]
-    text, fault = _run("fullreport", *options)
+    text, fault = _run(*FULL_REPORT)
     try:
         parts = json.loads(text)["report"]
         report = LvmReport(_rows(parts, "vg"), _rows(parts, "pv"))
@@ -90,13 +74,6 @@ def report() -> LvmReport:
     if fault:  # of one of the groups; the others are in the report
         warn(f"lvm fullreport: {fault}")
     return report
-
-
-def report_ahead(arguments: Namespace) -> Callable[[], object] | None:
-    """Begin to ask LVM, while a command loads; see :class:`brine.common.cli.Command`. The command
-    waits for that before it asks for the report."""
-    type_ = getattr(arguments, "type", None)
-    return begun(report) if type_ is None or type_.startswith("lvm") else None
 
 
 @lru_cache(maxsize=1)
@@ -110,7 +87,7 @@ def volumes() -> tuple[Row, ...]:
         return ()
     text, fault = _run(
         "lvs",
-        *_AS_JSON,
+        *AS_JSON,
         *("--config", 'report { time_format="%s" }', "-o", _OF_VOLUMES),
     )
     try:
@@ -139,7 +116,7 @@ def tag_of(row: Row, prefix: str) -> str:
 
 
 def is_installed() -> bool:
-    return shutil.which(_PROGRAM, path=_PATH) is not None
+    return any(os.access(f"{folder}/{PROGRAM}", os.X_OK) for folder in PATH.split(":"))
 
 
 def change(*command: str) -> None:
@@ -160,7 +137,7 @@ def rows(kind: str, *command: str) -> list[Row]:
 
     :raises LvmError: if it fails.
     """
-    text, fault = _run(*command, *_AS_JSON)
+    text, fault = _run(*command, *AS_JSON)
     if fault:
         raise LvmError(f"lvm {command[0]}: {fault}")
     return [*_rows(json.loads(text)["report"], kind)]
@@ -173,10 +150,7 @@ def program(*arguments: str) -> tuple[list[str], dict[str, str]]:
     """
     if os.geteuid():
         raise LvmError(f"lvm {arguments[0]}: only root can run it", hint="be root")
-    environment = {"PATH": _PATH, "LC_ALL": "C", "LVM_SUPPRESS_FD_WARNINGS": "1"}
-    if folder := os.environ.get("LVM_SYSTEM_DIR"):  # an admin's own configuration of LVM
-        environment["LVM_SYSTEM_DIR"] = folder
-    return [_PROGRAM, *arguments], environment
+    return [PROGRAM, *arguments], environment()
 
 
 def fault_of(said: str, status: int) -> str:
@@ -188,9 +162,12 @@ def fault_of(said: str, status: int) -> str:
 
 def _run(*arguments: str) -> tuple[str, str]:
     """The output of a command of LVM's, and its fault in one line, if it failed."""
-    command, environment = program(*arguments)
+    command, variables = program(*arguments)
     try:
-        done = run_bounded(command, timeout_s=TIMEOUT_S, environment=environment)
+        if ahead := begun.pop(arguments, None):
+            done = await_program(ahead, timeout_s=TIMEOUT_S)
+        else:
+            done = run_bounded(command, timeout_s=TIMEOUT_S, environment=variables)
     except TimeoutError:
         text = f"lvm {arguments[0]}: no answer within {TIMEOUT_S:g} s"
         hint = "a device may not answer, or another command of LVM's holds a lock: see ps -e"
