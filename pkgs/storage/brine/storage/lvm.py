@@ -38,7 +38,11 @@ DISK_TAG = "brine.disk="
 
 
 class LvmError(StorageError):
-    """A command of LVM that failed, or did not end in time."""
+    """A command of LVM's that failed."""
+
+
+class LvmHangsError(LvmError):
+    """A command of LVM's that did not end in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ def _run(*arguments: str) -> tuple[str, str]:
     except TimeoutError:
         text = f"lvm {arguments[0]}: no answer within {TIMEOUT_S:g} s"
         hint = "a device may not answer, or another command of LVM's holds a lock: see ps -e"
-        raise LvmError(text, hint=hint) from None
+        raise LvmHangsError(text, hint=hint) from None
     except FileNotFoundError:
         hint = install_hint(apt="lvm2", dnf="lvm2")
         raise LvmError(f"lvm {arguments[0]}: LVM is not installed", hint=hint) from None

@@ -70,34 +70,46 @@ class PlainVolume(Volume):
             text = f"{self.unit}: a volume group has raw volumes only, not {request.format}"
             raise StorageError(text)
         with self._alone():
-            if row := self._row():
-                if _MAKING not in _tags(row):
-                    raise StorageError(f"{row['lv_path']}: is there already")
-                lvm.change("lvremove", "--yes", self._full(row))
-            self._refuse_same_name()
-            size = rounded(request.size)
-            LvmVg.find(self.unit).refuse_without_room(size)
-            tags = {_OURS, _MAKING, f"{lvm.DISK_TAG}{self.uuid}"}
-            tags |= {f"{_OWNER}{request.owner}"} if request.owner else set()
-            tags |= {f"{_NAME}{request.name}"} if request.name else set()
-            how = ["--stripes", str(request.stripes)] if request.stripes > 1 else []
-            if request.stripes > 1 and request.stripe_size:
-                how += ["--stripesize", f"{request.stripe_size}b"]
-            lvm.change(
-                "lvcreate",
-                *("--yes", "--wipesignatures", "y", "--zero", "y"),
-                *("--name", self._lv_name(), "--size", f"{size}b", *how),
-                *(word for tag in sorted(tags) for word in ("--addtag", tag)),
-                self.unit,
-            )
-            row = self._there()
+            try:
+                self._make(request)
+            except lvm.LvmHangsError:
+                raise
+            except lvm.LvmError:  # LVM looks for all that stands in the way, and says less of it
+                self._clear_the_way(rounded(request.size))
+                self._make(request)
         # Others may use the unit meanwhile.
+        full, path = f"{self.unit}/{self._lv_name()}", f"/dev/{self.unit}/{self._lv_name()}"
         try:
-            _wipe(row["lv_path"], 0, int(row["lv_size"]), request.wipe, tell)
-            self._untag(row, _MAKING)
+            _wipe(path, 0, None, request.wipe, tell)
+            lvm.change("lvchange", "--deltag", _MAKING, full)
         except BaseException:
-            lvm.change("lvremove", "--yes", self._full(row))
+            lvm.change("lvremove", "--yes", full)
             raise
+
+    def _make(self, request: VolumeRequest) -> None:
+        tags = {_OURS, _MAKING, f"{lvm.DISK_TAG}{self.uuid}"}
+        tags |= {f"{_OWNER}{request.owner}"} if request.owner else set()
+        tags |= {f"{_NAME}{request.name}"} if request.name else set()
+        how = ["--stripes", str(request.stripes)] if request.stripes > 1 else []
+        if request.stripes > 1 and request.stripe_size:
+            how += ["--stripesize", f"{request.stripe_size}b"]
+        lvm.change(
+            "lvcreate",
+            *("--yes", "--wipesignatures", "y", "--zero", "y"),
+            *("--name", self._lv_name(), "--size", f"{rounded(request.size)}b", *how),
+            *(word for tag in sorted(tags) for word in ("--addtag", tag)),
+            self.unit,
+        )
+
+    def _clear_the_way(self, size: int) -> None:
+        """Remove a volume whose making was interrupted, and refuse all else that keeps a new one
+        from being made."""
+        if row := self._row():
+            if _MAKING not in _tags(row):
+                raise StorageError(f"{row['lv_path']}: is there already")
+            lvm.change("lvremove", "--yes", self._full(row))
+        self._refuse_same_name()
+        LvmVg.find(self.unit).refuse_without_room(size)
 
     def adopt(self, disk: Disk, *, owner: str) -> None:
         with self._alone():
@@ -255,11 +267,15 @@ class PlainVolume(Volume):
     def _lv_name(self) -> str:
         return f"brine-{self.uuid}"
 
-    def _rows(self) -> Iterator[lvm.Row]:
-        LvmVg.find(self.unit)  # what LVM does not see now is not gone
-        for row in lvm.volumes():
-            if row["vg_name"] == self.unit and lvm.tag_of(row, lvm.DISK_TAG) == self.uuid:
-                yield row
+    def _rows(self) -> Sequence[lvm.Row]:
+        found = [
+            row
+            for row in lvm.volumes()
+            if row["vg_name"] == self.unit and lvm.tag_of(row, lvm.DISK_TAG) == self.uuid
+        ]
+        if not found:
+            LvmVg.find(self.unit)  # what LVM does not see now is not gone
+        return found
 
     def _row(self) -> lvm.Row | None:
         return next((row for row in self._rows() if not lvm.tag_of(row, _SNAPSHOT)), None)
@@ -371,12 +387,12 @@ def _snapshot_of(row: lvm.Row) -> VolumeSnapshot:
     )
 
 
-def _wipe(path: str, start: int, size: int, how: Wipe, tell: Tell) -> None:
-    """Have a part of a device read as zeros, or its ends."""
+def _wipe(path: str, start: int, size: int | None, how: Wipe, tell: Tell) -> None:
+    """Have a part of a device read as zeros, or its ends; without a size, all from *start* on."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_EXCL)
         try:
-            end = start + size
+            end = os.lseek(descriptor, 0, os.SEEK_END) if size is None else start + size
             if how is Wipe.ENDS:
                 for at in {start, max(start, end - _END)}:
                     _zero(descriptor, at, min(_END, end - at))
