@@ -15,10 +15,11 @@ from bench import libvirt
 from bench.harness import PYTHON, Length, Plan, Report, tell
 from lab import ganeti, peer_packages, sandbox, xen_packages
 from lab.debian import host_release
+from lab.debian_kernel import run_on_debian_kernel
 from lab.errors import LabError
 from lab.guest_image import guest_image
 from lab.images import node_image
-from lab.machine import Machine
+from lab.machine import Machine, require_commands
 from lab.node import boot_node
 from lab.packages import build_packages
 from lab.progress import step
@@ -28,6 +29,14 @@ from lab.tree import TREE
 from lab.xen_node import boot_xen_node
 
 MEASURE = "--measure"
+_LVM_PROGRAMS = ("lvm", "dmsetup")
+_EMULATED_S = 1800.0
+_SCRIPT = """
+import sys
+sys.path[:0] = {path}
+from bench.__main__ import main
+sys.exit(main({order}))
+"""
 _NODE_FOLDER = "/srv/brine"
 
 
@@ -37,13 +46,18 @@ class Subject:
 
     :param packages: of Brine's, which a throw-away node has, with those that they need. Without
         any, the daemon of the subject's name runs from the source tree, beside Ganeti's.
+    :param needs: of Debian's, beside those; their archives are fetched as libvirt's are.
+    :param maps_devices: whether it runs on Debian's kernel instead, from the source tree: the
+        kernel of a node may lack device-mapper.
     :param rounds: how many, and with ``--quick``; a trial has one.
     :param sizes: the numbers of instances or VMs; each must be at least *smallest*, and is that in
         a trial.
     """
 
     packages: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     with_libvirt: bool = False
+    maps_devices: bool = False
     runs_on_xen: bool = False
     rounds: tuple[int, int] = (16, 3)
     sizes: tuple[int, ...] = ()
@@ -57,6 +71,10 @@ SUBJECTS = {
     "kvmd": Subject(rounds=(3, 1), sizes=(200, 1000, 5000), smallest=103),
     "lifecycle": Subject(("brine-lifecycle",), rounds=(1, 1), sizes=(10, 100, 1000), smallest=2),
     "salt": Subject(("brine-instance", "brine-kvmd", "brine-watcher")),
+    "storage": Subject(
+        ("brine-instance", "brine-storage"), needs=("lvm2",), with_libvirt=True, rounds=(12, 3)
+    ),
+    "volumes": Subject(maps_devices=True, rounds=(8, 3)),
     "watcher": Subject(("brine-watcher",), runs_on_xen=True),
 }
 
@@ -74,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
             length=options.length,
             sizes=options.sizes or _sizes(subject, options.length),
             on_xen=options.xen,
-            peer=None if subject.packages else ganeti.daemon(name),
+            peer=None if subject.packages or subject.maps_devices else ganeti.daemon(name),
         )
         found = json.loads(_measured(name, subject, plan))
     except LabError as error:
@@ -143,6 +161,8 @@ def _measured(name: str, subject: Subject, plan: Plan) -> str:
     if plan.peer:
         tell(f"peer: {plan.peer.package} {plan.peer.version}")
         return sandbox.run_module("bench", order, needs=[TREE, plan.peer.root])
+    if subject.maps_devices:
+        return _measured_on_debian_kernel(order)
     with _xen_node() if plan.on_xen else _node(subject) as node:
         return _measured_in_node(node, order)
 
@@ -165,17 +185,32 @@ def _measured_in_node(node: Machine, order: Sequence[str]) -> str:
     return done.stdout
 
 
+def _measured_on_debian_kernel(order: Sequence[str]) -> str:
+    require_commands("this benchmark", _LVM_PROGRAMS)
+    parts = sorted(TREE.glob("pkgs/*"))
+    script = _SCRIPT.format(path=[str(TREE), *map(str, parts)], order=[*order])
+    with step("measuring on Debian's kernel, in emulation"):
+        said = run_on_debian_kernel(
+            ["-P", "-c", script],
+            paths=[TREE / "bench", TREE / "lab", *parts, Path("/etc/os-release")],
+            programs=_LVM_PROGRAMS,
+            timeout_s=_EMULATED_S,
+        )
+    return said.splitlines()[-1]  # what comes before tells of the progress
+
+
 @contextlib.contextmanager
 def _node(subject: Subject) -> Iterator[Machine]:
     """A throw-away node with the subject's packages."""
     release = host_release()
     archives, packages = build_packages(), [*subject.packages]
-    if subject.with_libvirt:
-        # Fetched with this machine's own apt; the node has no network.
-        tree = node_image(release)
-        status = tree / "var/lib/dpkg/status"
-        archives += peer_packages.archives(libvirt.PACKAGES, status, tree.parent.name)
-        packages += libvirt.PACKAGES
+    # Fetched with this machine's own apt; the node has no network.
+    tree = node_image(release)
+    status = tree / "var/lib/dpkg/status"
+    for wanted in (libvirt.PACKAGES if subject.with_libvirt else (), subject.needs):
+        if wanted:
+            archives += peer_packages.archives(wanted, status, tree.parent.name)
+            packages += wanted
     with boot_node(release, name="bench") as node:
         with step(f"installing {', '.join(packages)} in a node"):
             publish(node, archives)
