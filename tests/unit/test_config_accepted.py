@@ -156,6 +156,70 @@ def test_a_parameter_that_is_accepted_is_used(
     assert outcomes == {True, False}
 
 
+BAD_OF_DISKS: dict[str, dict[str, list[Any]]] = {
+    "plain": {
+        "stripes": [0, -1, 129, "2", True],
+        "stripesize": [-4, 2, 65, 1 << 21, "64"],
+        "vg": ["../vg", "a b", ".."],
+        "metavg": ["../vg", "a b", 5],
+    },
+    "drbd": {
+        "c-delay-target": [0, 101],
+        "c-fill-target": [-1, 1 << 21],
+        "c-max-rate": [0, -1, 1 << 23],
+        "c-min-rate": [-1, 1 << 23],
+        "c-plan-ahead": [-1, 301],
+        "data-stripes": [0, 129],
+        "disk-barriers": ["", "x", "nb", "bb", "b,d"],
+        "disk-custom": ["--x 'y", 5],
+        "dynamic-resync": ["yes", 1],
+        "meta-barriers": ["n", 0],
+        "meta-stripes": [0, 129],
+        "metavg": ["", "a/b"],
+        "net-custom": ["--x 'y", True],
+        "protocol": ["", "D", "c"],
+        "resync-rate": [0, -1, 1 << 23],
+    },
+    "rbd": {"access": ["", "kernel"], "pool": ["", "a/b", "a@b", "a b"]},
+    "ext": {"access": ["", "kernel"]},
+    "gluster": {
+        "access": ["", "kernel"],
+        "host": ["", "a b", "a/b", "1.2.3.4:5"],
+        "port": [0, -1, 65536],
+        "volume": ["", "a/b", "a b"],
+    },
+}
+
+
+def test_each_parameter_of_disks_has_values_that_are_refused(base: Configuration) -> None:
+    known = {kind: set(component) for kind, component in params.DISKS.items() if component}
+    assert {kind: set(keys) for kind, keys in BAD_OF_DISKS.items()} == known
+    accepted = [
+        (kind, name, value)
+        for kind, keys in BAD_OF_DISKS.items()
+        for name, values in keys.items()
+        for value in values
+        if tried(cluster({"diskparams": {kind: {name: value}}}), base)
+    ]
+    unknown = [
+        kind for kind in params.DISKS if tried(cluster({"diskparams": {kind: {"x": 1}}}), base)
+    ]
+    assert (accepted, unknown) == ([], [])
+
+
+GOOD_OF_DISKS: Json = {
+    "drbd": {"disk-barriers": "bf", "protocol": "A", "c-plan-ahead": 0, "net-custom": "--x 'a b'"},
+    "rbd": {"access": "userspace", "pool": "vms.fast-1"},
+    "gluster": {"host": "gluster1.example.com", "volume": "gv_1", "port": 24008},
+    "ext": {"access": "userspace"},
+}
+
+
+def test_usual_values_of_all_disks_are_accepted(base: Configuration) -> None:
+    assert tried(cluster({"diskparams": GOOD_OF_DISKS}), base)
+    assert tried(cluster({"diskparams": {"gluster": {"host": "2001:db8::7"}}}), base)
+
+
 def cluster(keys: Json) -> Json:
     return {"cluster": keys}
 

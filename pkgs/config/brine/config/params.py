@@ -22,6 +22,7 @@ from brine.vm.values import (
     REBOOTS,
     SECURITY_MODELS,
     WHOLE,
+    like,
     line,
     link_fault,
     listener_fault,
@@ -290,13 +291,53 @@ def _stripe_size_fault(size: int) -> str | None:
     return f"must be 0, or a power of two from {low} to {high}, in KiB, but is {size}"
 
 
+def _barriers_fault(text: str) -> str | None:
+    """Why DRBD has no such barriers to be off; None if it has."""
+    if text == "n" or (text and set(text) <= set("bdf") and len(text) == len(set(text))):
+        return None
+    return f"must be n, or letters of b, d and f, but is {text[:60]!a}"
+
+
+_WORDS = {"check": line(_words_fault)}
+_VOLUME_GROUP: Limits = {"check": line(volume_group_fault)}
+_ACCESS: Limits = {"choices": ("kernelspace", "userspace")}
+_RATE_KIB: Limits = {"minimum": 1, "maximum": 4 << 20}
+_STRIPES: Limits = {"minimum": 1, "maximum": _MOST_STRIPES}
+
+# The numbers of DRBD's are those of its own manual, drbd.conf(5) of version 8.4.
+_DRBD: dict[str, Limits] = {
+    "c-delay-target": {"minimum": 1, "maximum": 100},
+    "c-fill-target": {"minimum": 0, "maximum": 1 << 20},
+    "c-max-rate": _RATE_KIB,
+    "c-min-rate": {**_RATE_KIB, "minimum": 0},
+    "c-plan-ahead": {"minimum": 0, "maximum": 300},
+    "data-stripes": _STRIPES,
+    "disk-barriers": {"check": line(_barriers_fault)},
+    "disk-custom": _WORDS,
+    "meta-stripes": _STRIPES,
+    "metavg": _VOLUME_GROUP,
+    "net-custom": _WORDS,
+    "protocol": {"choices": ("A", "B", "C")},
+    "resync-rate": _RATE_KIB,
+}
+_RBD: dict[str, Limits] = {
+    "access": _ACCESS,
+    "pool": {"check": line(like(r"[^\s/@]+", "is no name of a pool"))},
+}
+_GLUSTER: dict[str, Limits] = {
+    "access": _ACCESS,
+    "host": {"check": like(r"[A-Za-z0-9.-]+|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,}", "is no host")},
+    "port": {"minimum": 1, "maximum": 65535},
+    "volume": {"check": like(r"[A-Za-z0-9_-]+", "is no name of a volume")},
+}
+
 DISKS: dict[str, Component] = {
     # All but stripes are Brine's own.
     "plain": _table(
         {"stripes": 1, "stripesize": 0},
         "metavg vg",
         limits={
-            "stripes": {"minimum": 1, "maximum": _MOST_STRIPES},
+            "stripes": _STRIPES,
             "stripesize": {"check_number": _stripe_size_fault},
             **dict.fromkeys(("metavg", "vg"), _unless_empty(volume_group_fault)),
         },
@@ -318,15 +359,17 @@ DISKS: dict[str, Component] = {
             "resync-rate": 61440,
         },
         "disk-custom net-custom",
+        limits=_DRBD,
     ),
     "file": {},
     "sharedfile": {},
     "blockdev": {},
     "diskless": {},
-    "rbd": _table({"access": "kernelspace", "pool": "rbd"}),
-    "ext": _table({"access": "kernelspace"}),
+    "rbd": _table({"access": "kernelspace", "pool": "rbd"}, limits=_RBD),
+    "ext": _table({"access": "kernelspace"}, limits={"access": _ACCESS}),
     "gluster": _table(
-        {"access": "kernelspace", "host": "127.0.0.1", "port": 24007, "volume": "gv0"}
+        {"access": "kernelspace", "host": "127.0.0.1", "port": 24007, "volume": "gv0"},
+        limits=_GLUSTER,
     ),
 }
 
