@@ -239,12 +239,45 @@ def test_a_folder_becomes_a_unit_and_is_none_any_more(
     assert brine("remove", "file", str(folder)).status == 1
 
 
-def test_facts_are_for_what_decides_where_disks_go(
+def test_a_node_has_one_default_unit_or_none(
     brine: Brine, folder: Path, devices: list[str], tmp_path: Path
 ) -> None:
-    brine("create", "file", str(folder))
     settings = tmp_path / "etc/storage.toml"
-    settings.write_text(f'{settings.read_text()}default_unit = "{GROUP}"\n')
+    assert brine("default").out == "no default unit\n"
+    assert (brine("default", "--none").out, settings.exists()) == ("unchanged: none\n", False)
+    brine("create", "file", str(folder))
+    settings.write_text(f"# ours\n{settings.read_text()}")
+    for unit in (str(folder), GROUP):
+        assert brine("default", unit).out == f"modified: {unit}\n"
+        assert json.loads(brine("default", unit, "--json").out)["result"] == "unchanged"
+        assert json.loads(brine("default", "--json").out) == {"default_unit": unit}
+    before = settings.read_text()
+    assert before.startswith("# ours\n")
+    for unit in ("none", "/srv/none", devices[0], "", "a/b", "/srv/../etc"):
+        said = brine("default", unit)
+        assert (said.status, said.out, said.err.count("error:")) == (1, "", 1)
+    assert brine("default", GROUP, "--none").status == 2
+    assert settings.read_text() == before
+    assert brine("default", "--none").out == "modified: none\n"
+    assert brine("default").out == "no default unit\n"
+
+
+def test_the_default_unit_is_not_removed(brine: Brine, folder: Path) -> None:
+    brine("create", "file", str(folder))
+    brine("default", str(folder))
+    said = brine("remove", "file", str(folder))
+    assert (said.status, folder.exists()) == (1, True)
+    assert "brine storage default" in said.err
+    assert units(brine, "--type", "file")
+    brine("default", "--none")
+    assert brine("remove", "file", str(folder)).status == 0
+
+
+def test_facts_are_for_what_decides_where_disks_go(
+    brine: Brine, folder: Path, devices: list[str]
+) -> None:
+    brine("create", "file", str(folder))
+    brine("default", GROUP)
     said = brine("facts", "--json")
     assert (said.status, said.err) == (0, "")
     facts = json.loads(said.out)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from brine.common.cli import parser_of
-from brine.common.entry_points import EntryPoint
+from brine.common.entry_points import EntryPoint, entry_points
 
 TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
@@ -130,12 +132,53 @@ def test_manuals_have_each_verb() -> None:
     assert missing == []
 
 
+def options() -> Iterator[tuple[str, str, argparse.Action]]:
+    """The options of all verbs: the noun, the verb and the option."""
+    for noun, place in commands().items():
+        parser = parser_of(noun, EntryPoint(noun, place).load())
+        added = entries("brine.verbs").get(noun)
+        if added and not entry_points("brine.verbs"):
+            EntryPoint(noun, added).load()(parser.verbs)
+        for verb, its in (parser.verbs.choices if parser.verbs else {"": parser}).items():
+            for action in its._actions:
+                if action.option_strings and action.dest != "help":
+                    yield noun, verb, action
+
+
+def test_manuals_have_each_option() -> None:
+    missing = []
+    for noun, verb, action in options():
+        text = "\n".join(page.read_text() for page in sources(f"docs/man/brine-{noun}.[1-8].rst"))
+        option = action.option_strings[-1]
+        if not re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", text):
+            missing.append(f"brine {noun} {verb} {option}")
+    assert missing == []
+
+
+def test_completion_knows_the_options_with_values() -> None:
+    text = (TREE / "pkgs/common/system/brine.bash-completion").read_text()
+    # As the patterns of a case have them.
+    words = set(re.findall(r"(?m)(?<![\w-])--?[a-z][a-z-]*(?= *(?:[|)]|\\$))", text))
+    takes = {
+        option: f"brine {noun} {verb} {option}"
+        for noun, verb, action in options()
+        for option in action.option_strings
+        if action.nargs != 0
+    }
+    assert [place for option, place in takes.items() if option not in words] == []
+
+
 def commands() -> dict[str, str]:
     """The commands of ``brine``: the nouns, and where each is."""
+    return entries("brine.commands")
+
+
+def entries(group: str) -> dict[str, str]:
+    """The entry points of a group, of all parts."""
     found: dict[str, str] = {}
     for file in sources("pkgs/*/pyproject.toml"):
-        entries = tomllib.loads(file.read_text())["project"].get("entry-points", {})
-        found |= entries.get("brine.commands", {})
+        groups = tomllib.loads(file.read_text())["project"].get("entry-points", {})
+        found |= groups.get(group, {})
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -367,6 +368,20 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
         ("brine storage list --type lvm", {"lvm-pv", "lvm-vg"}),
         ("brine storage modify lvm-pv /dev/sda --allocatable ", {"yes", "no"}),
         ("brine storage create ", {"file"}),
+        ("brine storage remove file ", {"/srv/vms"}),
+        ("brine storage default ", {"/srv/vms"}),
+        ("brine storage evacuate file /srv/vms --to ", {"/srv/vms"}),
+        ("brine disk add db1 --size 1G --unit ", {"/srv/vms"}),
+        ("brine disk add db1 --wipe f", {"full"}),
+        ("brine disk add db1 --size 1G --format ", {"raw", "qcow2"}),
+        ("brine disk grow ", {"db1"}),
+        ("brine disk grow db1 ", {"data", "root"}),
+        ("brine disk remove db1 --delete d", {"data"}),
+        ("brine disk move db1 data --to ", {"/srv/vms"}),
+        ("brine disk status ", {"db1"}),
+        ("brine disk snapshot db1 --r", {"--remove"}),
+        ("brine disk snapshot db1 --remove ", {"before-upgrade", "monday"}),
+        ("brine disk rollback db1 m", {"monday"}),
         ("brine operations settle ", {"01700000000000000000-0123abcd"}),
         ("brine outbox acknowledge ", {"01700000000000000000-0123abcd"}),
     ],
@@ -382,7 +397,7 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
     installed_node.write("/var/lib/brine/config.versions/41", "{}")
     installed_node.write(f"{CONTROL_DIR}/web1.qmp", "")
     installed_node.write("/run/brine/taps/vm-web1-6zt2qk.json", "{}")
-    installed_node.write("/var/lib/brine/instances/db1.json", "{}")
+    _define_with_snapshots(installed_node, "db1")
     installed_node.write("/var/lib/brine/operations/01700000000000000000-0123abcd.json", "{}")
     installed_node.write("/var/lib/brine/outbox/01700000000000000000-0123abcd.json", "{}")
     installed_node.run(["ip", "link", "add", "br0", "type", "bridge"], check=False)
@@ -399,6 +414,17 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
         printf '%s\\n' "${{COMPREPLY[@]}}"
     """
     assert set(installed_node.shell(script).split()) == completed
+
+
+def _define_with_snapshots(node: Node, name: str) -> None:
+    """Define an instance that has disks and snapshots, unless it is there."""
+    if node.path(f"/var/lib/brine/instances/{name}.json").exists():
+        return
+    node.shell("brine storage create file /srv/vms && brine storage default /srv/vms")
+    spec = {"name": name, "disks": [{"name": one, "size_mib": 1} for one in ("root", "data")]}
+    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+    for snapshot in ("before-upgrade", "monday"):
+        node.run(["brine", "disk", "snapshot", name, "--name", snapshot])
 
 
 def test_bad_settings_fail_and_are_tried_again(node: Node) -> None:

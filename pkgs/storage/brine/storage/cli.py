@@ -29,7 +29,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     modify.add_argument("type", metavar="TYPE", choices=_TYPES, help=" or ".join(_TYPES))
     modify.add_argument("name", metavar="NAME", help="as brine storage list shows it")
-    modify.add_argument("--allocatable", choices=("yes", "no"), required=True)
+    text = "whether they may"
+    modify.add_argument("--allocatable", choices=("yes", "no"), required=True, help=text)
     create = verb(
         "create", "directory_commands:create_unit", "make a folder that is a storage unit"
     )
@@ -39,6 +40,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     for each in (create, remove):
         each.add_argument("type", metavar="TYPE", choices=("file",), help="file")
         each.add_argument("name", metavar="DIR", help="an absolute path")
+    text = "show the unit of new disks that name none, or set it"
+    default = verb("default", "directory_commands:default_unit", text)
+    either = default.add_mutually_exclusive_group()
+    either.add_argument("unit", metavar="UNIT", nargs="?", help="a volume group, or a folder")
+    either.add_argument("--none", action="store_true", help="have none")
     repair = verb("repair", "commands:repair_unit", "mend what makes a unit degraded")
     repair.add_argument("type", metavar="TYPE", choices=_TYPES, help=" or ".join(_TYPES))
     repair.add_argument("name", metavar="NAME", help="as brine storage list shows it")
@@ -48,7 +54,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     orphans = verb("orphans", "orphan_commands:list_orphans", text)
     text = "remove them, or those that are named"
     orphans.add_argument("--remove", action="store_true", help=text)
-    orphans.add_argument("uuid", metavar="UUID", nargs="*", type=str.lower)
+    orphans.add_argument("uuid", metavar="UUID", nargs="*", type=str.lower, help="of a volume")
 
 
 COMMAND = Command("show and change the storage units, where disks have their space", _configure)

@@ -1,13 +1,14 @@
-"""Which folders are storage units: they are made and listed, or removed.
+"""Which folders are storage units: they are made and listed, or removed; and which unit is the
+default.
 
-``/etc/brine/storage.toml`` is changed in its list of folders alone; people's comments stay.
+``/etc/brine/storage.toml`` is changed in these keys alone; people's comments stay.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tomlkit import dumps, parse
@@ -26,6 +27,7 @@ from brine.storage.settings import (
     settings_file,
 )
 from brine.storage.unit import StorageError
+from brine.storage.volumes import unit_with_volumes
 
 _LOCK = "storage-settings"
 _LOCK_TIMEOUT_S = 10.0
@@ -39,14 +41,14 @@ def create(folder: str) -> bool:
     """
     _refuse(folder)
     with node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S):
-        listed = load_settings().directories
+        settings = load_settings()
         is_made = _make(folder)
         try:
             if why := FileDirectory.at(folder).why:
                 raise StorageError(f"{folder}: {why}")
-            if folder in listed:
+            if folder in settings.directories:
                 return is_made
-            _write((*listed, folder))
+            _write(replace(settings, directories=(*settings.directories, folder)))
         except BaseException:
             if is_made:
                 os.rmdir(folder)
@@ -60,8 +62,11 @@ def remove(folder: str) -> None:
     :raises BrineError: why it can't be removed; then nothing has changed.
     """
     with node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S):
-        listed = load_settings().directories
+        settings = load_settings()
         unit = FileDirectory.find(folder)
+        if unit.name == settings.default_unit:
+            text = f"{folder}: is the default unit of new disks"
+            raise StorageError(text, hint="name another one: brine storage default UNIT, or --none")
         try:
             inside = sorted(set(os.listdir(folder)) - {*_OF_FILE_SYSTEMS, RECORDS})
             inside += [f"the record of {one.uuid}" for one in FileVolume.list(folder)]
@@ -72,11 +77,28 @@ def remove(folder: str) -> None:
         if inside:
             text = f"{folder}: has {len(inside)} files, such as {inside[0]}"
             raise StorageError(text, hint="remove or move them before")
-        _write(tuple(one for one in listed if one != unit.name))
+        others = tuple(one for one in settings.directories if one != unit.name)
+        _write(replace(settings, directories=others))
         with contextlib.suppress(OSError):  # a mount point stays, and so does what just got a file
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(f"{folder}/{RECORDS}")
             os.rmdir(folder)
+
+
+def set_default(unit: str | None) -> bool:
+    """Set the unit of new disks that name none; returns whether that was another one.
+
+    :param unit: a volume group, or a folder that is a unit; None if there is to be none.
+    :raises BrineError: if it is no unit; then nothing has changed.
+    """
+    with node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S):
+        if unit is not None:
+            unit_with_volumes(unit)
+        settings = load_settings()
+        if (unit or "") == settings.default_unit:
+            return False
+        _write(replace(settings, default_unit=unit or ""))
+    return True
 
 
 def _refuse(folder: str) -> None:
@@ -102,12 +124,14 @@ def _make(folder: str) -> bool:
     return True
 
 
-def _write(folders: Sequence[str]) -> None:
-    checked(StorageSettings(tuple(folders)))
+def _write(settings: StorageSettings) -> None:
+    checked(settings)
     file = settings_file()
     try:
         document = parse(read_regular(file).decode() if file.exists() else "")
-        document["directories"] = list(folders)
+        for key, value in asdict(settings).items():
+            if key in document or value:
+                document[key] = list(value) if isinstance(value, tuple) else value
         file.parent.mkdir(mode=0o755, exist_ok=True)
         write_whole(file, dumps(document).encode())
     except OSError as error:

@@ -21,13 +21,21 @@ def volume_in(unit: str, uuid: str) -> Volume:
     return PlainVolume(unit, uuid)
 
 
+def unit_with_volumes(name: str) -> StorageUnit:
+    """The unit of that name which volumes can be in: a folder, or a volume group.
+
+    :raises StorageError: if there is none.
+    """
+    kind: type[StorageUnit] = FileDirectory if name.startswith("/") else LvmVg
+    return kind.find(name)
+
+
 def refuse_without_room(unit: str, size: int) -> None:
     """Refuse new volumes of so many bytes in a unit that can't have them.
 
     :raises StorageError: how much it has.
     """
-    kind: type[StorageUnit] = FileDirectory if unit.startswith("/") else LvmVg
-    kind.find(unit).refuse_without_room(size)
+    unit_with_volumes(unit).refuse_without_room(size)
 
 
 def as_it_is(disk: Disk) -> Disk:

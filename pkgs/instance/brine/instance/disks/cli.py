@@ -26,6 +26,7 @@ def add_disk_verbs(verbs: Any) -> None:
 
 def _extend_add(add: argparse.ArgumentParser) -> None:
     """Have hotplug's verb make disks by their size, too."""
+    add.description = "plug a disk in; or make one, by its size, for an instance"
     made = add.add_argument_group("a new disk, in the place of --path")
     made.add_argument("--size", metavar="SIZE", type=size, help="such as 10G")
     text = "a volume group, or a folder of storage.toml (default: default_unit there)"
@@ -38,6 +39,7 @@ def _extend_add(add: argparse.ArgumentParser) -> None:
 
 
 def _extend_remove(remove: argparse.ArgumentParser) -> None:
+    remove.description = "unplug a disk; one with a volume leaves the spec of its instance, too"
     text = "also delete its volume, with all data"
     remove.add_argument("--delete", action="store_true", help=text)
     remove.set_defaults(run=f"{_COMMANDS}:remove")
