@@ -125,12 +125,21 @@ def schema() -> Node:
         "pattern": "^[A-Za-z0-9_-]+$",
         "title": "of letters, digits, - and _",
     }
+    units = formula["storage"]["properties"]
+    units["directories"]["items"] = {"type": "string", "pattern": "^/", "title": NOUNS[Path]}
+    units["allocatable"]["additionalProperties"] = {"type": "boolean"}
     instances = formula["instance"]["properties"]["instances"]
     instances["additionalProperties"] = classes.reference(Spec)
     spec = classes.definitions["Spec"]
     spec["required"].remove("name")
     if not spec["required"]:
         del spec["required"]
+    # A disk has a path, or Brine makes it by its size.
+    disk = classes.definitions["Disk"]
+    disk["required"].remove("path")
+    if not disk["required"]:
+        del disk["required"]
+    disk["anyOf"] = [{"required": ["path"]}, {"required": ["size_mib"]}]
     spec["properties"]["absent"] = {"type": "boolean", "default": False}
     sections = {"cluster": _declared("cluster", classes)}
     for section in KINDS:
@@ -159,6 +168,8 @@ def _formula(default: Any, path: str, comments: Mapping[str, str]) -> Node:
             return {**node, "default": {}}
         inner = {key: _formula(one, f"{path}:{key}", comments) for key, one in default.items()}
         return {**node, "properties": inner, "additionalProperties": False}
+    if isinstance(default, list):
+        return {**node, "type": "array", "default": default}
     node["type"] = _TYPES[bool if default is None else type(default)]
     if path in _SECRETS:
         node["writeOnly"] = True

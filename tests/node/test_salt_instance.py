@@ -36,6 +36,7 @@ WEB1 = {**SMALLEST, "admin_state": "up", "nics": [{"link": "br0"}]}
 DB1 = {"memory_mib": 256, "start_order": 10}
 ABSENT = {"absent": True}
 POOL = {"uid_pool": "4000-4009"}
+STORAGE = {"storage": {"directories": ["/srv/vms", "/srv/ssd"], "default_unit": "/srv/vms"}}
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +85,9 @@ def statuses(node: Node, *names: str) -> list[str]:
 def test_test_mode_says_what_it_would_do_and_does_nothing(node: Node) -> None:
     # Of which some would be mistaken for the names of states.
     instances = {"web1": WEB1, "web1-running": None, "settings": None, "at-boot": None}
-    would = applied(node, instances, test=True)
-    assert {SETTINGS, TARGET, *instances} <= would.keys()
+    instances["sized1"] = {"disks": [{"name": "data", "size_mib": 8}]}
+    would = applied(node, instances, test=True, others=STORAGE)
+    assert {SETTINGS, TARGET, "/srv/vms", "/srv/ssd", *instances} <= would.keys()
     assert not node.path(UNIT).exists()
     assert not node.path("/etc/brine").exists()
 
@@ -171,13 +173,21 @@ def test_nics_and_disks_in_pillar_are_plugged_in_and_taken_out(node: Node) -> No
         assert len(found["nics"]) == (2 if instance is more else 1)
 
 
-def test_disks_by_size_in_pillar_are_made_and_grown(node: Node) -> None:
-    node.shell("mkdir -p /srv/vms && chmod 0750 /srv/vms")
-    settings = 'directories = ["/srv/vms"]\ndefault_unit = "/srv/vms"\n'
-    node.write("/etc/brine/storage.toml", settings)
-
+def test_disks_by_size_in_pillar_are_made_and_grown_in_its_units(node: Node) -> None:
     def with_disk(mib: int) -> dict[str, Any]:
         return {"web1": {**WEB1, "disks": [{"name": "data", "size_mib": mib}]}}
+
+    units = {"/srv/vms", "/srv/ssd"}
+    would = applied(node, with_disk(8), test=True, others=STORAGE)
+    assert units < would.keys() <= {*units, "web1"}
+    assert not node.path("/srv/vms").exists()
+    assert "no such folder" in refused(node, {}, others={"storage": {"directories": ["/srv/a/b"]}})
+    assert "vg1" in refused(node, {"web1": WEB1}, others={"storage": {"default_unit": "vg1"}})
+    assert applied(node, {"web1": WEB1}, others=STORAGE).keys() == units
+    found = json.loads(node.run(["brine", "storage", "facts"]).stdout)
+    assert found["default_unit"] == "/srv/vms"
+    assert {one["name"] for one in found["units"] if one["status"] == "ok"} == units
+    assert applied(node, {"web1": WEB1}, others=STORAGE) == {}
 
     for mib, key in ((8, "made"), (16, "grown")):
         before = left_files(node, "/srv/vms")
@@ -417,7 +427,8 @@ def test_the_example_is_applied(node: Node) -> None:
     """With a name, a guest and an image that this node has, where the example has others'."""
     example = yaml.safe_load((TREE / "salt/pillar.example").read_text())["brine"]
     web1 = example["instance"]["instances"]["web1"]
-    (disk,) = web1["disks"]
+    disk, _ = web1["disks"]
+    del example["storage"]["allocatable"]
     node.shell(f"mkdir -p {Path(disk['path']).parent}; truncate --size=1M {disk['path']}")
     node.write(f"{STATES}/network/antispoof.sh", "#!/bin/sh\n")
     node.shell("rm -rf /var/cache/salt/minion/file_lists")

@@ -23,14 +23,19 @@ def brine(
     """The mapping that the states use as ``brine``.
 
     :param in_pillar: pillar ``brine:``.
-    :param installed: the units that are on the node.
+    :param installed: the units that are on the node, and packages that have none.
     :param files: other files that are there.
     """
     there = {*(f"{UNITS}/{unit}" for unit in installed), *files}
+    version = "0.3.0" if "brine-storage" in installed else ""
     formula = load_map(
         __grains__={"nodename": node, "os_family": family},
         __opts__={"conf_file": "/etc/salt/minion"},
-        __salt__={"pillar.get": {"brine": in_pillar}.get, "file.file_exists": there.__contains__},
+        __salt__={
+            "pillar.get": {"brine": in_pillar}.get,
+            "file.file_exists": there.__contains__,
+            "pkg.version": {"brine-storage": version}.__getitem__,
+        },
     )
     return formula.run()
 
@@ -76,6 +81,8 @@ def test_what_is_empty_has_its_default(empty: Any) -> None:
         {"instance": ["web1"], "hotplug": {"scripts": True}},
         {"instance": {"instances": ["web1"]}, "distributed": ["node1"]},
         {"config": {"apply": []}, "instances": 5, "nodes": "text"},
+        {"storage": {"directories": "/srv/vms", "default_unit": [1], "allocatable": ["/dev/sdb"]}},
+        {"storage": {"directories": 5, "enabled": "yes"}},
     ],
 )
 def test_what_has_another_shape_than_its_default_is_left_out(misshapen: Any) -> None:
@@ -258,7 +265,7 @@ def test_a_node_is_in_a_cluster_if_it_makes_copies_or_has_its_configuration(
 
 
 BARE = {"kvmd", "hotplug"}
-WITH_INSTANCES = {*BARE, "instance", "watcher"}
+WITH_INSTANCES = {*BARE, "storage", "instance", "watcher"}
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,15 @@ WITH_INSTANCES = {*BARE, "instance", "watcher"}
         (of_instances(web1={"node": "kvm2"}), BARE),
         ({"instance": {"settings": {"x": 1}}}, WITH_INSTANCES),
         ({"instance": {"enabled": False, "settings": {"x": 1}}}, BARE),
-        ({"instance": {"enabled": True}, "watcher": {"enabled": False}}, {*BARE, "instance"}),
+        (
+            {"instance": {"enabled": True}, "watcher": {"enabled": False}},
+            {*BARE, "storage", "instance"},
+        ),
+        ({"storage": {"enabled": True}}, {*BARE, "storage"}),
+        ({"storage": {"directories": ["/srv/vms"]}}, {*BARE, "storage"}),
+        ({"storage": {"default_unit": "vg1"}}, {*BARE, "storage"}),
+        ({"storage": {"allocatable": {"/dev/sdb": False}}}, {*BARE, "storage"}),
+        ({"storage": {"enabled": False, "directories": ["/srv/vms"]}}, BARE),
         (of_instances(web1={"owner": {}}), {*WITH_INSTANCES, "lifecycle"}),
         (of_instances(web1={"owner": {}, "absent": True}), WITH_INSTANCES),
         (
@@ -289,6 +304,7 @@ def test_parts_follow_from_what_pillar_has(in_pillar: Any, expected: set[str]) -
 
 def test_a_part_that_pillar_does_not_mention_stays() -> None:
     assert parts({}, "brine-confd.service") == {*BARE, "confd"}
+    assert parts({}, "brine-storage") == {*BARE, "storage"}
     assert parts({}, "brine-instance@.service") == WITH_INSTANCES
     both = ("brine-instance@.service", "brine-lifecycle.path")
     assert parts({}, *both) == {*WITH_INSTANCES, "lifecycle"}
@@ -301,6 +317,8 @@ def test_a_part_that_pillar_does_not_mention_stays() -> None:
         ({}, True),
         (of_instances(web1=None), True),
         ({**of_instances(web1=None), "hotplug": {"enabled": False}}, False),
+        ({**of_instances(web1=None), "storage": {"enabled": False}}, False),
+        ({"storage": {"enabled": False}}, True),
         ({"watcher": {"enabled": True}}, False),
         ({"lifecycle": {"enabled": True}, "instance": {"enabled": False}}, False),
     ],
@@ -312,6 +330,9 @@ def test_parts_need_each_other(in_pillar: Any, is_fit: bool) -> None:
 def test_packages_are_those_of_the_parts() -> None:
     expected = ["brine-common", "brine-config", "brine-kvmd", "brine-hotplug"]
     assert brine({})["packages"] == expected
+    found = brine(of_instances(web1=None))
+    assert {"brine-instance", "brine-storage", "brine-watcher"} <= {*found["packages"]}
+    assert "brine-storage" not in found["other_packages"]
 
 
 @pytest.mark.parametrize(
@@ -325,6 +346,7 @@ def test_packages_are_those_of_the_parts() -> None:
         ("hotplug", {"scripts": {"60-x": "y"}}, "/etc/brine/nic.d/60-x"),
         ("instance", {}, f"{UNITS}/brine-instance@.service"),
         ("lifecycle", {}, "/etc/brine/lifecycle.toml"),
+        ("storage", {}, "/etc/brine/storage.toml"),
         ("watcher", {}, "/etc/salt/minion.d/brine-beacon.conf"),
     ],
 )

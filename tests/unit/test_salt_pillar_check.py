@@ -161,6 +161,33 @@ def test_no_pillar_is_all_defaults(state: ModuleType, pillar: dict[str, Any]) ->
             "brine:hotplug:scripts:a: must be a string, but is a mapping",
         ),
         (
+            {"storage": {"directory": ["/srv/vms"]}},
+            "brine:storage:directory: there is no such key; the nearest is directories",
+        ),
+        (
+            {"storage": {"directories": ["srv/vms"]}},
+            "brine:storage:directories:0: must be an absolute path",
+        ),
+        (
+            {"storage": {"directories": "/srv/vms"}},
+            "brine:storage:directories: must be a list, but is a string",
+        ),
+        (
+            {"storage": {"directories": [["/srv/vms"]]}},
+            "brine:storage:directories:0: must be an absolute path, but is a list",
+        ),
+        (
+            {"storage": {"default_unit": 5}},
+            "brine:storage:default_unit: must be a string, but is a whole number; put it in quotes",
+        ),
+        (
+            {"storage": {"allocatable": {"/dev/sdb": "no"}}},
+            (
+                "brine:storage:allocatable:/dev/sdb: must be true or false, but is a string; "
+                "false, without quotes, is meant"
+            ),
+        ),
+        (
             {"instance": {"instances": ["web1"]}},
             "brine:instance:instances: must be a mapping, but is a list",
         ),
@@ -247,7 +274,10 @@ def test_the_faults_of_an_instance_are_its_own(state: ModuleType) -> None:
     specs = {
         "web1": {"memory_mb": 512, "vcpus": "2", "absent": 1},
         "db1": 5,
-        "good": {"memory_mib": 512, "disks": [{"path": "/dev/vg0/x"}]},
+        "good": {
+            "memory_mib": 512,
+            "disks": [{"path": "/dev/vg0/x"}, {"name": "data", "size_mib": 64}],
+        },
         "disk": {"disks": [{"path": "/x", "formt": "raw"}, {}, 5]},
         "7": {"nics": {}},
     }
@@ -269,7 +299,7 @@ def test_the_faults_of_an_instance_are_its_own(state: ModuleType) -> None:
     assert of("db1") == ["brine:instance:instances:db1: must be a mapping, but is a whole number"]
     assert of("disk") == [
         "brine:instance:instances:disk:disks:0:formt: there is no such key; the nearest is format",
-        "brine:instance:instances:disk:disks:1: has no path",
+        "brine:instance:instances:disk:disks:1: has neither path nor size_mib",
         "brine:instance:instances:disk:disks:2: must be a mapping, but is a whole number",
     ]
     assert of("7") == ["brine:instance:instances:7:nics: must be a list, but is a mapping"]
@@ -278,11 +308,15 @@ def test_the_faults_of_an_instance_are_its_own(state: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
-        ({"instance": True, "hotplug": True, "watcher": True}, None),
+        ({"instance": True, "hotplug": True, "storage": True, "watcher": True}, None),
         ({"hotplug": False}, None),
         (
-            {"instance": True, "hotplug": False},
+            {"instance": True, "hotplug": False, "storage": True},
             ("instance", "hotplug"),
+        ),
+        (
+            {"instance": True, "hotplug": True, "storage": False},
+            ("instance", "storage"),
         ),
         (
             {"instance": False, "watcher": True},

@@ -111,6 +111,10 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
         options = ["--dry-run"] if __opts__["test"] else []
         answer = _define(wanted, *options)
         if "said" not in answer:
+            if _waits_for_unit(spec):
+                coming = {name: {"old": None, "new": "defined"}}
+                text = "would be defined once its storage unit is there; as yet"
+                return _success(name, coming, f"{text}: {answer['refused']}")
             return _failure(name, answer["refused"])
         after = answer["said"]
         _forget(name)
@@ -372,6 +376,18 @@ def _would_change(config: str) -> bool:
         if is_of_config and ended["result"] is None:
             return True
     return False
+
+
+def _waits_for_unit(spec: Mapping[str, Any]) -> bool:
+    """Whether a spec has disks by size, and this run, which is in test mode, would change storage
+    units."""
+    disks = spec.get("disks") or []
+    if not any(isinstance(one, Mapping) and one.get("size_mib") for one in disks):
+        return False
+    return any(
+        tag.startswith("brine_storage_|-") and ended["result"] is None
+        for tag, ended in __running__.items()
+    )
 
 
 def _without(names: Sequence[str], config: str, text: str) -> str:

@@ -136,6 +136,9 @@ class _Check:
         for key in schema.get("required", ()):
             if value.get(key) is None:
                 yield f"{where}: has no {key}"
+        either = [key for one in schema.get("anyOf", ()) for key in one["required"]]
+        if either and all(value.get(key) is None for key in either):
+            yield f"{where}: has neither {' nor '.join(either)}"
 
 
 def _fault(schema: Node, value: Any) -> str:
@@ -244,6 +247,7 @@ def _misfits(parts: Mapping[str, bool]) -> Iterator[str]:
     """The parts that this node is to have without the parts that they need."""
     for part, other in (
         ("instance", "hotplug"),
+        ("instance", "storage"),
         ("watcher", "instance"),
         ("lifecycle", "instance"),
     ):

@@ -14,6 +14,7 @@ include:
   - .kvmd.clean
   - .confd.clean
   - .hotplug.clean
+  - .storage.clean
 
 {#- All of it is undone, or nothing. This message replaces that of brine.instance.clean. #}
 extend:
@@ -25,6 +26,7 @@ extend:
         - sls: {{ sls_root }}.kvmd.clean
         - sls: {{ sls_root }}.confd.clean
         - sls: {{ sls_root }}.hotplug.clean
+        - sls: {{ sls_root }}.storage.clean
 
 {#- dnf has no purge: what that takes on Debian is removed here, and before the last packages, so that these can remove their folders. #}
 {%- if grains["os_family"] == "RedHat" %}
@@ -63,7 +65,6 @@ brine-clean-packages:
     - pkgs:
       - brine-common
       - brine-config
-      - brine-storage
 {%- for part in brine.parts %}
       - brine-{{ part }}
 {%- endfor %}
@@ -74,6 +75,7 @@ brine-clean-packages:
       - sls: {{ sls_root }}.kvmd.clean
       - sls: {{ sls_root }}.confd.clean
       - sls: {{ sls_root }}.hotplug.clean
+      - sls: {{ sls_root }}.storage.clean
 
 {%- for file in [brine.repository.file, brine.repository.key_file] %}
 

@@ -76,7 +76,8 @@ brine-packages:
 {%- else %}
   pkg.installed:
     - pkgs:
-{%- for package in brine.packages %}
+{#- An older brine-instance needs no brine-storage, and its repository may have none. #}
+{%- for package in brine.packages if brine.version or present[package] or package != "brine-storage" or not present.get("brine-instance") %}
 {%- set version = brine.version or ("" if present[package] else present["brine-common"]) %}
       - {{ package }}{% if version %}: '{{ version }}'{% endif %}
 {%- endfor %}

@@ -5,7 +5,8 @@ include:
 {%- if brine.family_known %}
   - .common
 {#- A file that has nothing for this node takes time all the same. #}
-{%- for part in ["kvmd", "hotplug", "config", "confd", "instance", "lifecycle", "watcher"] if brine.parts_fit and brine.parts.get(part, brine.in_cluster) %}
+{%- set parts = ["kvmd", "hotplug", "storage", "config", "confd", "instance", "lifecycle", "watcher"] %}
+{%- for part in parts if brine.parts_fit and brine.parts.get(part, brine.in_cluster) %}
   - .{{ part }}
 {%- endfor %}
 {%- else %}

@@ -36,6 +36,14 @@ DEFAULTS: Values = {
         "settings": {},
     },
     "hotplug": {"enabled": True, "gc": True, "scripts": {}},
+    "storage": {
+        # Where pillar does not say, a node with one of these, or that runs instances, has the
+        # package, and a node that has it keeps it.
+        "enabled": None,
+        "directories": [],
+        "default_unit": "",
+        "allocatable": {},
+    },
     "instance": {
         # Where pillar does not say, a node with instances or settings has the package, and a node
         # that has it keeps it.
@@ -152,7 +160,6 @@ def run() -> Values:
         "parts_fit": parts_fit,
         "packages": [
             *("brine-common", "brine-config"),
-            *(["brine-storage"] if parts["instance"] else []),
             *(f"brine-{part}" for part, enabled in parts.items() if enabled),
         ],
         "other_packages": [f"brine-{part}" for part, enabled in parts.items() if not enabled],
@@ -211,6 +218,8 @@ def _shape(value: Any) -> str:
         return "mapping"
     if value is None or isinstance(value, bool):
         return "boolean"
+    if isinstance(value, list | tuple):
+        return "list"
     return "string" if isinstance(value, str) else "other"
 
 
@@ -314,11 +323,15 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
     confd, instance, lifecycle = brine["confd"], brine["instance"], brine["lifecycle"]
     with_confd, with_instance = confd["enabled"], instance["enabled"]
     with_lifecycle, with_watcher = lifecycle["enabled"], brine["watcher"]["enabled"]
+    with_storage = brine["storage"]["enabled"]
     if with_confd is None:
         with_confd = confd["key"] != "" or _is_installed("confd")
     if with_instance is None:
         is_used = has_instances or instance["settings"]
         with_instance = bool(is_used) or _is_installed("instance")
+    if with_storage is None:
+        is_used = with_instance or any(brine["storage"].values())
+        with_storage = is_used or _is_installed("storage")
     if with_watcher is None:
         with_watcher = with_instance
     if with_lifecycle is None:
@@ -328,6 +341,7 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
         "kvmd": brine["kvmd"]["enabled"],
         "confd": with_confd,
         "hotplug": brine["hotplug"]["enabled"],
+        "storage": with_storage,
         "instance": with_instance,
         "lifecycle": with_lifecycle,
         "watcher": with_watcher,
@@ -341,6 +355,8 @@ def _is_owned(spec: Any) -> bool:
 
 
 def _is_installed(part: str) -> bool:
+    if part == "storage":  # which has no unit
+        return bool(__salt__["pkg.version"]("brine-storage"))
     return _exists(f"/usr/lib/systemd/system/{_UNITS[part]}")
 
 
@@ -363,4 +379,5 @@ def _exists(file: str) -> bool:
 def _fit(parts: Mapping[str, bool]) -> bool:
     """Whether no part lacks another one that it needs."""
     needs_instance = parts["watcher"] or parts["lifecycle"]
-    return (parts["hotplug"] or not parts["instance"]) and (parts["instance"] or not needs_instance)
+    has_needed = parts["hotplug"] and parts["storage"]
+    return (has_needed or not parts["instance"]) and (parts["instance"] or not needs_instance)

@@ -7,6 +7,7 @@ include:
   - ..common
   - ..kvmd
   - ..hotplug
+  - ..storage
 
 {%- if brine.parts.instance and brine.parts_fit %}
 
@@ -37,6 +38,12 @@ brine-instance-settings:
       - sls: {{ sls_root }}.kvmd
 {%- endif %}
       - sls: {{ sls_root }}.hotplug
+{%- for folder in brine.storage.directories | unique if folder is string %}
+      - brine_storage: {{ ("brine-storage " ~ folder) | json }}
+{%- endfor %}
+{%- if brine.storage.default_unit %}
+      - brine_storage: brine-storage-default
+{%- endif %}
 
 {#- It is not started here: what should run now is for the states of instances. #}
 brine-instance-at-boot:
