@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 _NAMES = ("os.rename", "os.link", "os.symlink", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
@@ -14,6 +17,27 @@ _KILLED = 77
 def killed_at(number: int, work: Callable[[], object]) -> bool:
     """Do something in a process that is killed before its n-th change of a name in a folder or its
     n-th program, by which others see all that it does; returns whether it came to that."""
+    status = _watched(work, lambda count: os._exit(_KILLED) if count == number else None)
+    assert status in (0, _KILLED), f"step {number}: {status}"
+    return status == _KILLED
+
+
+def steps_of(work: Callable[[], object]) -> int:
+    """Do something in a process that is not killed; returns how many steps that takes."""
+    reader, writer = os.pipe()
+    try:
+        status = _watched(work, lambda _: os.write(writer, b"."))
+    finally:
+        os.close(writer)
+    with open(reader, "rb") as steps:
+        count = len(steps.read())
+    assert status == 0, f"without a kill: {status}"
+    return count
+
+
+def _watched(work: Callable[[], object], step: Callable[[int], object]) -> int:
+    """Do something in a process that calls *step* with the number of each step before that is
+    done; returns the status of its end."""
     child = os.fork()
     if child == 0:
         count = 0
@@ -22,17 +46,34 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
             nonlocal count
             if event in _NAMES or event in _PROGRAMS:
                 count += 1
-                if count == number:
-                    os._exit(_KILLED)
+                step(count)
 
         sys.addaudithook(watch)
         try:
             work()
         finally:
             os._exit(0 if sys.exc_info()[0] is None else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_after(delay_s: float, work: Callable[[], object]) -> bool:
+    """Do something in a process that is killed after a time, with the programs that it has begun;
+    returns whether it had not ended by then."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        try:
+            work()
+        finally:
+            os._exit(0 if sys.exc_info()[0] is None else 1)
+    with contextlib.suppress(PermissionError):  # it has done that itself
+        os.setpgid(child, child)
+    time.sleep(delay_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status in (0, _KILLED), f"step {number}: {status}"
-    return status == _KILLED
+    assert status in (0, -signal.SIGKILL), f"after {delay_s} s: {status}"
+    return status != 0
 
 
 def each_step(work: Callable[[], object], prepare: Callable[[], object]) -> Iterator[int]:
