@@ -13,6 +13,7 @@ from brine.common.errors import BrineError, UsageError, printable
 from brine.common.progress import size_text
 from brine.hotplug import commands as hotplug_commands
 from brine.hotplug.session import remove_device, working_on
+from brine.hotplug.timeouts import Waits
 from brine.instance import store
 from brine.instance.disks.adoption import adopt_disk
 from brine.instance.disks.finding import find_disk
@@ -72,7 +73,7 @@ def _add_sized(arguments: argparse.Namespace) -> int:
     disk = find_disk(defined.spec, row["name"])
     is_plugged = False
     if not dry_run:
-        is_plugged = _plug(defined, disk)
+        is_plugged = _plug(defined, disk, arguments)
     where = f"{size_text(disk.size_mib * _MIB)} in {disk.unit}"
     text = f"{'would be added' if dry_run else 'added'}: {name} {disk.name}, {where}"
     text += ", plugged in" if is_plugged else ""
@@ -108,18 +109,30 @@ def _define(
     return define_instance(data, over=spec, dry_run=dry_run, wipe=wipe)
 
 
-def _plug(defined: Defined, disk: Disk) -> bool:
+def _plug(defined: Defined, disk: Disk, arguments: argparse.Namespace) -> bool:
     """Plug a new disk into its instance if that runs, or undo all."""
     spec = defined.spec
     seen = look(spec.name)
     if spec.is_xen() or seen.state.oper is not Oper.RUNNING:
         return False
-    live = change_live(spec, defined.before, seen, dry_run=False, only=disk.uuid)
+    live = change_live(
+        spec,
+        defined.before,
+        seen,
+        dry_run=False,
+        only=disk.uuid,
+        reserved=arguments.reserved_slots,
+        waits=_waits(arguments),
+    )
     if disk.uuid in [one.uuid for one in live.attached]:
         return True
     _take_back(spec.name, disk)
     error = live.errors[0] if live.errors else BrineError("it has no place for the disk")
     raise InstanceError(spec.name, f"the disk is not plugged in: {error}", hint=error.hint)
+
+
+def _waits(arguments: argparse.Namespace) -> Waits:
+    return Waits(arguments.timeout, arguments.lock_timeout, arguments.qmp_timeout)
 
 
 def _take_back(name: str, disk: Disk) -> None:
@@ -201,7 +214,7 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
 
 def _unplug(arguments: argparse.Namespace, name: str, disk: Disk) -> None:
     files = InstanceFiles(name)
-    session = working_on(files.qmp, runtime=files.runtime, timeout_s=arguments.timeout)
+    session = working_on(files.qmp, runtime=files.runtime, **_waits(arguments)._asdict())
     with session as vm:
         if found := vm.find(DeviceKind.DISK, disk.uuid):
             remove_device(vm, found)

@@ -18,7 +18,7 @@ from brine.common.qmp.wire import QmpClosedError, QmpTimeoutError
 from brine.hotplug import plug_disk, plug_nic
 from brine.hotplug.locked_vm import Vm
 from brine.hotplug.session import remove_device, working_on
-from brine.hotplug.timeouts import UNPLUG_TIMEOUT_S
+from brine.hotplug.timeouts import Waits
 from brine.hotplug.transaction import Pending, being_released
 from brine.instance import store
 from brine.instance.kvm.layout import SCSI_CONTROLLER
@@ -31,8 +31,10 @@ from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
 from brine.vm.runtime_file import change_file
 from brine.vm.spec import Spec, to_json
+from brine.vm.values import RESERVED_SLOTS
 from brine.vm.vif import Vif
 
+_WAITS = Waits()
 _WORDS = {"attach": "plugged in", "detach": "taken out", "modify": "changed"}
 
 
@@ -142,7 +144,14 @@ def is_for_next_start(device: Disk | Nic) -> bool:
 
 
 def change_live(
-    spec: Spec, before: Spec | None, seen: Observed | None, *, dry_run: bool, only: str = ""
+    spec: Spec,
+    before: Spec | None,
+    seen: Observed | None,
+    *,
+    dry_run: bool,
+    only: str = "",
+    reserved: int = RESERVED_SLOTS,
+    waits: Waits = _WAITS,
 ) -> LiveResult:
     """Make the disks and NICs of a running instance as its spec has them, as far as possible.
 
@@ -150,6 +159,7 @@ def change_live(
     :param before: the former spec.
     :param seen: the instance as it was observed; None if it does not run.
     :param only: the UUID of the one device that is changed; empty is all.
+    :param reserved: slots of ``pci.0`` that new disks leave free.
     """
     running = running_spec(replace(seen, spec=spec)) if seen else None
     pending = running.pending if running else ()
@@ -163,17 +173,19 @@ def change_live(
         return LiveResult(spec, pending=pending, errors=() if is_same else (error,))
     if not steps and (dry_run or rows_of(devices.declared) == rows_of(spec)):
         return LiveResult(spec, pending=tuple(key for key in pending if key not in KEYS))
-    work = _LiveWork(spec, before, steps, dry_run=dry_run, only=only)
+    work = _LiveWork(
+        spec, before, steps, dry_run=dry_run, only=only, reserved=reserved, waits=waits
+    )
     if any(step.is_live for step in steps):
         work.do_all()
     if not dry_run:
         work.record()
-    waits = {*(set(pending) - set(KEYS)), *work.undone_keys()}
+    left = {*(set(pending) - set(KEYS)), *work.undone_keys()}
     return LiveResult(
         work.spec,
         tuple(step.new for step in work.done if step.new),
         tuple(step.old for step in work.done if step.old),
-        tuple(key for key in to_json(spec) if key in waits),
+        tuple(key for key in to_json(spec) if key in left),
         tuple(work.errors),
     )
 
@@ -194,6 +206,8 @@ class _LiveWork:
         *,
         dry_run: bool,
         only: str,
+        reserved: int,
+        waits: Waits,
     ) -> None:
         self.spec = spec
         self.done: list[DeviceStep] = []
@@ -202,6 +216,8 @@ class _LiveWork:
         self._undone = steps
         self._dry_run = dry_run
         self._only = only
+        self._reserved = reserved
+        self._waits = waits
 
     def undone_keys(self) -> set[str]:
         """The keys of devices that are not as the spec has them."""
@@ -211,8 +227,9 @@ class _LiveWork:
         """Do all steps that can be done. One that fails stops no other, unless QEMU is silent."""
         name = self.spec.name
         files = InstanceFiles(name)
-        session = working_on(files.qmp, runtime=files.runtime, dry_run=self._dry_run)
-        wait = f"{name}: waiting for its guest, at most {UNPLUG_TIMEOUT_S:g} s a device"
+        how = self._waits._asdict()
+        session = working_on(files.qmp, runtime=files.runtime, dry_run=self._dry_run, **how)
+        wait = f"{name}: waiting for its guest, at most {self._waits.timeout_s:g} s a device"
         try:
             with spoken_wait(wait), session as vm:
                 if not self._dry_run:
@@ -271,7 +288,8 @@ class _LiveWork:
 
     def _plug_disk(self, vm: Vm, disk: Disk) -> bool:
         controller = SCSI_CONTROLLER if disk.interface == Interface.SCSI else None
-        return plug_disk.plug_disk_in(vm, disk, controller=controller).changed
+        plugged = plug_disk.plug_disk_in(vm, disk, controller=controller, reserved=self._reserved)
+        return plugged.changed
 
     def record(self) -> None:
         """Record which declared devices the instance has, and the slots that they have got."""
