@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,11 @@ import pytest
 from brine.common import cli, operation, paths
 from brine.common.entry_points import EntryPoint
 from brine.instance import store
+from brine.instance.disks.snapshots import snapshots_of
 from brine.instance.disks.volumes import VOLUMES
 from brine.instance.registry import define_instance, undefine_instance
 from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.orphans import orphans
 from brine.storage.unit import StorageError
 from brine.vm.disk import Disk
 from brine.vm.spec import SpecError
@@ -43,6 +47,9 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]
     kinds.append(EntryPoint("clone", "brine.instance.clone:CLONE"))
+    kinds.append(EntryPoint("snapshot", "brine.instance.disks.snapshots:SNAPSHOT"))
+    kinds.append(EntryPoint("snapshot-removal", "brine.instance.disks.snapshots:REMOVAL"))
+    kinds.append(EntryPoint("rollback", "brine.instance.disks.snapshots:ROLLBACK"))
     monkeypatch.setattr(operation, "entry_points", lambda _group: kinds)
     with tempfile.TemporaryDirectory(prefix="brine-sized-", dir="/srv") as folder:
         paths.ETC_DIR.mkdir(exist_ok=True)
@@ -511,3 +518,199 @@ def test_a_definition_that_is_killed_leaves_a_disk_or_nothing(
         count += 1
     assert count > 10
     assert VOLUMES.name == "volumes"
+
+
+def test_a_disk_is_known_by_its_id_in_qemu_too(unit: str, disk: Brine) -> None:
+    define_instance(web1(ROOT, DATA))
+    known = f"disk-{disks_of()['data'].uuid[:8]}-scsi-1"
+    assert disk("grow", "web1", known, "9M")[0] == 0
+    assert disks_of()["data"].size_mib == 9
+    assert disk("grow", "web1", known.replace("disk-", "nic-"), "10M")[0] == 1
+    assert disk("remove", "web1", known, "--delete")[0] == 0
+    assert list(disks_of()) == ["root"]
+
+
+def test_a_disk_keeps_its_uuid(unit: str) -> None:
+    define_instance(web1(ROOT))
+    before = disks_of()["root"]
+    other = "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"
+    for row in ({**ROOT, "uuid": other}, {"path": before.path, "uuid": other}):
+        with pytest.raises(SpecError, match=before.uuid) as told:
+            define_instance(web1(row))
+        assert told.value.where == "/disks/0/uuid"
+    assert not define_instance(web1({**ROOT, "uuid": before.uuid.upper()})).changed
+    assert disks_of() == {"root": before}
+
+
+def test_a_unit_may_have_a_long_path(unit: str) -> None:
+    folder = "/".join([unit, *["x" * 100] * 3])
+    os.makedirs(folder)
+    (paths.ETC_DIR / "storage.toml").write_text(f'directories = ["{folder}"]\n')
+    define_instance(web1({**ROOT, "unit": folder}))
+    assert os.path.exists(disks_of()["root"].path)
+
+
+def test_an_image_in_use_by_others_is_not_grown_by_half(unit: str, disk: Brine) -> None:
+    define_instance(web1(DATA))
+    data = disks_of()["data"]
+    before = store.load("web1")
+    with open(data.path, "r+b"):
+        status, _, err = disk("grow", "web1", "data", "12M")
+        assert (status, "in use" in err) == (1, True)
+        with pytest.raises(StorageError, match="in use"):
+            define_instance(web1({**DATA, "size_mib": 12}))
+        assert store.load("web1") == before
+        assert FileVolume(unit, data.uuid).status().size == 6 * MIB
+    assert disk("grow", "web1", "data", "12M")[0] == 0
+    assert FileVolume(unit, data.uuid).status().size == 12 * MIB
+
+
+def test_volumes_are_deleted_only_of_disks_that_a_person_has_seen(
+    unit: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define_instance(web1(ROOT))
+
+    class Slow(Terminal):
+        def isatty(self) -> bool:
+            define_instance(web1(ROOT, DATA))
+            return True
+
+    monkeypatch.setattr("sys.stdin", Slow("y\n"))
+    with pytest.raises(SystemExit):
+        cli.main(["instance", "undefine", "web1", "--delete-volumes"])
+    assert "changed" in capsys.readouterr().err
+    assert len(files_in(unit)) == len(disks_of()) == 2
+
+
+def test_of_two_commands_that_make_a_disk_of_one_uuid_one_does(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {**ROOT, "uuid": "aaaaaaaa-bbbb-4ccc-8ddd-eeeeeeeeeeee"}
+    other = {**web1(row), "name": "web2"}
+    create = FileVolume.create
+    refused = []
+
+    def meanwhile(volume: FileVolume, *arguments: Any) -> None:
+        with pytest.raises(StorageError, match="web1") as told:
+            define_instance(other)
+        refused.append(told.value)
+        create(volume, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileVolume, "create", meanwhile)
+        define_instance(web1(row))
+    assert len(refused) == 1
+    assert os.path.exists(disks_of()["root"].path)
+    assert store.names() == ["web1"]
+
+
+@pytest.fixture
+def small(unit: str) -> Iterator[str]:
+    """A unit with 24 MiB, of the same node."""
+    os.mkdir(folder := f"{unit}/small")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], check=True)
+    try:
+        (paths.ETC_DIR / "storage.toml").write_text(f'directories = ["{folder}"]\n')
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def is_one_line(said: tuple[int, str, str]) -> bool:
+    """Whether a command has failed and said why in a line, and perhaps given a hint."""
+    status, _, err = said
+    lines = [line for line in err.splitlines() if line.startswith("brine: error: ")]
+    return status == 1 and len(lines) == 1 and "Traceback" not in err
+
+
+@contextlib.contextmanager
+def read_only(folder: str) -> Iterator[None]:
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
+
+
+@contextlib.contextmanager
+def full(folder: str) -> Iterator[None]:
+    file = Path(folder, "in-the-way")
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as ballast:
+        while ballast.write(bytes(4096)):
+            pass
+    try:
+        yield
+    finally:
+        file.unlink()
+
+
+@pytest.mark.parametrize("unusable", [read_only, full])
+def test_a_folder_that_is_full_or_read_only_holds_up_no_instance(
+    small: str, disk: Brine, unusable: Callable[[str], contextlib.AbstractContextManager[None]]
+) -> None:
+    disks = [{**one, "unit": small} for one in (ROOT, DATA)]
+    define_instance(web1(*disks))
+    assert disk("snapshot", "web1", "--name", "one")[0] == 0
+    write = ["qemu-io", "-f", "qcow2", "-c", "write -P 1 0 3M", disks_of()["root"].path]
+    subprocess.run(write, check=True, capture_output=True)
+    before = store.load("web1")
+    work = [
+        ("add", "web1", "--size", "1M", "--unit", small, "--format", "qcow2"),
+        ("grow", "web1", "data", "20M"),
+        ("snapshot", "web1", "--name", "two"),
+        ("snapshot", "web1", "--remove", "one"),
+        ("rollback", "web1", "one"),
+    ]
+    with unusable(small):
+        for words in work:
+            said = disk(*words)
+            assert is_one_line(said), (words, said)
+            assert operation.pending() == [], words
+            assert store.load("web1") == before
+        assert define_instance(web1(*disks, vcpus=2)).changed
+    read = ["qemu-io", "-f", "qcow2", "-c", "read -P 1 0 3M", disks_of()["root"].path]
+    assert "read 3145728" in subprocess.run(read, check=True, capture_output=True, text=True).stdout
+    assert disk("snapshot", "web1", "--remove", "one")[0] == 0
+    assert disks_of()["root"].backing is None
+    undefine_instance("web1")
+    with unusable(small):
+        for orphan in orphans():
+            with contextlib.suppress(StorageError):  # on a full one space is made so
+                orphan.remove()
+    for orphan in orphans():
+        orphan.remove()
+    assert files_in(small) == set()
+
+
+def test_a_rollback_is_refused_before_it_begins_if_a_disk_is_missing(
+    unit: str, disk: Brine
+) -> None:
+    define_instance(web1(ROOT))
+    for name in ("one", "two"):
+        assert disk("snapshot", "web1", "--name", name)[0] == 0
+    define_instance(web1(ROOT, DATA))
+    data = disks_of()["data"]
+    os.rename(data.path, f"{unit}/away")
+    before = {name: os.stat(f"{unit}/{name}") for name in files_in(unit)}
+    said = disk("rollback", "web1", "one", "--discard-newer")
+    assert is_one_line(said), said
+    assert "data" in said[2]
+    assert operation.pending() == []
+    now = {name: os.stat(f"{unit}/{name}") for name in files_in(unit)}
+    assert {name: one.st_ino for name, one in now.items()} == {
+        name: one.st_ino for name, one in before.items()
+    }
+    os.rename(f"{unit}/away", data.path)
+    assert disk("rollback", "web1", "one", "--discard-newer")[0] == 0
+
+
+def test_snapshots_are_in_order_though_the_clock_is_put_back(
+    unit: str, disk: Brine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define_instance(web1(ROOT, DATA))
+    now = time.time()
+    for days, name in enumerate(("one", "two", "three")):
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "time", lambda days=days: now - 86400 * days)
+            assert disk("snapshot", "web1", "--name", name)[0] == 0
+    assert list(snapshots_of(store.load("web1"))) == ["one", "two", "three"]

@@ -471,7 +471,7 @@ def undefine(arguments: argparse.Namespace) -> int:
             _ask_to_delete(arguments.name, disks)
 
     def act(name: str) -> Done:
-        undefine_instance(name)
+        undefine_instance(name, over=spec if arguments.delete_volumes else None)
         deleted = [one.path for one in disks if arguments.delete_volumes and delete_volume(one)]
         kept = [one.path for one in disks if one.path not in deleted]
         more = [f"; {word}: {', '.join(found)}" for word, found in _named(deleted, kept) if found]

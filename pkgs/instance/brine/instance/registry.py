@@ -324,9 +324,15 @@ def _refuse_to_lose_domain(spec: Spec) -> None:
         raise InstanceError(spec.name, "its domain, of another UUID, is still there", hint=hint)
 
 
-def undefine_instance(name: str) -> None:
-    """Remove the spec and all files of an instance that does not run."""
+def undefine_instance(name: str, *, over: Spec | None = None) -> None:
+    """Remove the spec and all files of an instance that does not run.
+
+    :param over: its spec as it was looked at: refuse it if its disks have changed meanwhile.
+    """
     with store.alone(name):
+        if over and store.load(name).disks != over.disks:
+            text = "its disks changed during this command"
+            raise InstanceError(name, text, hint="see whether they may go, and do it again")
         if store.load_sound(name) or not store.spec_file_of(name).exists():
             _let_go(name, "undefine")
         elif (oper := oper_of(unit.find_unit(name))) in GOING:

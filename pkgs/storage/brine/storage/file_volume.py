@@ -38,6 +38,7 @@ from brine.storage.volume import (
 )
 from brine.vm.disk import Backing, Disk
 from brine.vm.disk_files import DiskError, refuse_other_format
+from brine.vm.runtime_file import lock_name
 
 RECORDS = ".brine"
 """The folder of the records, in a unit."""
@@ -65,6 +66,7 @@ class Layer:
     """A file of a volume: the first one, or the overlay of a snapshot.
 
     :param snapshot: empty is the first one.
+    :param is_merging: a part of it is in the layer below, too.
     """
 
     path: str
@@ -72,6 +74,7 @@ class Layer:
     snapshot: str = ""
     since: float = 0.0
     state: str = LayerState.MADE.value
+    is_merging: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +210,12 @@ class FileVolume(Volume):
         if missing:
             status, why = UnitStatus.MISSING, f"{missing[0]} is missing"
         snapshots = [
-            VolumeSnapshot(name=one.snapshot, since=one.since, used=_used(one.path))
+            VolumeSnapshot(
+                name=one.snapshot,
+                since=one.since,
+                used=_used(one.path),
+                why="its removal was begun, and must be completed" if one.is_merging else "",
+            )
             for one in layers[1:]
         ]
         size = 0
@@ -308,6 +316,7 @@ class FileVolume(Volume):
                 return
             for one in (layer, below):
                 self._refuse_open(one.path)
+        self.merging(name)
         # Others may use the unit meanwhile; the layers are this instance's.
         text = f"merging the snapshot {name} into {below.path}"
         chain = self._chain(record, layer)
@@ -318,6 +327,15 @@ class FileVolume(Volume):
             if layer is not None and below is not None:
                 self._leave(record, layer, below, above)
 
+    def merging(self, name: str) -> None:
+        with self._alone():
+            record = self._made()
+            layer, _, _ = self._around(record, name)
+            if layer and not layer.is_merging:
+                changed = replace(layer, is_merging=True)
+                layers = tuple(changed if one == layer else one for one in record.layers)
+                self._write(replace(record, layers=layers))
+
     def merged(self, name: str) -> None:
         with self._alone():
             record = self._made()
@@ -327,15 +345,17 @@ class FileVolume(Volume):
             else:
                 self._settled(record)
 
-    def remove(self) -> None:
+    def remove(self, *, with_snapshots: bool = False) -> None:
         with self._alone():
             record = self._find()
             if record is None:  # nor has it a file; but a kill may have left half a record
                 if not os.path.isdir(self.unit):  # what is not mounted now is not gone
                     raise StorageError(f"{self.unit}: there is no such folder")
-                unfinished(self._file()).unlink(missing_ok=True)
+                if (left := unfinished(self._file())).exists():
+                    left.unlink()
                 return
-            if snapshots := [one.snapshot for one in record.made()[1:]]:
+            snapshots = [one.snapshot for one in record.made()[1:]]
+            if snapshots and not with_snapshots:
                 text = f"{record.made()[-1].path}: has the snapshot {snapshots[-1]}"
                 raise StorageError(text, hint="remove its snapshots before")
             for layer in record.layers:
@@ -477,7 +497,7 @@ class FileVolume(Volume):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        name = f"storage-unit-{self.unit.strip('/').replace('/', '-')}"
+        name = lock_name("storage-unit", Path(self.unit))
         with node_lock(name, timeout_s=_LOCK_TIMEOUT_S), self._telling(self.unit):
             yield
 

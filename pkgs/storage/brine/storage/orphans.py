@@ -44,9 +44,7 @@ class Orphan:
         if self.status.is_open:
             hint = "stop what uses it before"
             raise StorageError(f"{self.status.path}: is in use", hint=hint)
-        for snapshot in reversed(self.status.snapshots):
-            self.volume.remove_snapshot(snapshot.name)
-        self.volume.remove()
+        self.volume.remove(with_snapshots=True)
 
 
 def orphans() -> list[Orphan]:

@@ -46,6 +46,7 @@ _OURS = "brine"
 _OWNER = "brine.owner="
 _NAME = "brine.name="
 _SNAPSHOT = "brine.snapshot="
+_ORDER = "brine.order="
 _MAKING = "brine.making"
 _GROWING = "brine.growing="
 _GOING_BACK = "brine.rollback="
@@ -243,24 +244,31 @@ class PlainVolume(Volume):
                 if lvm.tag_of(row, _SNAPSHOT) == name:
                     lvm.change("lvremove", "--yes", self._full(row))
 
+    def merging(self, name: str) -> None:
+        """Nothing, as :meth:`merged`."""
+
     def merged(self, name: str) -> None:
         """Nothing: the snapshots of LVM are no layers of an image."""
 
-    def remove(self) -> None:
+    def remove(self, *, with_snapshots: bool = False) -> None:
         with self._alone():
             row = self._row()
             if row is None:
                 self._refuse_same_name()
                 return
-            if snapshots := self._snapshots():
+            snapshots = self._snapshots()
+            if snapshots and not with_snapshots:
                 text = f"{row['lv_path']}: has the snapshot {lvm.tag_of(snapshots[-1], _SNAPSHOT)}"
                 raise StorageError(text, hint="remove its snapshots before")
-            if theirs := [one["lv_name"] for one in self._of_origin(row)]:
+            ours = [one["lv_name"] for one in snapshots]
+            others = [one["lv_name"] for one in self._of_origin(row)]
+            if theirs := [one for one in others if one not in ours]:
                 text = f"{row['lv_path']}: has the snapshot {theirs[0]}, which Brine has not made"
                 raise StorageError(text, hint="remove that before")
             if row["lv_device_open"] == "1":
                 raise StorageError(f"{row['lv_path']}: is in use", hint="stop what uses it before")
-            lvm.change("lvremove", "--yes", self._full(row))
+            for each in (*reversed(snapshots), row):
+                lvm.change("lvremove", "--yes", self._full(each))
 
     # What LVM has.
 
@@ -288,7 +296,7 @@ class PlainVolume(Volume):
     def _snapshots(self) -> Sequence[lvm.Row]:
         """The oldest first."""
         rows = [row for row in self._rows() if lvm.tag_of(row, _SNAPSHOT)]
-        return sorted(rows, key=lambda row: (float(row["lv_time"] or 0), row["lv_name"]))
+        return sorted(rows, key=_order_of)
 
     def _snapshot_names(self) -> Sequence[str]:
         return [lvm.tag_of(one, _SNAPSHOT) for one in self._snapshots()]
@@ -322,7 +330,8 @@ class PlainVolume(Volume):
 
     def _make_snapshot(self, row: lvm.Row, name: str, space: int) -> None:
         LvmVg.find(self.unit).refuse_without_room(space)
-        tags = [_OURS, f"{lvm.DISK_TAG}{self.uuid}", f"{_SNAPSHOT}{name}"]
+        order = 1 + max((_order_of(one)[0] for one in self._snapshots()), default=0)
+        tags = [_OURS, f"{lvm.DISK_TAG}{self.uuid}", f"{_SNAPSHOT}{name}", f"{_ORDER}{order}"]
         lvm.change(
             "lvcreate",
             *("--yes", "--snapshot", "--name", f"{self._lv_name()}.{name}"),
@@ -372,6 +381,12 @@ def _is_active(row: lvm.Row) -> bool:
 
 def _usual_space(row: lvm.Row) -> int:
     return rounded(max(int(row["lv_size"]) // _SNAPSHOT_PART, _LEAST_SNAPSHOT))
+
+
+def _order_of(row: lvm.Row) -> tuple[int, float, str]:
+    """The place of a snapshot among those of its volume; the clock may have been put back."""
+    order = lvm.tag_of(row, _ORDER)
+    return int(order) if order.isdecimal() else 0, float(row["lv_time"] or 0), row["lv_name"]
 
 
 def _snapshot_of(row: lvm.Row) -> VolumeSnapshot:

@@ -178,9 +178,15 @@ class Volume(ABC):
         """Remove a snapshot of a volume whose image is not open. What was written since stays."""
 
     @abstractmethod
+    def merging(self, name: str) -> None:
+        """Note that the layer of a snapshot is merged into the one below from now on: until that is
+        done, the volume is as it was, and no rollback to this snapshot is possible any more."""
+
+    @abstractmethod
     def merged(self, name: str) -> None:
         """Note that the user of its image has merged the layer of a snapshot into the one below."""
 
     @abstractmethod
-    def remove(self) -> None:
-        """Remove it, unless it is open or has snapshots. One that does not exist is removed."""
+    def remove(self, *, with_snapshots: bool = False) -> None:
+        """Remove it, unless it is open, or has snapshots and these are to stay. One that does not
+        exist is removed."""

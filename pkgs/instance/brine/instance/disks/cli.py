@@ -54,7 +54,7 @@ def _of_instance(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _add_grow(verbs: Any) -> None:
     text = "have a disk grow, and its running guest see that at once"
     grow = _of_instance(add_verb(verbs, "grow", f"{_COMMANDS}:grow", text))
-    grow.add_argument("disk", metavar="DISK", help="its name, UUID, path or serial")
+    grow.add_argument("disk", metavar="DISK", help="its name, UUID, path, serial or device id")
     grow.add_argument("size", metavar="SIZE", type=_new_size, help="such as 20G; or +5G")
     grow.add_argument("--dry-run", action="store_true", help="only say what would be done")
 
@@ -66,7 +66,7 @@ def _new_size(text: str) -> tuple[bool, int]:
 def _add_adopt(verbs: Any) -> None:
     text = "have Brine grow, move and remove a disk that it has not made"
     adopt = _of_instance(add_verb(verbs, "adopt", f"{_COMMANDS}:adopt", text))
-    adopt.add_argument("disk", metavar="DISK", help="its name, UUID, path or serial")
+    adopt.add_argument("disk", metavar="DISK", help="its name, UUID, path, serial or device id")
     text = "the storage unit that it is in (default: found by its path)"
     adopt.add_argument("--unit", metavar="UNIT", default="", help=text)
     adopt.add_argument("--name", metavar="NAME", default="", help="of the disk, if it has none")
@@ -76,7 +76,7 @@ def _add_move(verbs: Any) -> None:
     text = "move a disk to another storage unit, while its instance runs"
     move = add_verb(verbs, "move", "brine.instance.disks.move_commands:move", text)
     move.add_argument("name", metavar="INSTANCE", type=instance_name)
-    move.add_argument("disk", metavar="DISK", help="its name, UUID, path or serial")
+    move.add_argument("disk", metavar="DISK", help="its name, UUID, path, serial or device id")
     text = "a volume group, or a folder of storage.toml"
     move.add_argument("--to", metavar="UNIT", required=True, help=text)
     add_copying(move)

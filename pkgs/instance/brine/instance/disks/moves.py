@@ -76,7 +76,7 @@ def move_disk(
 ) -> MovedDisk:
     """Move the volume of a disk to another unit. A disk that is there stays.
 
-    :param reference: the disk's name, UUID, path or serial.
+    :param reference: the disk's name, UUID, path, serial or device id.
     :param rate: how many bytes a second QEMU copies at most; 0 is no limit.
     :raises BrineError: why it is not moved. The disk is at its old place then.
     """

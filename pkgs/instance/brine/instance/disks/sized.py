@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 from brine.storage.volume import path_of_new
 from brine.vm.disk import Disk, unit_fault
@@ -84,6 +84,10 @@ def _old(row: Mapping[str, Any], before: Spec | None) -> Disk | None:
 
 def _refuse_change(row: Mapping[str, Any], old: Disk, where: str) -> None:
     """Refuse a row that is not the volume that a disk has."""
+    if (uuid := row.get("uuid")) and str(uuid).lower() != old.uuid:
+        text = f"the disk {old.name or old.path} has the UUID {old.uuid}"
+        hint = "leave it out; or give another disk another name and path"
+        raise SpecError(text, where=f"{where}/uuid", hint=hint)
     size, unit = row.get("size_mib"), row.get("unit")
     unit = tidy_path(unit) if isinstance(unit, str) else unit
     if unit not in (None, "", old.unit):
@@ -117,7 +121,7 @@ def _new(row: dict[str, Any], where: str, default_unit: Callable[[], str]) -> di
         raise SpecError('no storage unit is named: give "unit"', where=where, hint=hint)
     if fault := unit_fault(unit) if isinstance(unit, str) else "must be a string":
         raise SpecError(fault, where=f"{where}/unit")
-    identity = str(row.get("uuid") or uuid.uuid4()).lower()
+    identity = str(row.get("uuid") or uuid4()).lower()
     image = row.get("format", "raw")
     path = path_of_new(unit, identity, image)
     return {**row, "uuid": identity, "unit": unit, "format": image, "path": path}

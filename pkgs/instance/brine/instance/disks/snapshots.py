@@ -10,20 +10,25 @@ Each is an operation. A snapshot counts as taken once QEMU may have written to a
 
 from __future__ import annotations
 
+import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from brine.common import operation
-from brine.common.errors import UsageError, warn
+from brine.common.errors import BrineError, UsageError, warn
+from brine.common.files import try_to_write
 from brine.common.operation import Facts, OperationKind, Work
 from brine.common.progress import ProgressLines, Tell, tell_nothing
 from brine.common.qmp.client import QmpClient
 from brine.common.unix_socket import is_listening
 from brine.hotplug.disk_images import image_of, laying_over, merge_layer
+from brine.hotplug.errors import HotplugError
 from brine.hotplug.session import working_on
 from brine.instance import store
 from brine.instance.kvm.guest import freeze_by_agent, has_agent, run_state, thaw_by_agent
@@ -31,6 +36,7 @@ from brine.instance.observe import Oper, look
 from brine.instance.registry import refuse_stray_vm
 from brine.instance.stop import stop_instance
 from brine.instance.store import InstanceError
+from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeSnapshot
 from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.claims import layers_of
@@ -42,6 +48,7 @@ from brine.vm.spec import Spec
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 # lvm(8), "Reserved names".
 _LVMS_OWN = re.compile(r"_(?:c|t|v)?(?:data|meta)\b|_(?:m|r)image|_mlog|_rmeta|_corig|_cpool|_cvol")
+_OVERLAY_BYTES = 1 << 20  # more than that of an empty one, with its record
 _FREEZE_S = 30.0
 _THAW_S = 10.0
 _LOCK_S = 60.0
@@ -78,11 +85,21 @@ def new_name() -> str:
 
 def snapshots_of(spec: Spec) -> dict[str, list[DiskSnapshot]]:
     """The snapshots of an instance's disks, by name, the oldest first."""
+    of_disks = [
+        [DiskSnapshot(disk, one) for one in _volume(disk).status().snapshots]
+        for disk in spec.disks
+        if disk.unit
+    ]
     found: dict[str, list[DiskSnapshot]] = {}
-    for disk in spec.disks:
-        for one in _volume(disk).status().snapshots if disk.unit else ():
-            found.setdefault(one.name, []).append(DiskSnapshot(disk, one))
-    return dict(sorted(found.items(), key=lambda item: min(one.snapshot.since for one in item[1])))
+    # Each disk has them in the order in which they were taken; the clock may have been put back.
+    while of_disks := [one for one in of_disks if one]:
+        later = {one.snapshot.name for each in of_disks for one in each[1:]}
+        heads = [each[0] for each in of_disks]
+        free = [one for one in heads if one.snapshot.name not in later] or heads
+        name = min(free, key=lambda one: one.snapshot.since).snapshot.name
+        found.setdefault(name, []).extend(one for one in heads if one.snapshot.name == name)
+        of_disks = [each[each[0].snapshot.name == name :] for each in of_disks]
+    return found
 
 
 def _volume(disk: Disk) -> Volume:
@@ -345,9 +362,10 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
             "disks": [{"unit": one.unit, "uuid": one.uuid} for one in disks],
             "merged": [],
         }
+        faults: list[BrineError] = []
         # The lock is not held while the guest goes on: then the spec needs it by itself.
         lock = _hold if is_running else _held_already
-        merge = partial(_merge, tell=tell or ProgressLines(), lock=lock)
+        merge = partial(_merge, tell=tell or ProgressLines(), lock=lock, failed=faults.append)
         kind = replace(REMOVAL, functions={"merge": merge})
         with operation.begin(kind, store.operation_key(name), facts=facts) as work:
             work.commit(("merge", facts))
@@ -355,6 +373,10 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
                 stack.close()  # merging may take long, and nothing else waits for it
     if left := operation.find(work.record.id):
         raise operation.waiting_error(left)
+    if faults:
+        text = f"the snapshot {snapshot} is not removed: {faults[0]}"
+        hint = faults[0].hint or "mend that, and remove it again; its disks are as before"
+        raise InstanceError(name, text, hint=hint)
     return disks
 
 
@@ -370,10 +392,14 @@ def _merge(
     facts: Facts,
     tell: Tell = tell_nothing,
     lock: Callable[[str], AbstractContextManager[None]] = _held_already,
+    failed: Callable[[BrineError], object] | None = None,
 ) -> None:
-    """Merge what a snapshot has into what is below it, on each disk that has it.
+    """Merge what a snapshot has into what is below it, on each disk that has it. A disk where that
+    fails, as on a full file system, stays as it was, with its layers: this keeps its instance from
+    nothing, and the snapshot can be removed later.
 
     :param lock: holds the instance's lock, if the caller does not.
+    :param failed: is told why; None is a warning.
     """
     spec = store.load_sound(facts["name"])
     rows = {one["uuid"] for one in facts["disks"]}
@@ -382,9 +408,20 @@ def _merge(
             with ExitStack() as held:
                 # From the switch on, no start goes by the former spec.
                 hold = _holder(held, lock, facts["name"])
-                _merge_of(disk, facts, tell, hold)
+                try:
+                    _merge_of(disk, facts, tell, hold)
+                except (StorageError, HotplugError) as error:
+                    if disk.uuid in facts["merged"]:  # the guest may write below by now
+                        raise
+                    (failed or partial(_warn, facts))(error)
+                    continue
                 hold()
                 _save({**facts, "disks": [{"unit": disk.unit, "uuid": disk.uuid}]})
+
+
+def _warn(facts: Facts, error: BrineError) -> None:
+    name, snapshot = facts["name"], facts["snapshot"]
+    warn(f"{name}: the snapshot {snapshot} is not removed: {error}", hint=error.hint)
 
 
 def _holder(
@@ -413,6 +450,7 @@ def _merge_of(disk: Disk, facts: Facts, tell: Tell, hold: Callable[[], None]) ->
         files = InstanceFiles(facts["name"])
         after = _without_layer(as_it_is(disk), number)
         _note_merged(facts, disk.uuid, is_merged=False)
+        volume.merging(snapshot)
         merge_layer(
             files.qmp,
             number,
@@ -512,6 +550,7 @@ def roll_back(
         _refuse_work(name)
         newer = _refuse_rollback(spec, snapshot, discard_newer=discard_newer)
         disks = [one.disk for one in _refuse_unknown(spec, snapshot)]
+        _try_to_write(spec)
         rows = [{"unit": one.unit, "uuid": one.uuid} for one in disks]
         facts: Facts = {"name": name, "snapshot": snapshot, "newer": newer, "disks": rows}
         others = [one for one in spec.disks if one not in disks and one.unit]
@@ -528,12 +567,38 @@ def _refuse_rollback(spec: Spec, snapshot: str, *, discard_newer: bool) -> list[
     for one in _refuse_unknown(spec, snapshot):
         if why := one.snapshot.why:
             raise InstanceError(spec.name, f"the snapshot of {called(one.disk)}: {why}")
+    for disk in spec.disks:
+        if disk.unit and (why := _why_not_whole(disk)):
+            hint = f"brine disk status {spec.name} shows its disks"
+            raise InstanceError(spec.name, f"{called(disk)}: {why}", hint=hint)
     names = list(snapshots_of(spec))
     newer = names[names.index(snapshot) + 1 :]
     if newer and not discard_newer:
         text = f"has newer snapshots than {snapshot}: {', '.join(newer)}"
         raise InstanceError(spec.name, text, hint="--discard-newer removes them")
     return newer
+
+
+def _why_not_whole(disk: Disk) -> str:
+    """Why a disk can not go back, or stay, with the others. Its own overlay may be gone: it
+    is made anew."""
+    status = _volume(disk).status()
+    if status.status is not UnitStatus.MISSING:
+        return ""
+    layers = disk.layers() if status.snapshots else []
+    is_whole = layers and all(os.path.exists(one.path) for one in layers)
+    return "" if is_whole else status.why
+
+
+def _try_to_write(spec: Spec) -> None:
+    """See that new overlays can be written: half a rollback would keep the instance from starting.
+
+    :raises InstanceError: if they can't be.
+    """
+    units = Counter(one.unit for one in spec.disks if one.unit and _is_file(one))
+    for unit, count in units.items():
+        with store.telling(spec.name, f"{unit}: can't be written"):
+            try_to_write(Path(unit), count * _OVERLAY_BYTES)
 
 
 def _roll_back(facts: Facts) -> None:

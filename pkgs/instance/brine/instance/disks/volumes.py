@@ -5,17 +5,20 @@ Wherever a process is killed, a disk is in the spec, or its volume does not exis
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from functools import partial
 
 from brine.common import operation
 from brine.common.errors import BrineError, warn
 from brine.common.operation import Facts, OperationKind, Work
 from brine.common.progress import ProgressLines
+from brine.common.unix_socket import is_listening
 from brine.instance import store
 from brine.instance.disks.changes import VolumeChanges
 from brine.instance.disks.parameters import VolumeParameters, volume_parameters
@@ -25,7 +28,9 @@ from brine.storage.settings import load_settings
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeRequest, VolumeStatus, Wipe
 from brine.storage.volumes import as_it_is, refuse_without_room, volume_in
+from brine.vm.conflicts import Identities, claiming
 from brine.vm.disk import Disk
+from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec, SpecError
 
 _MIB = 1 << 20
@@ -64,9 +69,14 @@ def refuse_volumes(spec: Spec, changes: VolumeChanges, before: Spec | None) -> N
                 raise SpecError(text, where=f"/disks/{index}/path")
     for disk in changes.grown:
         volume = volume_in(disk.unit, disk.uuid)
-        if volume.driver == "plain" and (snapshots := volume.status().snapshots):
+        status = volume.status()
+        if volume.driver == "plain" and (snapshots := status.snapshots):
             text = f"{disk.path}: has the snapshot {snapshots[-1].name}"
             raise StorageError(text, hint="LVM grows no volume with snapshots: remove them before")
+        runs = is_listening(InstanceFiles(spec.name).qmp)
+        if status.format != "raw" and status.is_open and not runs:
+            text = f"{disk.path}: is in use, and only what uses it could have the image grow"
+            raise StorageError(text, hint="stop that before")
     needed: defaultdict[str, int] = defaultdict(int)
     for disk in changes.made:
         needed[disk.unit] += disk.size_mib * _MIB
@@ -86,7 +96,10 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
     """
     name = spec.name
     facts = {"name": name, "uuids": [disk.uuid for disk in changes.made]}
-    with operation.begin(VOLUMES, store.operation_key(name), facts=facts) as work:
+    with ExitStack() as stack:
+        with claiming(partial(_refuse_begun, changes.made)):
+            begun = operation.begin(VOLUMES, store.operation_key(name), facts=facts)
+            work = stack.enter_context(begun)
         for disk in changes.made:
             make(work, spec, disk, wipe=wipe)
         for disk in changes.grown:
@@ -97,6 +110,19 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
         spec = as_made(spec, (*changes.made, *changes.grown))
         with work.committing(("is saved", facts)):
             yield spec
+
+
+def _refuse_begun(made: Sequence[Disk], _: Identities) -> None:
+    """Refuse to make volumes that other work is about to make, or to remove.
+
+    :raises StorageError: which work.
+    """
+    for record in operation.pending():
+        text = json.dumps(asdict(record))
+        for disk in made:
+            if disk.uuid in text:
+                other = f"{record.kind} of {record.key} works on a disk {disk.uuid}"
+                raise StorageError(other, hint="brine operations list shows that")
 
 
 def make(
