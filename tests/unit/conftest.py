@@ -6,7 +6,6 @@ import io
 import json
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,15 +18,7 @@ from brine.instance import store, supervisor, unit
 from brine.watcher import restart_counter
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
-
-
-def _of_tree(group: str) -> list[EntryPoint]:
-    """The entry points that the parts would have if they were installed."""
-    found: list[EntryPoint] = []
-    for file in sorted(Path(__file__).parents[2].glob("pkgs/*/pyproject.toml")):
-        groups = tomllib.loads(file.read_text())["project"].get("entry-points", {})
-        found += [EntryPoint(*entry) for entry in groups.get(group, {}).items()]
-    return found
+from tree_entry_points import of_tree
 
 
 @pytest.fixture
@@ -45,7 +36,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
     monkeypatch.setattr(paths, "VOLATILE_OPERATIONS_DIR", tmp_path / "begun")
     for each in (operation, main):
-        monkeypatch.setattr(each, "entry_points", _of_tree)
+        monkeypatch.setattr(each, "entry_points", of_tree)
     entry = EntryPoint("watcher", "brine.watcher.restart_counter:WATCHER")
     monkeypatch.setattr(supervisor, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
