@@ -3,8 +3,9 @@
 It builds the packages, boots three throw-away Debian nodes with a Salt master, and applies a
 pillar that declares a cluster and its instances. It asks where each instance lives, powers one off
 as its user, and changes the pillar: an instance gets a NIC while it runs, and another one is
-stopped. The next highstate changes nothing. Then a job that owns an instance is killed, and
-instances crash, which the watcher brings back. With --local, all is on one node without a master.
+stopped. The next highstate changes nothing. A job owns an instance. Brine makes its disk by its
+size, and the disk grows while the instance runs. Then the job is killed, and instances crash, which
+the watcher brings back. With --local, all is on one node without a master.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def show(cluster: Cluster) -> list[Score]:
         *change(cluster),
     ]
     owner.begin(host)
-    found.append(change_nothing(cluster))
+    found += [change_nothing(cluster), owner.grow(host)]
     # Its end takes a few seconds, while others crash and come back.
     owner.lose(host)
     return [

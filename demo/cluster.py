@@ -25,6 +25,8 @@ INSTANCES = ("web1", "web2", "db1", "mail1")
 BRIDGE, SECOND_BRIDGE = "br0", "br1"
 SECOND_BRIDGE_IP = "203.0.113.1"
 DECLARED = f"{PILLAR}/instances.sls"
+UNIT = "/srv/vms"
+"""Where disks are made, on each node."""
 
 _MEMORY_MIB = 128
 _GUEST = "/srv/guest"
@@ -70,6 +72,7 @@ class Cluster:
             "confd": {"key": secrets.token_hex(32)},
             "instance": {"enabled": True},
             "lifecycle": {"enabled": True},
+            "storage": {"directories": [UNIT], "default_unit": UNIT},
         }
         cluster = {
             "config": {"apply": True},

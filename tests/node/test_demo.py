@@ -19,6 +19,7 @@ SCORES = {
     "NIC is used while the VM runs",
     "instance is down as pillar says",
     "nodes are as pillar says",
+    "disk has grown while the VM runs",
     "verdicts are right",
     "states are right",
     "NIC is used after a crash",
