@@ -11,6 +11,7 @@ from demo.terminal import Terminal
 from lab.errors import LabError
 from lab.guest_image import KERNEL_OPTIONS
 from lab.node import Node
+from lab.progress import say
 from lab.waiting import wait_for
 
 _NAME = "ci1"
@@ -32,7 +33,8 @@ _SPEC = {
 def begin(terminal: Terminal) -> None:
     """Have a job own an instance, whose disk is made by its size."""
     terminal.node.write(f"/srv/{_NAME}.json", json.dumps(_SPEC))
-    terminal.type(f"grep -o '\"disks.*]' /srv/{_NAME}.json")
+    print(flush=True)
+    say(f"a CI job gets an instance, {_NAME}; Brine makes its disk, of {_MADE_MIB} MiB")
     terminal.type(f"brine instance define /srv/{_NAME}.json")
     terminal.type(f"brine storage list --type file; brine disk status {_NAME}")
     terminal.type(f"systemd-run --quiet --unit={_JOB} brine lifecycle own {_NAME} --start")

@@ -117,12 +117,23 @@ def test_a_part_that_is_added_upgrades_nothing(node: Node, next_packages: list[P
     applied(node, {})
     before = versions()
     publish(node, next_packages)
-    give_states(node, {"brine": {"confd": {"enabled": True, "daemon": False}}})
+    old = before["brine-common"]
+    more = {"confd": {"enabled": True, "daemon": False}, "storage": {"directories": ["/srv/vms"]}}
+    give_states(node, {"brine": more})
     apply_state(node)
-    assert versions() == {**before, "brine-confd": before["brine-common"]}
+    assert versions() == {**before, "brine-confd": old, "brine-storage": old}
+    give_states(node, {"brine": {"storage": {"enabled": False}}})
+    apply_state(node)
+    assert "brine-storage" not in versions()
+    assert node.path("/srv/vms").exists()
+    # A part comes with those that it needs, in a version that is not the newest.
+    give_states(node, {"brine": {"version": old, "instance": {"enabled": True}}})
+    apply_state(node)
+    assert {"brine-instance", "brine-storage"} < versions().keys()
+    assert set(versions().values()) == {old}
     give_states(node, {"brine": {"version": "latest"}})
     apply_state(node)
-    assert set(versions().values()) == {f"{before['brine-common']}+next"}
+    assert set(versions().values()) == {f"{old}+next"}
 
 
 def test_clean_undoes_it(node: Node) -> None:
