@@ -482,7 +482,7 @@ def undefine(arguments: argparse.Namespace) -> int:
 
 
 def _named(deleted: list[str], kept: list[str]) -> list[tuple[str, list[str]]]:
-    return [("its volumes are deleted", deleted), ("its volumes stay", kept)]
+    return [("and deleted its volumes", deleted), ("and kept its volumes", kept)]
 
 
 def _ask_to_delete(name: str, disks: Sequence[Disk]) -> None:
