@@ -90,6 +90,7 @@ def test_a_program_is_told_the_same_in_json() -> None:
         "vnc": None,
         "domain": None,
         "node": os.uname().nodename,
+        "volumes": [],
         "held_back": "given up",
         "spec": to_json(one.spec),
     }

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 _SLOW = {"asyncio", "ssl", "tomllib", "uuid", "platform", "pyroute2", "brine.common.qmp.client"}
+_OF_VOLUMES = {"brine.storage.unit", "brine.storage.lvm", "brine.storage.volumes"}
 _OF_NICS = {"brine.vm.vif", "brine.hotplug.net.tap", "hashlib"}
 _OF_CHANGES = {"brine.instance.validate", "brine.instance.shutdown", "brine.instance.history"}
 _OF_QEMU = {"socket", "brine.common.qmp.wire", "brine.instance.kvm.guest"}
@@ -34,12 +35,15 @@ def loaded_by(script: str) -> set[str]:
     [
         ("brine.instance.cli, brine.instance.start", _SLOW | _OF_NICS | _OF_CHANGES),
         # Nearly every instance has a NIC.
-        ("brine.instance.service.run", _SLOW | _OF_CHANGES | {"subprocess", "logging", "argparse"}),
+        (
+            "brine.instance.service.run",
+            _SLOW | _OF_CHANGES | _OF_VOLUMES | {"subprocess", "logging", "argparse"},
+        ),
         ("brine.instance.service.ready, brine.instance.kvm.guest", {"argparse", *_OF_CHANGES}),
         # Most have ended in order, and there may be hundreds to list.
         (
             "brine.instance.cli, brine.instance.listing",
-            _SLOW | _OF_QEMU | {"shutil", "datetime", "brine.instance.xen.xl"},
+            _SLOW | _OF_QEMU | _OF_VOLUMES | {"shutil", "datetime", "brine.instance.xen.xl"},
         ),
         ("brine.hotplug.commands", {"brine.hotplug.net.netlink", "uuid", "asyncio"}),
         ("brine.hotplug.net.tap, brine.hotplug.net.wiring", _SLOW | {"subprocess", "shutil"}),

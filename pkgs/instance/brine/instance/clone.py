@@ -125,8 +125,10 @@ def clone_instance(
                 work.progress(number / len(copies), f"{one.source} to {one.target}")
                 tell(one)
                 if target := volumes.get(one):
-                    volume = make(work, defined.spec, target, undo="remove volume")
                     original = find_disk(spec, one.source)
+                    if original.unit:
+                        volume_in(original.unit, original.uuid).prepare()
+                    volume = make(work, defined.spec, target, undo="remove volume")
                     volume.copy_from(original, telling(work, one.size_mib * _MIB))
                 else:
                     _copy(name, one, work)

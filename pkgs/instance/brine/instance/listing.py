@@ -7,10 +7,11 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common.cli import print_table
 from brine.common.errors import tell_error
@@ -22,42 +23,69 @@ from brine.instance.store import InstanceError
 from brine.instance.supervisor import supervisor
 from brine.instance.unit import time_of
 from brine.vm.halt import Halt
-from brine.vm.spec import to_json
+from brine.vm.spec import Spec, to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from brine.instance.disks.states import DiskState
 
 HEADING = ("NAME", "STATUS", "ADMIN STATE", "OPER STATE", "MEMORY", "VCPUS", "WHY")
 WIDE_HEADING = (*HEADING[:-1], "UP SINCE", "NODE", HEADING[-1])
 _FIRST_VNC_PORT = 5900
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
+_STORAGE_ANSWER_S = 5.0
 _LISTENS = "0A"  # the state, in the kernel's tables
 
 
 def list_all(arguments: argparse.Namespace) -> int:
     found = list(look_at_all(asked=arguments.ahead))
-    seen = with_reasons([one for one in found if not isinstance(one, InstanceError)])
+    seen = [one for one in found if not isinstance(one, InstanceError)]
+    looked = begin_volumes(one.spec for one in seen)
+    seen = with_reasons(seen)
+    volumes = looked()
     faults = [one for one in found if isinstance(one, InstanceError)]
     if arguments.json:
         reason = supervisor().reasons_to_wait()
         # A line each: json.dumps() with an indent takes several times as long.
-        lines = ",\n".join(json.dumps(summary(one, reason(one.name))) for one in seen)
+        rows = (summary(one, reason(one.name), volumes.get(one.name, ())) for one in seen)
+        lines = ",\n".join(map(json.dumps, rows))
         print(f"[\n{lines}\n]" if lines else "[]")
     else:
         heading = WIDE_HEADING if arguments.wide else HEADING
-        rows = [row(one, wide=arguments.wide) for one in seen]
-        print_table(heading, rows, none="" if faults else "no instance is defined")
+        cells = [row(one, volumes.get(one.name, ()), wide=arguments.wide) for one in seen]
+        print_table(heading, cells, none="" if faults else "no instance is defined")
     for fault in faults:
         tell_error(fault)
     return 1 if faults else 0
 
 
-def row(seen: Observed, *, wide: bool = False) -> tuple[str, ...]:
+def begin_volumes(
+    specs: Iterable[Spec], *, timeout_s: float = _STORAGE_ANSWER_S
+) -> Callable[[], Mapping[str, Sequence[DiskState]]]:
+    """Begin to look at the volumes of instances. The result waits for that, for a limited time, and
+    returns their states by the name of the instance. Most instances have none."""
+    specs = [spec for spec in specs if any(disk.unit for disk in spec.disks)]
+    if not specs:
+        return dict
+    from brine.instance.disks.states import begin_look  # with it all of storage
+
+    return begin_look(specs, timeout_s=timeout_s)
+
+
+def row(
+    seen: Observed, volumes: Sequence[DiskState] = (), *, wide: bool = False
+) -> tuple[str, ...]:
     """A row of the table.
 
+    :param volumes: of its disks.
     :param wide: with the time of its start, and its node.
     """
-    found = summary_of(seen, running_spec(seen), with_vnc=False)
+    found = summary_of(seen, running_spec(seen), volumes, with_vnc=False)
     pending = ", ".join(found["restart_pending"] or ())
     still = "paused" if found["paused"] else (found["halted"] or {}).get("state")
-    whys = found["why"], f"restart pending: {pending}" if pending else ""
+    whys = [found["why"], *(one.words() for one in volumes if not one.is_ok)]
+    whys += [f"restart pending: {pending}"] if pending else []
     return (
         found["name"],
         f"{found['status']} ({still})" if still else found["status"],
@@ -70,17 +98,24 @@ def row(seen: Observed, *, wide: bool = False) -> tuple[str, ...]:
     )
 
 
-def summary(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
+def summary(
+    seen: Observed, held_back: str | None = None, volumes: Sequence[DiskState] = ()
+) -> dict[str, Any]:
     """An instance in the JSON of a list.
 
     :param held_back: why the watcher would not start it now.
+    :param volumes: of its disks.
     """
-    found = summary_of(seen, running_spec(seen))
+    found = summary_of(seen, running_spec(seen), volumes)
     return {**found, "held_back": held_back, "spec": to_json(seen.spec)}
 
 
 def summary_of(
-    seen: Observed, running: RunningSpec | None, *, with_vnc: bool = True
+    seen: Observed,
+    running: RunningSpec | None,
+    volumes: Sequence[DiskState],
+    *,
+    with_vnc: bool = True,
 ) -> dict[str, Any]:
     """The same, of an instance whose running spec was read.
 
@@ -111,6 +146,7 @@ def summary_of(
         "vnc": _vnc(bind, pid) if runs and pid and with_vnc else None,
         "domain": seen.domain.number if seen.domain else None,
         "node": os.uname().nodename,
+        "volumes": [one.row() for one in volumes],
     }
 
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from brine.common.errors import printable
+from brine.common.progress import size_text
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
 from brine.hotplug.known_devices import devices_of
 from brine.hotplug.qemu import Machine
 from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
-from brine.instance.listing import summary_of
+from brine.instance.listing import begin_volumes, summary_of
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
@@ -53,6 +54,7 @@ def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
     name = seen.name
     control = InstanceFiles(name)
     is_qemu = not seen.spec.is_xen()
+    volumes = begin_volumes([seen.spec])
     running = running_spec(seen)
     started = running.started if running else {}
     verdict = _verdict(seen) if is_qemu else None
@@ -60,7 +62,7 @@ def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
     seen = _as_qemu_says(seen, of_qemu["qemu"])
     has_line = is_qemu and started.get("serial_console", seen.spec.serial_console)
     return {
-        **summary_of(seen, running),
+        **summary_of(seen, running, volumes().get(name, ())),
         "held_back": held_back,
         "running": {key: started[key] for key in running.pending} if running else None,
         "xen": seen.domain.state if seen.domain else None,
@@ -93,6 +95,7 @@ _LABELS = {
     "console": "Serial line",
     "qmp": "QMP socket",
     "disks": "Disk",
+    "volumes": "Volume",
     "nics": "NIC",
     "guest_addresses": "Guest address",
 }
@@ -167,6 +170,12 @@ def _disk_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
     return f"{path}, serial {printable(one['serial'])}, {_place(one)}"
 
 
+def _volume_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
+    size = size_text(one["made"]) if one["made"] else "of unknown size"
+    why = f": {one['why']}" if one["why"] else ""
+    return printable(f"{one['name'] or one['uuid']} in {one['unit']}, {size}, {one['status']}{why}")
+
+
 def _nic_line(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     there = f", {one['tap']} {_link_of(one, found)}" if one["tap"] else ""
     return printable(f"{printable(one['mac'])}{there}, {_place(one)}")
@@ -190,7 +199,12 @@ def _address_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
     return f"{one['address']}/{one['prefix']} on {one['interface']}, as its agent says"
 
 
-_ONE_A_LINE = {"disks": _disk_line, "nics": _nic_line, "guest_addresses": _address_line}
+_ONE_A_LINE = {
+    "disks": _disk_line,
+    "volumes": _volume_line,
+    "nics": _nic_line,
+    "guest_addresses": _address_line,
+}
 
 
 def _verdict(seen: Observed) -> dict[str, str] | None:

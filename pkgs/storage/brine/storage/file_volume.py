@@ -197,7 +197,7 @@ class FileVolume(Volume):
             size_mib=-(-_size_of(top) // _MIB),
         )
 
-    def status(self) -> VolumeStatus:
+    def status(self, *, with_use: bool = True) -> VolumeStatus:
         record = self._find()
         if record is None or not record.made():
             path = f"{self.unit}/{self.uuid}"
@@ -232,7 +232,7 @@ class FileVolume(Volume):
             owner=record.owner,
             name=record.name,
             since=layers[0].since,
-            is_open=any(map(_is_open, paths)),
+            is_open=with_use and any(map(_is_open, paths)),
             status=status,
             why=why,
             snapshots=tuple(snapshots),

@@ -22,6 +22,7 @@ from brine.storage import lvm, qemu_img
 from brine.storage.lvm_units import LvmVg
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import (
+    UnusableVolumeError,
     Volume,
     VolumeRequest,
     VolumeSnapshot,
@@ -42,6 +43,7 @@ _LOOK_S = 1.0
 _SNAPSHOT_PART = 5  # a snapshot may take the fifth part of its volume
 _LEAST_SNAPSHOT = 64 * _MIB
 
+_PARTIAL = "partial: a physical volume under it is missing"
 _OURS = "brine"
 _OWNER = "brine.owner="
 _NAME = "brine.name="
@@ -137,12 +139,11 @@ class PlainVolume(Volume):
         mib = -(-int(row["lv_size"]) // _MIB)
         return replace(disk, uuid=self.uuid, unit=self.unit, path=row["lv_path"], size_mib=mib)
 
-    def status(self) -> VolumeStatus:
-        row, why = None, "there is no such volume"
-        if any(one["vg_name"] == self.unit for one in lvm.report().groups):
-            row = self._row()
-        else:
-            why = f"there is no volume group {self.unit}"
+    def status(self, *, with_use: bool = True) -> VolumeStatus:
+        del with_use  # LVM has said it already
+        row, why = None, f"there is no volume group {self.unit}"
+        if self._has_group():
+            row, why = self._row(), "there is no such volume"
         if row is None:
             path = f"/dev/{self.unit}/{self._lv_name()}"
             return VolumeStatus(path=path, status=UnitStatus.MISSING, why=why)
@@ -151,13 +152,12 @@ class PlainVolume(Volume):
         if _MAKING in _tags(row):
             status, why = UnitStatus.MISSING, "its making was interrupted"
         elif health := row["lv_health_status"]:
-            status, why = UnitStatus.DEGRADED, f"LVM says {health}"
-            if health == "partial":
-                why = "partial: a physical volume under it is missing"
+            why = _PARTIAL if health == "partial" else f"LVM says {health}"
+            status = UnitStatus.DEGRADED
         elif not _is_active(row):
             why = "it is not active"
         elif bad := [one for one in map(_snapshot_of, snapshots) if one.why]:
-            status, why = UnitStatus.DEGRADED, f"snapshot {bad[0].name}: {bad[0].why}"
+            status, why = UnitStatus.DEGRADED, bad[0].fault()
         return VolumeStatus(
             path=row["lv_path"],
             size=int(row["lv_size"]),
@@ -173,6 +173,10 @@ class PlainVolume(Volume):
 
     def prepare(self) -> None:
         row = self._there()
+        # An active one can be opened still, and its guest would meet errors in the middle of its
+        # work. A mirror has the other half.
+        if row["lv_health_status"] == "partial" and "raid" not in row["lv_layout"].split(","):
+            raise UnusableVolumeError(f"{row['lv_path']}: {_PARTIAL}")
         if not _is_active(row):
             lvm.change("lvchange", "--activate", "y", self._full(row))
 
@@ -210,6 +214,7 @@ class PlainVolume(Volume):
             os.fsync(device.fileno())
 
     def snapshot(self, name: str, *, space: int = 0) -> None:
+        self.prepare()
         with self._alone():
             row = self._there()
             if name in self._snapshot_names():
@@ -217,6 +222,7 @@ class PlainVolume(Volume):
             self._make_snapshot(row, name, rounded(space) or _usual_space(row))
 
     def rollback(self, name: str) -> None:
+        self.prepare()  # LVM puts nothing back while it is not active
         with self._alone():
             row = self._there()
             snapshots = self._snapshots()
@@ -274,6 +280,12 @@ class PlainVolume(Volume):
 
     def _lv_name(self) -> str:
         return f"brine-{self.uuid}"
+
+    def _has_group(self) -> bool:
+        # LVM is asked for groups only if none of the volumes is in this one.
+        return any(one["vg_name"] == self.unit for one in lvm.volumes()) or any(
+            one["vg_name"] == self.unit for one in lvm.report().groups
+        )
 
     def _rows(self) -> Sequence[lvm.Row]:
         found = [

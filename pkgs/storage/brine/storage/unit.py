@@ -26,6 +26,8 @@ class UnitStatus(StrEnum):
     OK = "ok"
     DEGRADED = "degraded"
     MISSING = "missing"
+    UNKNOWN = "unknown"
+    """LVM or a file system gives no answer. Units in a list are never so; a volume may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

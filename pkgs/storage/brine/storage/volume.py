@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from brine.common.progress import Tell, tell_nothing
-from brine.storage.unit import UnitStatus
+from brine.storage.unit import StorageError, UnitStatus
 from brine.vm.disk import Disk
 
 _MIB = 1 << 20
@@ -45,6 +45,10 @@ class Wipe(StrEnum):
     """Zeros are written to all of it."""
     ENDS = "ends"
     """Former data can be read."""
+
+
+class UnusableVolumeError(StorageError):
+    """A volume that must not be used as it is, even if its path can be opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,10 @@ class VolumeSnapshot:
     used: int = 0
     size: int = 0
     why: str = ""
+
+    def fault(self) -> str:
+        """Why it can't be used, with its name."""
+        return f"snapshot {self.name}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +151,18 @@ class Volume(ABC):
         """The disk with its unit, path, format, backing files and size as the volume has them."""
 
     @abstractmethod
-    def status(self) -> VolumeStatus:
-        """Its state; *missing* if it does not exist."""
+    def status(self, *, with_use: bool = True) -> VolumeStatus:
+        """Its state; *missing* if it does not exist.
+
+        :param with_use: whether to find out if it is open, for which a file is opened, too.
+        """
 
     @abstractmethod
     def prepare(self) -> None:
-        """Have its path lead to it, so that it can be opened."""
+        """Have its path lead to it, so that it can be opened.
+
+        :raises UnusableVolumeError: if a part of it is gone.
+        """
 
     @abstractmethod
     def grow(self, size: int) -> None:

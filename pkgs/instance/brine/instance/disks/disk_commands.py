@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -18,18 +17,18 @@ from brine.instance import store
 from brine.instance.disks.adoption import adopt_disk
 from brine.instance.disks.finding import find_disk
 from brine.instance.disks.live import show_growth
+from brine.instance.disks.states import DiskState
 from brine.instance.disks.volumes import delete_volume
 from brine.instance.kvm.live_definition import change_live
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Oper, look
 from brine.instance.registry import Defined, define_instance
 from brine.instance.store import InstanceError
-from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import VolumeStatus, Wipe
+from brine.storage.unit import UnitStatus
+from brine.storage.volume import Wipe
 from brine.storage.volumes import volume_in
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
-from brine.vm.disk_files import size_of
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec, to_json
 
@@ -237,40 +236,13 @@ def adopt(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> int:
     """``brine disk status``: 1 if a disk is not ok."""
     spec = store.load(arguments.instance)
-    rows = [_status_row(disk) for disk in spec.disks]
+    states = [DiskState.of(disk) for disk in spec.disks]
+    rows = [one.row() for one in states]
     if arguments.json:
         print(json.dumps(rows, indent=2))
     else:
         print_table(_HEADING, map(_cells, rows), none=f"{spec.name} has no disk")
-    return 0 if all(row["status"] == UnitStatus.OK for row in rows) else 1
-
-
-def _status_row(disk: Disk) -> dict[str, Any]:
-    driver, made = "", None
-    if disk.unit:
-        volume = volume_in(disk.unit, disk.uuid)
-        driver = volume.driver
-        try:
-            made = volume.status()
-        except StorageError as error:
-            made = VolumeStatus(path=disk.path, status=UnitStatus.DEGRADED, why=str(error))
-    else:
-        is_there = os.path.exists(disk.path)
-        made = VolumeStatus(
-            path=disk.path,
-            size=size_of(disk) * _MIB if is_there else 0,
-            status=UnitStatus.OK if is_there else UnitStatus.MISSING,
-            why="" if is_there else "there is no such file or device",
-        )
-    return {
-        **_named(disk),
-        "driver": driver,
-        "made": made.size,
-        "used": made.used,
-        "snapshots": [one.name for one in made.snapshots],
-        "status": made.status,
-        "why": made.why,
-    }
+    return 0 if all(one.is_ok for one in states) else 1
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

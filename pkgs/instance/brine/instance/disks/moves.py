@@ -134,6 +134,7 @@ class _Move:
 
     def _still(self, work: Work, disk: Disk, source: Volume) -> Disk:
         """Move a disk that no QEMU has open."""
+        source.prepare()
         target, after = self._made(work, disk, source, Wipe.ZERO)
         target.copy_from(disk, partial(self._told, work))
         facts = {**work.record.facts, "after": to_json(after)}

@@ -43,6 +43,10 @@ def main() -> NoReturn:
                 wait_for_network()
             except UnitError as error:  # its disks and bridges may be there all the same
                 warn(f"{name}: the node's network: {error}", program=_PROGRAM)
+        if any(disk.unit for disk in spec.disks):
+            from brine.instance.disks.states import prepare_volumes  # most have no volume
+
+            prepare_volumes(spec)
         note_process(spec)
         hypervisor_of(spec).exec(spec)
     except (BrineError, OSError) as error:
