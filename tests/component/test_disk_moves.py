@@ -42,7 +42,7 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
     nouns.append(EntryPoint("instance", "brine.instance.cli:COMMAND"))
     nouns.append(EntryPoint("storage", "brine.storage.cli:COMMAND"))
     verbs = [EntryPoint("disk", "brine.instance.disks.cli:add_disk_verbs")]
-    verbs.append(EntryPoint("storage", "brine.instance.disks.cli:add_storage_verbs"))
+    verbs.append(EntryPoint("storage", "brine.instance.disks.storage_cli:add_storage_verbs"))
     known = {"brine.commands": nouns, "brine.verbs": verbs}
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]

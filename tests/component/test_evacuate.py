@@ -48,7 +48,7 @@ class Place(NamedTuple):
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     devices: list[str] = []
     nouns = [EntryPoint("storage", "brine.storage.cli:COMMAND")]
-    verbs = [EntryPoint("storage", "brine.instance.disks.cli:add_storage_verbs")]
+    verbs = [EntryPoint("storage", "brine.instance.disks.storage_cli:add_storage_verbs")]
     known = {"brine.commands": nouns, "brine.verbs": verbs}
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]

@@ -133,6 +133,37 @@ def test_what_is_told_of_a_leftover(caplog: pytest.LogCaptureFixture) -> None:
     fields_told(hotplug.LEFTOVER_REMOVED, say, text, caplog, part="hotplug")
 
 
+TOLD_OF_VOLUMES = [
+    (watcher.VOLUME_DEGRADED, "", "degraded", "its disk data in vg1 is degraded: partial"),
+    (watcher.VOLUME_DEGRADED, "", "missing", "its disk data in vg1 is missing: partial"),
+    (watcher.VOLUME_RECOVERED, "", "", "its disk data in vg1 is ok again"),
+    (
+        watcher.SNAPSHOT_FILLS,
+        "one",
+        "filling",
+        "snapshot one of its disk data in vg1 has little space left, and is lost without: partial",
+    ),
+    (watcher.SNAPSHOT_LOST, "one", "lost", "snapshot one of its disk data in vg1 is lost: partial"),
+    (
+        watcher.SNAPSHOT_RECOVERED,
+        "one",
+        "",
+        "snapshot one of its disk data in vg1 has space again: partial",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "snapshot", "fault", "text"), TOLD_OF_VOLUMES)
+def test_what_is_told_of_a_volume_has_the_fields_that_its_entry_shows(
+    message: Message, snapshot: str, fault: str, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def say() -> None:
+        watcher.tell_volume("web1", "data", "vg1", snapshot, fault, "partial")
+
+    fields = fields_told(message, say, f"web1: {text}", caplog, part="watcher")
+    assert fields["BRINE_STATUS"] == (fault or "ok")
+
+
 @pytest.mark.parametrize("message", sent(instance), ids=lambda message: str(message.event))
 def test_what_is_told_of_an_instance_has_the_fields_that_its_entry_shows(
     message: Message, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

@@ -32,7 +32,7 @@ extend:
 {%- if grains["os_family"] == "RedHat" %}
 {%- set damaged = salt["file.find"]("/var/lib/brine/watcher.json.damaged*", maxdepth=0) %}
 {%- for file in ["/var/lib/brine/config.versions", "/var/lib/brine/node.json", "/var/lib/brine/outbox", "/var/lib/brine/runtime", "/var/lib/brine/ssconf",
-                 "/var/lib/brine/watcher.json", "/var/lib/brine/watcher.pause", "/var/log/brine/console"] + damaged %}
+                 "/var/lib/brine/watcher.json", "/var/lib/brine/watcher-volumes.json", "/var/lib/brine/watcher.pause", "/var/log/brine/console"] + damaged %}
 
 brine-clean-{{ file }}:
   file.absent:

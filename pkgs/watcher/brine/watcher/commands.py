@@ -20,12 +20,15 @@ from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
 from brine.instance import store
 from brine.instance.intent import any_events, correct_events
+from brine.instance.observe import Observed
+from brine.vm.spec import Spec
 from brine.watcher import restart_counter
 from brine.watcher.decide import STARTS, Action, end_of, life_of
 from brine.watcher.messages import log_pass, tell_odd
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
 from brine.watcher.restart_counter import LONGEST_PAUSE_S, paused_until
 from brine.watcher.settings import load_settings
+from brine.watcher.volume_watch import watch_volumes
 
 LOCK = paths.LOCK_DIR / "watcher.lock"
 ODD = 3
@@ -114,6 +117,7 @@ def _outcomes(work: Pass, ended: frozenset[str] | None) -> Iterator[PassOutcome]
     if ended:
         wait_cleared(ended)
     said = ""
+    specs: list[Spec] = []
     if not work.dry_run:
         try:
             _forget_undefined()
@@ -125,10 +129,16 @@ def _outcomes(work: Pass, ended: frozenset[str] | None) -> Iterator[PassOutcome]
             continue
         if outcome.seen and not work.dry_run:
             tell_odd(outcome.seen, outcome.decision, outcome.actions, outcome.fault)
+        if isinstance(outcome.seen, Observed):
+            specs.append(outcome.seen.spec)
         yield outcome
-    if not work.dry_run and ended is None and any_events():
+    if work.dry_run or ended is not None:
+        return
+    if any_events():
         for fault in correct_events(store.load_all()):
             yield PassOutcome.of_fault(fault)
+    if work.only == frozenset(Action):
+        yield from map(PassOutcome.of_fault, watch_volumes(specs))
 
 
 def _forget_undefined() -> None:

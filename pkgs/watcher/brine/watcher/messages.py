@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from brine.common.errors import BrineError
+from brine.common.errors import BrineError, printable
 from brine.common.journal import log_command, tell
 from brine.common.message import NOTICE, Message
 from brine.instance.observe import Observed
@@ -20,6 +20,22 @@ CONTINUED = Message("4aa6e15a44034b9d9a8b3ee4a1c0f8d2", "continued", NOTICE)
 ODD = Message("5b8a6a1bbd6f4f0e9d2c84c7f1e03a76", "odd", logging.WARNING)
 GIVEN_UP = Message("ba679af32a3c4d28a3dd7e165c0ba718", "given-up", logging.ERROR)
 
+VOLUME_DEGRADED = Message("2ee011018f69409f9bc8ed96c3a8408d", "volume-degraded", logging.ERROR)
+VOLUME_RECOVERED = Message("6542e045869349a1b6d4f44a7b8ac16d", "volume-recovered", NOTICE)
+SNAPSHOT_FILLS = Message("8d9ba8c2b23141fc8f67272f4a08f9d6", "snapshot-fills", logging.WARNING)
+SNAPSHOT_LOST = Message("687fb86d4bdb49a8988657a0076181b4", "snapshot-lost", logging.ERROR)
+SNAPSHOT_RECOVERED = Message("541fec69f6734e36a0d4d64c94558c1c", "snapshot-recovered", NOTICE)
+
+_OF_VOLUMES = {
+    "degraded": (VOLUME_DEGRADED, "is degraded: {why}"),
+    "missing": (VOLUME_DEGRADED, "is missing: {why}"),
+    "": (VOLUME_RECOVERED, "is ok again"),
+}
+_OF_SNAPSHOTS = {
+    "filling": (SNAPSHOT_FILLS, "has little space left, and is lost without: {why}"),
+    "lost": (SNAPSHOT_LOST, "is lost: {why}"),
+    "": (SNAPSHOT_RECOVERED, "has space again: {why}"),
+}
 _TOLD = {
     Action.SET_DOWN: (SET_DOWN, "its user shut it down: it stays so"),
     Action.CLEAN_UP: (CLEANED_UP, "its leftovers are removed"),
@@ -65,3 +81,23 @@ def tell_odd(
     if is_new or is_other:
         text = str(fault).removeprefix(f"{seen.name}: ") if fault else decision.why
         tell(log, ODD, text, instance=seen.name, BRINE_REASON=str(life_of(seen)))
+
+
+def tell_volume(instance: str, disk: str, unit: str, snapshot: str, fault: str, why: str) -> None:
+    """Report that a volume of an instance, or a snapshot of one, has a fault, or has none any more.
+
+    :param disk: its name or UUID.
+    :param snapshot: its name; empty is the volume itself.
+    :param fault: a word of :class:`brine.watcher.volume_watch.VolumeFault`; empty if it is well.
+    """
+    message, text = (_OF_SNAPSHOTS if snapshot else _OF_VOLUMES)[fault]
+    subject = f"snapshot {snapshot} of its disk" if snapshot else "its disk"
+    fields = {
+        "BRINE_DISK": disk,
+        "BRINE_UNIT": unit,
+        "BRINE_SNAPSHOT": snapshot,
+        "BRINE_STATUS": fault or "ok",
+        "BRINE_REASON": why,
+    }
+    text = f"{subject} {disk} in {unit} {text.format(why=why)}"
+    tell(log, message, printable(text), instance=instance, **fields)
