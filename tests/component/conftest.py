@@ -10,7 +10,7 @@ import pytest
 from brine.common import paths
 from brine.common.entry_points import EntryPoint
 from brine.instance import supervisor
-from brine.watcher import restart_counter
+from brine.watcher import restart_counter, volume_watch
 from component import other_kernel
 from component.hotplug_fixtures import booted_pc, booted_q35, images, pc, vm
 from component.hotplug_vm import give_network
@@ -67,6 +67,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("watcher", "brine.watcher.restart_counter:WATCHER")
     monkeypatch.setattr(supervisor, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
+    monkeypatch.setattr(volume_watch, "FILE", tmp_path / "watcher-volumes.json")
     ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
 
 

@@ -58,9 +58,7 @@ class BecameError(Exception):
 
 
 @pytest.fixture
-def brine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Brine:
+def brine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Brine:
     """Runs `brine`; what a unit runs is `start`."""
     nouns = [EntryPoint("instance", "brine.instance.cli:COMMAND")]
     nouns.append(EntryPoint("disk", "brine.hotplug.cli:DISK"))
@@ -70,7 +68,6 @@ def brine(
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     monkeypatch.setattr(commands, "log_pass", lambda: None)  # the log is the test's
     monkeypatch.setattr(commands, "LOCK", paths.LOCK_DIR / "watcher.lock")
-    monkeypatch.setattr(volume_watch, "FILE", tmp_path / "watcher-volumes.json")
     # This process goes on, and becomes nothing else.
     monkeypatch.setattr(resources, "confine_runner", lambda: None)
     monkeypatch.setattr(resources, "confine_qemu", lambda _spec: None)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -1077,3 +1080,73 @@ def test_a_suspended_guest_is_woken_and_a_panicked_one_is_not_waited_for(node: N
     wait_ready(node, "asleep1")
     found = info(node, "asleep1")
     assert (found["qemu"], found["halted"]) == ("running", None)
+
+
+LVM = """#!/bin/sh
+LD_LIBRARY_PATH=/opt/lvm /opt/lvm/lvm "$@"
+status=$?
+echo "$(basename "$(cat /proc/self/cgroup)") $1 $status" >> /run/lvm-runs
+exit "$status"
+"""
+"""Notes of each run of LVM the unit that it is in, its command, and its status."""
+
+
+def give_lvm(node: Node) -> None:
+    """Have the node have this host's LVM. The node can download none."""
+    program = shutil.which("lvm", path="/usr/sbin:/sbin") or ""
+    listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    node.put(Path(program), "/opt/lvm/lvm")
+    for library in re.findall(r"=> (\S+)", listed):
+        if not re.match(r"lib(c|m)\.", Path(library).name):
+            node.put(Path(library).resolve(), f"/opt/lvm/{Path(library).name}")
+    node.write("/usr/sbin/lvm", LVM, mode=0o755)
+    node.run(["mkdir", "-p", "/etc/lvm"])
+
+
+def test_what_happens_to_volumes_is_told_once(node: Node) -> None:
+    """LVM and folders, as the sandboxes of the watcher and of an instance's unit let them be
+    seen."""
+    unit, settings = "/srv/vms", "/etc/brine/storage.toml"
+    give_lvm(node)
+    node.shell(f"mkdir -p {unit} && chmod 0750 {unit} && mkdir -p /etc/brine")
+    node.write(Path(settings), f'directories = ["{unit}"]\ndefault_unit = "{unit}"\n')
+    define(node, "vol1", admin_state="down", disks=[{"name": "data", "size_mib": 16}])
+    # What its volume group was in is gone.
+    folder = Path("/var/lib/brine/instances")
+    spec = json.loads(node.read(folder / "vol1.json"))
+    (disk,) = spec["disks"]
+    file, group = disk["path"], f"/dev/vg1/brine-{uuid.uuid4()}"
+    gone = {**disk, "uuid": group[-36:], "unit": "vg1", "path": group}
+    other = {**spec, "name": "vol2", "uuid": str(uuid.uuid4()), "disks": [gone]}
+    node.write(folder / "vol2.json", json.dumps(other))
+
+    def pass_of_unit() -> tuple[list[str], list[str]]:
+        node.run(["systemctl", "start", "brine-watcher.service"], timeout_s=120)
+        return told(node, "vol1"), told(node, "vol2")
+
+    try:
+        assert pass_of_unit() == ([], ["volume-degraded"])
+        found = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
+        states = {
+            one["name"]: (one["volumes"][0]["status"], one["volumes"][0]["why"]) for one in found
+        }
+        assert states["vol1"] == ("ok", "")
+        assert states["vol2"] == ("missing", "there is no volume group vg1")
+        failed = node.run(["brine", "instance", "start", "vol2"], check=False)
+        assert failed.returncode == 1
+        assert "its disk data in vg1 is missing: there is no volume group vg1" in failed.stderr
+        assert "brine disk status vol2" in failed.stderr
+        node.run(["brine", "instance", "stop", "vol2"])
+
+        node.run(["mv", file, f"{file}.away"])
+        assert pass_of_unit() == (["volume-degraded"], ["volume-degraded"])
+        assert pass_of_unit() == (["volume-degraded"], ["volume-degraded"])
+        node.run(["mv", f"{file}.away", file])
+        assert pass_of_unit() == (["volume-degraded", "volume-recovered"], ["volume-degraded"])
+        runs = {tuple(line.split()) for line in node.read("/run/lvm-runs").splitlines()}
+        units = ("brine-watcher.service", "brine-instance@vol2.service")
+        assert {(each, "lvs", "0") for each in units} <= runs
+        assert {status for _, _, status in runs} == {"0"}
+    finally:
+        node.shell(f"rm -rf {unit} {settings} /opt/lvm /usr/sbin/lvm /run/lvm-runs")
+        node.shell("rm -f /var/lib/brine/watcher-volumes.json")

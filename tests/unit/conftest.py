@@ -15,7 +15,7 @@ import pytest
 from brine.common import cli, main, operation, paths
 from brine.common.entry_points import EntryPoint
 from brine.instance import store, supervisor, unit
-from brine.watcher import restart_counter
+from brine.watcher import restart_counter, volume_watch
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
 from tree_entry_points import of_tree
@@ -40,6 +40,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     entry = EntryPoint("watcher", "brine.watcher.restart_counter:WATCHER")
     monkeypatch.setattr(supervisor, "entry_points", lambda _group: [entry])
     monkeypatch.setattr(restart_counter, "FILE", tmp_path / "watcher.json")
+    monkeypatch.setattr(volume_watch, "FILE", tmp_path / "watcher-volumes.json")
     monkeypatch.setattr(restart_counter, "PAUSE_FILE", tmp_path / "pause")
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(paths, "QEMU_VERSIONS_FILE", tmp_path / "qemu-versions.json")
