@@ -10,7 +10,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, die
 from brine.common.settings import SettingsError, load, setting
-from brine.vm.disk import unit_fault
+from brine.vm.values import unit_fault
 
 _PROGRAM = "brine-storage"
 _SYSTEM_FOLDERS = (

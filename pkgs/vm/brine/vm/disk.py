@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -20,6 +19,7 @@ from brine.vm.values import (
     LONGEST_SERIAL,
     like,
     tidy_path,
+    unit_fault,
 )
 
 DRIVERS = {Bus.PCI: "virtio-blk-pci", Bus.SCSI: "scsi-hd"}
@@ -35,18 +35,8 @@ _NAME = r"[a-z0-9][a-z0-9._-]{0,31}"
 _NAME_FAULT = (
     "a name has at most 32 small letters, digits, '.', '_' and '-', and begins with no sign"
 )
-_GROUP = r"[A-Za-z0-9_+.][A-Za-z0-9_+.-]{0,126}"  # lvm(8), "Valid names"
 MOST_MIB = 1 << 33
 """The largest size of a disk: 8 PiB."""
-
-
-def unit_fault(text: str) -> str | None:
-    """Why a text names no storage unit that volumes can be in; None if it may."""
-    if text.startswith("/"):
-        return "has .. in it" if ".." in text.split("/") else None
-    if not re.fullmatch(_GROUP, text) or text in (".", ".."):
-        return "is neither the name of a volume group nor the absolute path of a folder"
-    return None
 
 
 def _tidy_unit(text: str) -> str:

@@ -56,6 +56,7 @@ _LONGEST_NAME = 63
 # It becomes part of the names of a unit, of sockets and of files: no character of it needs an
 # escape there. (A dash would, where systemd reads a unit's instance as a path; %i does not.)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_GROUP = r"[A-Za-z0-9_+.][A-Za-z0-9_+.-]{0,126}"  # lvm(8), "Valid names"
 UUID = r"(?i)[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 """A pattern of UUIDs as they are written."""
 _MAC = r"(?i)[0-9a-f]{2}(:[0-9a-f]{2}){5}"
@@ -71,6 +72,15 @@ class Mode(StrEnum):
     BRIDGED = "bridged"
     ROUTED = "routed"
     OPEN_VSWITCH = "openvswitch"
+
+
+def unit_fault(text: str) -> str | None:
+    """Why a text names no storage unit that volumes can be in; None if it may."""
+    if text.startswith("/"):
+        return "has .. in it" if ".." in text.split("/") else None
+    if not re.fullmatch(_GROUP, text) or text in (".", ".."):
+        return "is neither the name of a volume group nor the absolute path of a folder"
+    return None
 
 
 def vm_name_fault(text: str) -> str | None:

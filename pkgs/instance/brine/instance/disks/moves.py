@@ -40,12 +40,13 @@ from brine.instance.store import InstanceError
 from brine.storage.unit import UnitStatus
 from brine.storage.volume import Volume, Wipe
 from brine.storage.volumes import as_it_is, refuse_without_room, volume_in
-from brine.vm.disk import Disk, unit_fault
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import PAUSED
 from brine.vm.run import Run
 from brine.vm.runtime_file import LastStart, change_file
 from brine.vm.spec import parse, to_json
+from brine.vm.values import unit_fault
 
 _OF_VOLUME = ("unit", "path", "format", "format_source", "backing")
 _REST = ("save", "resume", "remove the original", "tell")

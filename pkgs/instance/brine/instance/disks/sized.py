@@ -8,9 +8,9 @@ from typing import Any
 from uuid import uuid4
 
 from brine.storage.volume import path_of_new
-from brine.vm.disk import Disk, unit_fault
+from brine.vm.disk import Disk
 from brine.vm.spec import Spec, SpecError, to_json
-from brine.vm.values import tidy_path
+from brine.vm.values import tidy_path, unit_fault
 
 _OF_VOLUME = ("uuid", "unit", "path", "format", "format_source", "backing")
 
