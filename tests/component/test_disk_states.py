@@ -275,6 +275,10 @@ def test_the_watcher_tells_once_that_a_volume_is_degraded_and_that_it_is_well(
     assert brine("watcher", "run", "--dry-run").status == 0
     assert told_by_pass() == ["volume-degraded missing"]
     assert told_by_pass() == []
+    known = json.loads(brine("watcher", "status", "--json").out)
+    fault = {"unit": folder, "uuid": UUID, "snapshot": "", "fault": "missing"}
+    assert known["volume_faults"] == [fault]
+    assert "1 volumes or snapshots" in brine("watcher", "status").out
     os.rename(f"{file}.away", file)
     assert told_by_pass() == ["volume-recovered ok"]
     assert told_by_pass() == []

@@ -224,7 +224,11 @@ def test_status_and_forget(watcher: Run) -> None:
     status, output, _ = watcher(Unchanging(), "status", "--json")
     assert (status, json.loads(output)) == (
         0,
-        {"paused_until": None, "tries": {"web1": {"count": 5, "last": 1.0, "given_up": True}}},
+        {
+            "paused_until": None,
+            "tries": {"web1": {"count": 5, "last": 1.0, "given_up": True}},
+            "volume_faults": [],
+        },
     )
     for said in ("forgotten: web1\n", "unchanged: web1 had no tries\n"):
         assert watcher(Unchanging(), "forget", "web1") == (0, said, "")

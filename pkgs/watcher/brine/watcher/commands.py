@@ -28,7 +28,7 @@ from brine.watcher.messages import log_pass, tell_odd
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
 from brine.watcher.restart_counter import LONGEST_PAUSE_S, paused_until
 from brine.watcher.settings import load_settings
-from brine.watcher.volume_watch import watch_volumes
+from brine.watcher.volume_watch import told_faults, watch_volumes
 
 LOCK = paths.LOCK_DIR / "watcher.lock"
 ODD = 3
@@ -205,10 +205,12 @@ def print_status(arguments: argparse.Namespace) -> int:
     """``brine watcher status``."""
     until = paused_until(time.time())
     tries = restart_counter.load()
+    faults = told_faults()
     if arguments.json:
         found = {
             "paused_until": until,
             "tries": {name: asdict(one) for name, one in tries.items()},
+            "volume_faults": [{**one._asdict(), "fault": fault} for one, fault in faults.items()],
         }
         print(json.dumps(found, indent=2))
         return 0
@@ -218,6 +220,8 @@ def print_status(arguments: argparse.Namespace) -> int:
         for name, one in sorted(tries.items())
     ]
     print_table(("NAME", "TRIES", "LAST", "GIVEN UP"), rows, none="")
+    if faults:
+        print(f"{len(faults)} volumes or snapshots have faults; brine instance list names them")
     return 0
 
 

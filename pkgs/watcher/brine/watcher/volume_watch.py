@@ -120,7 +120,7 @@ def watch_volumes(specs: Iterable[Spec]) -> Iterator[BrineError]:
     now = begin_volumes(here, timeout_s=_ANSWER_S)()
     if not now and not FILE.exists():
         return
-    before = _load()
+    before = told_faults()
     told, after = changes(before, now)
     for change in told:
         _tell(change)
@@ -145,7 +145,8 @@ def _tell(change: VolumeChange) -> None:
     tell_volume(change.instance, label, change.watched.unit, snapshot, fault, why)
 
 
-def _load() -> Faults:
+def told_faults() -> Faults:
+    """The faults that were told and have not gone since, by the last pass."""
     try:
         rows = json.loads(read_regular(FILE))["faults"]
         return {Watched(*map(str, row[:3])): VolumeFault(row[3]) for row in rows}
