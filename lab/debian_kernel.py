@@ -34,7 +34,7 @@ _BUSYBOX_PACKAGE = "busybox-static"
 # What openvswitch needs without saying so comes first.
 _MODULES = ["qemu_fw_cfg", "crc32c_generic", "tun", "veth", "bridge", "8021q", "vhost_net"]
 _MODULES += ["loop", "kvm-amd", "virtio_pci", "virtio_blk", "nf_tables"]
-_MODULES += ["dm-mod", "dm-mirror", "dm-snapshot", "dm-flakey"]
+_MODULES += ["dm-mod", "dm-mirror", "dm-snapshot", "dm-flakey", "dm-thin-pool", "ext4"]
 _PROGRAMS = ["ip", "bridge", "nft", "sh", "env", "sort", "touch", "sleep", "unshare"]
 _PYTHON_PACKAGES = ["pyroute2", "systemd"]
 _LEFT_OUT = shutil.ignore_patterns(

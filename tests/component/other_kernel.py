@@ -33,7 +33,8 @@ MARKS = {
 }
 _TREE = Path(__file__).parents[2]
 _PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv", "losetup"]
-_PROGRAMS += ["lvm", "dmsetup", "qemu-img", "qemu-io"]
+_PROGRAMS += ["lvm", "dmsetup", "qemu-img", "qemu-io", "mke2fs", "e2fsck", "debugfs", "umount"]
+_PROGRAMS += ["cat", "mv"]  # of the scripted systemctl
 # What is left out was left out before: the tests are named.
 _PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest", "--long"]
 # All is in memory there.
@@ -141,7 +142,8 @@ def tell(reporter: pytest.TerminalReporter) -> None:
             if outcome and isinstance(report, pytest.TestReport):
                 reason = report.longrepr
                 text = reason[2] if isinstance(reason, tuple) else report.longreprtext
-                told = [report.nodeid, outcome, text or report.capstdout]
+                parts = (text, report.capstdout, report.capstderr)
+                told = [report.nodeid, outcome, "\n".join(filter(None, parts))]
                 reporter.write_line(f"{_TOLD}{json.dumps(told)}")
 
 

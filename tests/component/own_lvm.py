@@ -15,7 +15,7 @@ _CONFIGURATION = """
 activation {{ udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 }}
 backup {{ backup=0 archive=0 }}
 devices {{ filter=[ {accepted}, "r|.*|" ] }}
-global {{ locking_dir="{folder}/locks" }}
+global {{ locking_dir="{folder}/locks" thin_check_executable="" }}
 """
 
 
@@ -39,4 +39,6 @@ def use_lvm_of(devices: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyP
 
 
 def run_lvm(*arguments: str) -> str:
-    return subprocess.run(["lvm", *arguments], check=True, capture_output=True, text=True).stdout
+    done = subprocess.run(["lvm", *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"lvm {' '.join(arguments)}: {done.stderr}"
+    return done.stdout
