@@ -124,7 +124,8 @@ def test_a_part_that_is_added_upgrades_nothing(node: Node, next_packages: list[P
     assert versions() == {**before, "brine-confd": old, "brine-storage": old}
     give_states(node, {"brine": {"storage": {"enabled": False}}})
     apply_state(node)
-    assert "brine-storage" not in versions()
+    assert not node.path("/usr/lib/python3/dist-packages/brine/storage").exists()
+    assert not node.path("/etc/brine/storage.toml").exists()
     assert node.path("/srv/vms").exists()
     # A part comes with those that it needs, in a version that is not the newest.
     give_states(node, {"brine": {"version": old, "instance": {"enabled": True}}})

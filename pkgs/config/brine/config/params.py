@@ -326,7 +326,7 @@ _RBD: dict[str, Limits] = {
 }
 _GLUSTER: dict[str, Limits] = {
     "access": _ACCESS,
-    "host": {"check": like(r"[A-Za-z0-9.-]+|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,}", "is no host")},
+    "host": {"check": like(r"[A-Za-z0-9._-]+|[0-9A-Fa-f]*(:[0-9A-Fa-f.]*){2,}", "is no host")},
     "port": {"minimum": 1, "maximum": 65535},
     "volume": {"check": like(r"[A-Za-z0-9_-]+", "is no name of a volume")},
 }
