@@ -113,12 +113,23 @@ def driver(
 def write(volume: Volume, text: str, at: int = 0) -> None:
     """Write as a guest of the volume's disk does."""
     disk = volume.disk(Disk(path="/x"))
+    if disk.format == "raw":
+        with open(disk.path, "r+b") as file:
+            file.seek(at)
+            file.write(padded(text))
+            file.flush()
+            os.fsync(file.fileno())
+        return
     command = f"write -s /dev/stdin {at} 512"
     qemu_io(disk, command, padded(text))
 
 
 def read(volume: Volume, at: int = 0) -> str:
     disk = volume.disk(Disk(path="/x"))
+    if disk.format == "raw":
+        with open(disk.path, "rb") as file:
+            file.seek(at)
+            return file.read(512).rstrip(b"\0").decode()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "raw"
         command = ["qemu-img", "convert", "-O", "raw", "-f", disk.format, disk.path, str(copy)]
@@ -471,6 +482,27 @@ def test_no_data_of_a_former_owner_can_be_read(group: str, driver_settings: None
         assert told.pop() == 1
         path.write_bytes(secret)
         volume.remove()
+
+
+@pytest.mark.needs_device_mapper
+def test_of_two_commands_at_once_one_gets_the_space(group: str, driver_settings: None) -> None:
+    children = []
+    for _ in range(2):
+        if (child := os.fork()) == 0:
+            status = 2
+            try:
+                request = VolumeRequest(size=300 * MIB, wipe=Wipe.ENDS)
+                volume_in(group, str(uuid.uuid4())).create(request)
+                status = 0
+            except StorageError as error:
+                status = 1 if "free" in str(error) else 2
+            finally:
+                os._exit(status)
+        children.append(child)
+    ends = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert sorted(ends) == [0, 1]
+    (volume,) = managed_volumes()
+    volume.remove()
 
 
 @pytest.mark.needs_device_mapper

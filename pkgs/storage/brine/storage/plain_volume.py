@@ -182,6 +182,10 @@ class PlainVolume(Volume):
 
     def grow(self, size: int) -> None:
         size = rounded(size)
+        with self._alone():
+            row = self._there()
+            if int(row["lv_size"]) >= size and not lvm.tag_of(row, _GROWING):
+                return
         self.prepare()
         with self._alone():
             row = self._there()

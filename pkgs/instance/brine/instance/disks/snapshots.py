@@ -46,8 +46,10 @@ from brine.vm.runtime_file import LastStart, Runtime, change_file
 from brine.vm.spec import Spec
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
-# lvm(8), "Reserved names".
-_LVMS_OWN = re.compile(r"_(?:c|t|v)?(?:data|meta)\b|_(?:m|r)image|_mlog|_rmeta|_corig|_cpool|_cvol")
+# lvm(8), "Reserved names"; its other words can't begin a name that begins with "brine".
+_LVMS_OWN = re.compile(
+    r"_(?:[ct]data|[cirt]meta|i?orig|w?corig|cpool|w?cvol|[mr]image|mlog|pmspare|vdata|vorigin)"
+)
 _OVERLAY_BYTES = 1 << 20  # more than that of an empty one, with its record
 _FREEZE_S = 30.0
 _THAW_S = 10.0
