@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lab.node import Node
+from lab.tree import TREE
 from lab.waiting import wait_for
 from node.instance_on_node import boot, node_with_instances, run_in_guest
 
@@ -75,6 +76,45 @@ def test_a_disk_by_its_size_is_in_the_running_guest_and_grows_there(node: Node) 
     assert sorted(files) == sorted([rows["root"]["path"], rows["scsi"]["path"], kept])
     node.run(["brine", "instance", "reboot", "--force", "--timeout", "1", NAME])
     assert [row["name"] for row in disk(node, "status")] == ["root", "scsi"]
+
+
+KILLED = f"""
+import sys
+sys.path.insert(0, "/srv")
+from killing import killed_at, steps_of
+from brine.common import cli
+number, size = sys.argv[1:]
+work = lambda: cli.main(["disk", "grow", "{NAME}", "data", size])
+print(killed_at(int(number), work) if number != "0" else steps_of(work))
+"""
+
+
+def test_a_growth_that_is_killed_is_seen_by_the_guest_or_not_in_the_spec(node: Node) -> None:
+    disks = [{"name": "root", "size_mib": 16}, {"name": "data", "size_mib": 16, "format": "qcow2"}]
+    boot(node, NAME, disks=disks, security_model="pool", chroot=True)
+    node.put(TREE / "tests/killing.py", Path("/srv/killing.py"))
+    size = 16
+
+    def grow(number: int) -> str:
+        nonlocal size
+        size += 1
+        return node.run(["python3", "-c", KILLED, str(number), f"{size}M"]).stdout.splitlines()[-1]
+
+    steps = int(grow(0))
+    for number in range(steps // 2, steps + 1, 4):  # as the spec is saved, and after it
+        assert grow(number) == "True"
+        node.run(["brine", "operations", "settle"])
+        row = next(row for row in disk(node, "status") if row["name"] == "data")
+        assert row["size_mib"] == row["made"] >> 20, number
+        size = row["size_mib"]
+        wait_size(node, "vdb", size)
+
+
+def test_a_disk_by_its_size_gets_a_slot_that_is_not_reserved(node: Node) -> None:
+    boot(node, NAME, disks=[{"name": "root", "size_mib": 16}], security_model="pool")
+    disk(node, "add", "--size", "8M", "--name", "data", "--reserved-slots", "20")
+    rows = json.loads(node.run(["brine", "disk", "list", NAME, "--json"]).stdout)
+    assert [row["slot"] for row in rows if row["slot"] >= 20]
 
 
 def test_the_story_of_the_readme(node: Node) -> None:

@@ -21,6 +21,7 @@ from brine.common.progress import ProgressLines
 from brine.common.unix_socket import is_listening
 from brine.instance import store
 from brine.instance.disks.changes import VolumeChanges
+from brine.instance.disks.live import show_growth
 from brine.instance.disks.parameters import VolumeParameters, volume_parameters
 from brine.storage import lvm
 from brine.storage.orphans import Orphan, VolumeClaims
@@ -108,7 +109,8 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
             work.step(f"grow {disk.path}", undo=("grow", growing))
             volume_in(disk.unit, disk.uuid).grow(disk.size_mib * _MIB)
         spec = as_made(spec, (*changes.made, *changes.grown))
-        with work.committing(("is saved", facts)):
+        shown = {"name": name, "uuids": [disk.uuid for disk in changes.grown]}
+        with work.committing(("is saved", facts), *[("show growth", shown)] * bool(changes.grown)):
             yield spec
 
 
@@ -255,8 +257,26 @@ def _finish_growth(facts: Facts) -> None:
         volume.grow(status.size)
 
 
+def _show_growth(facts: Facts) -> None:
+    """Have a running guest see what has grown. Its QEMU grows an image in a file; one that it was
+    about to grow when it ended is grown now."""
+    spec = _spec_of(facts)
+    grown = [disk for disk in (spec.disks if spec else ()) if disk.uuid in facts["uuids"]]
+    try:
+        for disk in grown:
+            volume_in(disk.unit, disk.uuid).grow(disk.size_mib * _MIB)
+        show_growth(facts["name"], grown)
+    except BrineError as error:  # a guest that hangs keeps its instance from nothing
+        warn(f"{facts['name']}: disks have not grown for its guest: {error}", hint=error.hint)
+
+
 VOLUMES = OperationKind(
     "volumes",
-    {"is saved": _is_saved, "remove": remove_unused, "grow": _finish_growth},
+    {
+        "is saved": _is_saved,
+        "remove": remove_unused,
+        "grow": _finish_growth,
+        "show growth": _show_growth,
+    },
     alone=store.all_held,
 )
