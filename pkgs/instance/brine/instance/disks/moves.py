@@ -135,8 +135,8 @@ class _Move:
 
     def _still(self, work: Work, disk: Disk, source: Volume) -> Disk:
         """Move a disk that no QEMU has open."""
-        source.prepare()
         target, after = self._made(work, disk, source, Wipe.ZERO)
+        source.prepare()
         target.copy_from(disk, partial(self._told, work))
         facts = {**work.record.facts, "after": to_json(after)}
         with work.committing(("is moved", facts), *((one, facts) for one in _REST)):
