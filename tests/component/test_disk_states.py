@@ -317,3 +317,7 @@ def test_an_lvm_that_hangs_is_named(
         said = brine("watcher", "run")
         assert "lvm lvs: no answer within 1 s" in said.err
         assert said.status == 1
+        # What only shows instances does not wait that long.
+        monkeypatch.setattr(lvm, "TIMEOUT_S", 60)
+        (row,) = json.loads(brine("instance", "list", "--json").out)[0]["volumes"]
+        assert (row["status"], row["why"]) == ("unknown", "no answer within 5 s")

@@ -141,7 +141,7 @@ TOLD_OF_VOLUMES = [
         watcher.SNAPSHOT_FILLS,
         "one",
         "filling",
-        "snapshot one of its disk data in vg1 has little space left, and is lost without: partial",
+        "snapshot one of its disk data in vg1 has little space left: partial",
     ),
     (watcher.SNAPSHOT_LOST, "one", "lost", "snapshot one of its disk data in vg1 is lost: partial"),
     (

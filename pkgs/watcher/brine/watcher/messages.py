@@ -32,7 +32,7 @@ _OF_VOLUMES = {
     "": (VOLUME_RECOVERED, "is ok again"),
 }
 _OF_SNAPSHOTS = {
-    "filling": (SNAPSHOT_FILLS, "has little space left, and is lost without: {why}"),
+    "filling": (SNAPSHOT_FILLS, "has little space left: {why}"),
     "lost": (SNAPSHOT_LOST, "is lost: {why}"),
     "": (SNAPSHOT_RECOVERED, "has space again: {why}"),
 }

@@ -139,7 +139,7 @@ def _tell(change: VolumeChange) -> None:
     why = made.why
     if snapshot:
         (found,) = (one for one in made.snapshots if one.name == snapshot)
-        why = found.why or f"{100 * found.used // found.size} % of its space are used"
+        why = found.why or f"{100 * found.used // found.size} % of its space is used"
     label = change.state.disk.name or change.state.disk.uuid
     fault = str(change.fault or "")
     tell_volume(change.instance, label, change.watched.unit, snapshot, fault, why)

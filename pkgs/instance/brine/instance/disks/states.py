@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from brine.common.errors import printable, warn
+from brine.common.errors import BrineError, printable, warn
 from brine.instance.store import InstanceError
 from brine.storage.lvm import LvmError
 from brine.storage.unit import StorageError, UnitStatus
@@ -39,9 +39,10 @@ class DiskState(NamedTuple):
         volume = volume_in(disk.unit, disk.uuid)
         try:
             made = volume.status(with_use=False)
-        except StorageError as error:
-            is_unknown = isinstance(error, LvmError) or isinstance(error.__cause__, PermissionError)
-            status = UnitStatus.UNKNOWN if is_unknown else UnitStatus.DEGRADED
+        except (BrineError, OSError) as error:
+            is_known = isinstance(error, StorageError) and not isinstance(error, LvmError)
+            is_known = is_known and not isinstance(error.__cause__, PermissionError)
+            status = UnitStatus.DEGRADED if is_known else UnitStatus.UNKNOWN
             made = VolumeStatus(path=disk.path, status=status, why=str(error))
         return cls(disk, volume.driver, made)
 
