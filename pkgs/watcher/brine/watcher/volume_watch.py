@@ -16,7 +16,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_regular, write_whole
 from brine.instance.listing import begin_volumes
-from brine.instance.store import is_here
+from brine.instance.store import group, is_here
 from brine.vm.spec import AdminState, Spec
 from brine.watcher.messages import tell_volume
 
@@ -63,7 +63,6 @@ Faults = Mapping[Watched, VolumeFault]
 class VolumeChange(NamedTuple):
     """What is to be told.
 
-    :param before: the fault that was told before.
     :param fault: None if it is well now.
     """
 
@@ -71,7 +70,6 @@ class VolumeChange(NamedTuple):
     state: DiskState
     watched: Watched
     fault: VolumeFault | None
-    before: VolumeFault | None
 
 
 def faults_of(state: DiskState) -> dict[Watched, VolumeFault | None]:
@@ -92,8 +90,8 @@ def changes(
 ) -> tuple[list[VolumeChange], Faults]:
     """What is to be told, and the faults that are known then.
 
-    A volume whose state is unknown has the faults that it had. What no instance has any more is
-    forgotten.
+    A volume whose state is unknown has the faults that it had, and one that is missing has those of
+    its snapshots. What no instance has any more is forgotten.
 
     :param now: by the name of the instance.
     """
@@ -101,15 +99,15 @@ def changes(
     after: dict[Watched, VolumeFault] = {}
     for name, states in now.items():
         for state in states:
-            if state.is_unknown:
+            found = {} if state.is_unknown else faults_of(state)
+            if state.is_unknown or VolumeFault.MISSING in found.values():
                 own = (state.disk.unit, state.disk.uuid)
                 after |= {one: fault for one, fault in before.items() if one[:2] == own}
-                continue
-            for watched, fault in faults_of(state).items():
+            for watched, fault in found.items():
                 if fault:
                     after[watched] = fault
                 if fault != before.get(watched):
-                    told.append(VolumeChange(name, state, watched, fault, before.get(watched)))
+                    told.append(VolumeChange(name, state, watched, fault))
     return told, after
 
 
@@ -161,4 +159,4 @@ def _save(faults: Faults) -> None:
     rows = sorted([*watched, fault.value] for watched, fault in faults.items())
     FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     text = json.dumps({"version": 1, "faults": rows}, indent=1)
-    write_whole(FILE, text.encode() + b"\n", mode=_MODE, alone=True)
+    write_whole(FILE, text.encode() + b"\n", mode=_MODE, group=group(), alone=True)
