@@ -536,9 +536,11 @@ def test_thin_volumes_and_snapshots_of_others_are_refused_by_name(
 ) -> None:
     run_lvm("lvcreate", "--yes", "--name", "theirs", "--size", "4M", group)
     run_lvm("lvcreate", "--yes", "-s", "--name", "snap", "--size", "8M", f"{group}/theirs")
+    run_lvm("lvcreate", "--type", "thin-pool", "--name", "pool", "--size", "8M", group)
+    run_lvm("lvcreate", "--thin", "--name", "thin", "--virtualsize", "32M", f"{group}/pool")
     lvm.forget()
-    for name in ("snap", "none"):
-        with pytest.raises(StorageError, match=name):
+    for name, why in (("snap", ""), ("none", ""), ("pool", "thin pool"), ("thin", "thin pool")):
+        with pytest.raises(StorageError, match=f"{group}/{name}: .*{why}"):
             path = f"/dev/{group}/{name}"
             volume_in(group, str(uuid.uuid4())).adopt(Disk(path=path), owner="web1")
     assert managed_volumes() == []

@@ -78,6 +78,8 @@ def unit_fault(text: str) -> str | None:
     """Why a text names no storage unit that volumes can be in; None if it may."""
     if text.startswith("/"):
         return "has .. in it" if ".." in text.split("/") else None
+    if re.fullmatch(f"{_GROUP}/{_GROUP}", text):
+        return "is in a volume group, as thin pools are: Brine uses none, as a full one loses data"
     if not re.fullmatch(_GROUP, text) or text in (".", ".."):
         return "is neither the name of a volume group nor the absolute path of a folder"
     return None
