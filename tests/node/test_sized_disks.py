@@ -12,7 +12,7 @@ import pytest
 from lab.node import Node
 from lab.tree import TREE
 from lab.waiting import wait_for
-from node.instance_on_node import boot, node_with_instances, run_in_guest
+from node.instance_on_node import boot, node_with_instances, qmp, run_in_guest
 
 UNIT = "/srv/vms"
 NAME = "web1"
@@ -40,7 +40,8 @@ def wait_size(node: Node, device: str, mib: int) -> None:
 def test_a_disk_by_its_size_is_in_the_running_guest_and_grows_there(node: Node) -> None:
     root = {"name": "root", "size_mib": 16}
     scsi = {"name": "scsi", "size_mib": 16, "interface": "scsi", "format": "qcow2"}
-    boot(node, NAME, disks=[root, scsi], security_model="pool", chroot=True)
+    ide = {"name": "ide", "size_mib": 16, "interface": "ide"}
+    boot(node, NAME, disks=[root, scsi, ide], security_model="pool", chroot=True)
     wait_size(node, "vda", 16)
     wait_size(node, "sda", 16)
     told = disk(node, "add", "--size", "20M", "--name", "data")
@@ -52,10 +53,15 @@ def test_a_disk_by_its_size_is_in_the_running_guest_and_grows_there(node: Node) 
         told = disk(node, "grow", name, "+8M")
         assert told["seen_by_guest"] is True
         wait_size(node, device, told["disk"]["size_mib"])
+    # IDE has no way to tell a guest; the test guest has no driver for it. QEMU has the new size.
+    assert disk(node, "grow", "ide", "+24M")["seen_by_guest"] is False
+    images = [one["inserted"]["image"] for one in qmp(node, NAME, "query-block")]
+    assert 40 << 20 in [one["virtual-size"] for one in images]
     rows = {row["name"]: row for row in disk(node, "status")}
     assert {name: row["made"] >> 20 for name, row in rows.items()} == {
         "root": 24,
         "scsi": 24,
+        "ide": 40,
         "data": 28,
         "more": 28,
     }
@@ -73,9 +79,11 @@ def test_a_disk_by_its_size_is_in_the_running_guest_and_grows_there(node: Node) 
     assert disk(node, "remove", "data", "--delete")["deleted"] is True
     wait_for("no disk", lambda: not run_in_guest(node, NAME, "ls /sys/block | grep vd[bc] || true"))
     files = node.run(["find", UNIT, "-maxdepth", "1", "-type", "f"]).stdout.split()
-    assert sorted(files) == sorted([rows["root"]["path"], rows["scsi"]["path"], kept])
+    assert sorted(files) == sorted(
+        [*(rows[name]["path"] for name in ("root", "scsi", "ide")), kept]
+    )
     node.run(["brine", "instance", "reboot", "--force", "--timeout", "1", NAME])
-    assert [row["name"] for row in disk(node, "status")] == ["root", "scsi"]
+    assert [row["name"] for row in disk(node, "status")] == ["root", "scsi", "ide"]
 
 
 KILLED = f"""

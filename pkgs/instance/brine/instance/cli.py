@@ -74,10 +74,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     undefine.add_argument("--yes", action="store_true", help="do not ask before that")
     rename = verb("rename", f"{_DEFINITION}:rename", "rename an instance that does not run")
     rename.add_argument("new_name", metavar="NAME")
-    clone = verb("clone", "brine.instance.clone:clone", "copy an instance that does not run")
+    clone = verb("clone", "brine.instance.clone:clone", "copy an instance")
     clone.add_argument("new_name", metavar="NAME")
     text = "copy the disk PATH to OTHER; a block device is overwritten"
     clone.add_argument("--disk", metavar="PATH=OTHER", help=text, **pairs)
+    text = "make the clone's volumes in this storage unit (default: in that of each original)"
+    clone.add_argument("--unit", metavar="UNIT", default="", help=text)
     text = "use OTHER in the place of ADDRESS"
     clone.add_argument("--address", metavar="ADDRESS=OTHER", help=text, **pairs)
     start = verb("start", "brine.instance.start:start", "start instances", of_one=False)

@@ -13,8 +13,9 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from brine.common.files import FileMark, new_file, open_safely, remove_same
 from brine.common.operation import Facts, OperationKind, Work
 from brine.instance import messages, store
 from brine.instance.definition import print_spec
-from brine.instance.disks.finding import find_disk
+from brine.instance.disks.snapshots import take_of
 from brine.instance.disks.volumes import as_made, make, remove_unused, telling
 from brine.instance.kvm import uefi
 from brine.instance.kvm.runtime_devices import with_hot_changes
@@ -36,7 +37,7 @@ from brine.instance.store import InstanceError
 from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec, to_json
-from brine.vm.values import address_fault
+from brine.vm.values import address_fault, unit_fault
 
 _MIB = 1 << 20
 
@@ -60,7 +61,9 @@ def clone(arguments: argparse.Namespace) -> int:
 
     source, name, dry_run = arguments.name, arguments.new_name, arguments.dry_run
     disks, addresses = dict(arguments.disk), dict(arguments.address)
-    spec, copies, notes = clone_instance(source, name, disks, addresses, dry_run=dry_run, tell=tell)
+    spec, copies, notes = clone_instance(
+        source, name, disks, addresses, unit=arguments.unit, dry_run=dry_run, tell=tell
+    )
     if arguments.json:
         rows = [asdict(one) for one in copies]
         print_spec(spec, dry_run=dry_run, source=source, disks=rows, notes=notes)
@@ -83,25 +86,31 @@ def clone_instance(
     disks: Mapping[str, str] = {},
     addresses: Mapping[str, str] = {},
     *,
+    unit: str = "",
     dry_run: bool = False,
     tell: Callable[[DiskCopy], object] = lambda _: None,
 ) -> tuple[Spec, list[DiskCopy], list[str]]:
-    """Clone *source*, which does not run, as the instance *name*, with copies of its disks.
+    """Clone *source* as the instance *name*, with copies of its disks. If it runs, they are copied
+    from a snapshot, which LVM can take of a disk that is in use.
 
     Returns the clone's spec, the copies, and what it lacks, or shares with the original, in words.
 
     :param disks: the clone's path for each path of a disk. An unnamed file is copied beside the
         original. A target may be a block device, whose content is lost.
     :param addresses: the clone's MAC address for each of the original's.
+    :param unit: the storage unit of the clone's volumes; empty is that of each original.
     :param tell: called for each copy before it begins.
     :raises BrineError: what failed. Then nothing is left, except on a block device.
     """
     if source == name:
         raise UsageError(f"that is its name: {name}", hint="give the clone another one")
+    if unit and (fault := unit_fault(unit)):
+        raise UsageError(f"{unit!r:.60}: {fault}", hint="brine storage list shows the units")
     if not dry_run:
         store.settle_instance(name)
-    with store.alone(source):
-        spec = _source(source)
+    with ExitStack() as lock:
+        lock.enter_context(store.alone(source))
+        spec, is_running = _source(source, disks)
         refuse_name(name)
         data, notes = _data_of(spec, name, addresses)
         copies = list(_copies(spec, name, disks))
@@ -112,7 +121,7 @@ def clone_instance(
             elif disk.unit and disk.read_only:
                 row |= {"unit": "", "size_mib": 0}  # the volume stays the original's
             elif disk.unit:
-                _give_volume(disk, row, index)
+                _give_volume(disk, row, index, unit)
         # An invalid definition fails before anything is copied.
         defined = define_instance(data, dry_run=True)
         volumes = dict(_volume_copies(spec, defined))
@@ -120,12 +129,20 @@ def clone_instance(
         if dry_run:
             return defined.spec, copies, notes
         known = {"name": name, "source": source, "uuid": defined.spec.uuid}
-        with operation.begin(CLONE, store.operation_key(name), facts=known) as work:
+        keys = (store.operation_key(name), store.operation_key(source))
+        with operation.begin(CLONE, *keys, facts=known) as work:
+            originals = {disk.path: disk for disk in spec.disks}
+            taken: Facts = {"snapshot": "", "disks": []}
+            if is_running and volumes:
+                taken, said = _take_snapshot(work, spec, [originals[one.source] for one in volumes])
+                notes += said
+                originals |= _as_taken(originals, taken)
+                lock.close()  # the guest is not in the way of the copies, nor they in its
             for number, one in enumerate(copies):
                 work.progress(number / len(copies), f"{one.source} to {one.target}")
                 tell(one)
                 if target := volumes.get(one):
-                    original = find_disk(spec, one.source)
+                    original = originals[one.source]
                     if original.unit:
                         volume_in(original.unit, original.uuid).prepare()
                     volume = make(work, defined.spec, target, undo="remove volume")
@@ -134,17 +151,46 @@ def clone_instance(
                     _copy(name, one, work)
             data = to_json(as_made(defined.spec, tuple(volumes.values())))
             work.step("define", undo=("undefine", known))
-            with work.committing(("is defined", known), ("copy variables", known), ("tell", known)):
+            rest = [("copy variables", known), ("remove snapshot", taken), ("tell", known)]
+            with work.committing(("is defined", known), *rest):
                 defined = define_instance(data, is_new=True)
     return defined.spec, copies, notes
 
 
-def _give_volume(disk: Disk, row: dict[str, Any], index: int) -> None:
-    """Have a disk of the clone get a volume of its own, in the unit of the original's."""
+def _take_snapshot(work: Work, spec: Spec, disks: Sequence[Disk]) -> tuple[Facts, list[str]]:
+    """Take a snapshot that is only for this clone; returns what removes it, and notes."""
+    name = f"clone-{os.urandom(4).hex()}"
+    facts = {
+        "snapshot": name,
+        "disks": [{"unit": disk.unit, "uuid": disk.uuid} for disk in disks],
+    }
+    work.step(f"snapshot of {spec.name}", undo=("remove snapshot", facts))
+    return facts, take_of(spec, disks, name, is_running=True)
+
+
+def _as_taken(originals: Mapping[str, Disk], taken: Facts) -> Iterator[tuple[str, Disk]]:
+    """The disks of a snapshot by the paths of the originals."""
+    units = {row["uuid"]: row["unit"] for row in taken["disks"]}
+    for path, disk in originals.items():
+        if disk.uuid in units:
+            for one in volume_in(disk.unit, disk.uuid).status().snapshots:
+                if one.name == taken["snapshot"]:
+                    yield path, replace(disk, path=one.path)
+
+
+def _remove_snapshot(facts: Facts) -> None:
+    for row in facts["disks"]:
+        volume_in(row["unit"], row["uuid"]).remove_snapshot(facts["snapshot"])
+
+
+def _give_volume(disk: Disk, row: dict[str, Any], index: int, unit: str) -> None:
+    """Have a disk of the clone get a volume of its own, in a unit or in that of the original."""
     status = volume_in(disk.unit, disk.uuid).status()
     mib = max(disk.size_mib, -(-status.size // _MIB))
     del row["path"], row["uuid"], row["backing"]
-    row |= {"name": disk.name or f"disk{index}", "size_mib": mib}
+    row |= {"name": disk.name or f"disk{index}", "size_mib": mib, "unit": unit or disk.unit}
+    if not row["unit"].startswith("/"):
+        row["format"] = "raw"  # a volume group has raw volumes only
 
 
 def _volume_copies(spec: Spec, defined: Defined) -> Iterator[tuple[DiskCopy, Disk]]:
@@ -190,6 +236,7 @@ CLONE = OperationKind(
     {
         "remove": _remove_copy,
         "remove volume": remove_unused,
+        "remove snapshot": _remove_snapshot,
         "is defined": _is_defined,
         "undefine": _undefine,
         "copy variables": _copy_variables,
@@ -198,17 +245,37 @@ CLONE = OperationKind(
 )
 
 
-def _source(name: str) -> Spec:
-    """The original's spec, as its next start would have it."""
+def _source(name: str, disks: Mapping[str, str]) -> tuple[Spec, bool]:
+    """The original's spec, as its next start would have it, and whether it runs.
+
+    :param disks: that are copied to a path.
+    """
     seen = look(name)
-    if (oper := seen.state.oper) in (Oper.RUNNING, Oper.STARTING, Oper.STOPPING):
-        hint = f"brine instance stop {name}, then clone it: its disks change while it runs"
-        raise InstanceError(name, f"is {oper}", hint=hint)
-    refuse_stray_vm(name, "end it, then clone the instance: its disks change while it runs")
-    if not seen.spec.is_xen():
+    is_running = seen.state.oper is Oper.RUNNING
+    if (oper := seen.state.oper) in (Oper.STARTING, Oper.STOPPING):
+        raise InstanceError(name, f"is {oper}", hint="try again when that is done")
+    if not is_running:
+        refuse_stray_vm(name, "end it, then clone the instance: its disks change while it runs")
+    spec = seen.spec
+    if not spec.is_xen():
         with contextlib.suppress(InstanceError):  # its start tells the fault
-            return with_hot_changes(seen.spec)
-    return seen.spec
+            spec = with_hot_changes(spec)
+    if is_running:
+        _refuse_changing(spec, disks)
+    return spec, is_running
+
+
+def _refuse_changing(spec: Spec, disks: Mapping[str, str]) -> None:
+    """Refuse disks that change while they are copied."""
+    hint = f"brine instance stop {spec.name}, then clone it"
+    if spec.is_xen():
+        raise InstanceError(spec.name, "is a domain of Xen's, and runs", hint=hint)
+    for disk in spec.disks:
+        is_volume = disk.unit and not disk.unit.startswith("/")
+        if disk.path in disks or not (disk.read_only or is_volume):
+            text = f"runs, and its disk {disk.name or disk.path} changes while it is copied"
+            hint += "; from a volume group to another volume a running one can be cloned, too"
+            raise InstanceError(spec.name, text, hint=hint)
 
 
 def _data_of(

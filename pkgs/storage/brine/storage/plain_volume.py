@@ -396,7 +396,9 @@ def _is_active(row: lvm.Row) -> bool:
 
 
 def _usual_space(row: lvm.Row) -> int:
-    return rounded(max(int(row["lv_size"]) // _SNAPSHOT_PART, _LEAST_SNAPSHOT))
+    size = int(row["lv_size"])
+    whole = size + size // 64 + _MIB  # all of it, and where LVM notes what is there
+    return rounded(min(max(size // _SNAPSHOT_PART, _LEAST_SNAPSHOT), whole))
 
 
 def _order_of(row: lvm.Row) -> tuple[int, float, str]:
@@ -415,6 +417,7 @@ def _snapshot_of(row: lvm.Row) -> VolumeSnapshot:
         used=int(size * percent / 100),
         size=size,
         why="its space is full, and it is lost" if is_lost else "",
+        path=row["lv_path"],
     )
 
 

@@ -78,6 +78,7 @@ class VolumeSnapshot:
     :param since: when it was made, in seconds since 1970.
     :param used: bytes that it takes; *size* is how many it may take, 0 is no limit.
     :param why: it can't be used; empty if it can.
+    :param path: of a device that has the volume as it was then; empty if there is none.
     """
 
     name: str
@@ -85,6 +86,7 @@ class VolumeSnapshot:
     used: int = 0
     size: int = 0
     why: str = ""
+    path: str = ""
 
     def fault(self) -> str:
         """Why it can't be used, with its name."""

@@ -15,7 +15,7 @@ new place at any time, whichever process is killed:
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from brine.hotplug.locked_vm import Vm
 from brine.hotplug.session import working_on
 from brine.instance import messages, store
 from brine.instance.disks.finding import find_disk
+from brine.instance.disks.live import settle_vm
 from brine.instance.disks.volumes import refuse_existing, request_of
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.observe import Observed, Oper, look
@@ -167,6 +168,12 @@ class _Move:
             except QmpClosedError as error:
                 text = "ended while its disk was moved"
                 raise InstanceError(self._name, text, hint="move it again") from error
+            except HotplugError as error:
+                text = f"its disk {disk.name or disk.path} is not moved from {disk.unit} to "
+                hint = error.hint or "after an error of a device, journalctl -k names it"
+                raise InstanceError(
+                    self._name, f"{text}{self._unit}: {error}", hint=hint
+                ) from error
             finally:
                 self._hold()
             _save(facts)
@@ -355,19 +362,11 @@ def _remove(facts: Facts, unit: str) -> None:
     if disk and disk.unit == unit:
         return
     try:
-        _have_qemu_close(facts)
+        settle_vm(facts["name"])  # after a kill its copy may still go on
         volume_in(unit, facts["uuid"]).remove()
     except BrineError as error:
         text = f"{facts['name']}: a volume is left in {unit}, which no disk is in: {error}"
         warn(text, hint="brine storage orphans lists it, and removes it later")
-
-
-def _have_qemu_close(facts: Facts) -> None:
-    """Have QEMU close what its guest does not use. After a kill its copy may still go on."""
-    qmp = InstanceFiles(facts["name"]).qmp
-    if is_listening(qmp):
-        with suppress(QmpClosedError), working_on(qmp):
-            pass  # that is all: interrupted work on a VM is settled before other work
 
 
 def _tell_moved(facts: Facts) -> None:

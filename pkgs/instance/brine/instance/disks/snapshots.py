@@ -29,8 +29,8 @@ from brine.common.qmp.client import QmpClient
 from brine.common.unix_socket import is_listening
 from brine.hotplug.disk_images import image_of, laying_over, merge_layer
 from brine.hotplug.errors import HotplugError
-from brine.hotplug.session import working_on
 from brine.instance import store
+from brine.instance.disks.live import settle_vm
 from brine.instance.kvm.guest import freeze_by_agent, has_agent, run_state, thaw_by_agent
 from brine.instance.observe import Oper, look
 from brine.instance.registry import refuse_stray_vm
@@ -165,32 +165,39 @@ def take_snapshot(name: str, snapshot: str, *, space: int = 0) -> Taken:
         hint = "lower-case letters, digits, dots, dashes and underscores, at most 32"
         raise UsageError(f"not the name of a snapshot: {snapshot!r:.60}", hint=hint)
     with store.alone(name):
-        _refuse_work(name)
         spec, is_running = _look(name)
         disks = [disk for disk in spec.disks if not _why_left_out(disk)]
-        _refuse(spec, disks, snapshot, is_running=is_running)
         notes = [
             f"{called(one)} is not part of it: {why}"
             for one in spec.disks
             if (why := _why_left_out(one))
         ]
-        facts: Facts = {
-            "name": name,
-            "snapshot": snapshot,
-            "disks": [{"unit": one.unit, "uuid": one.uuid} for one in disks],
-        }
-        with operation.begin(SNAPSHOT, store.operation_key(name), facts=facts) as work:
-            if is_running:
-                notes += _take_of_running(work, spec, disks, facts, space)
-            else:
-                for disk in disks:
-                    _make(work, disk, facts, space)
-                with work.committing(("is taken", facts), ("save", facts)):
-                    pass
+        notes += take_of(spec, disks, snapshot, is_running=is_running, space=space)
         if volumes := [called(one) for one in disks if not _is_file(one)]:
             text = "LVM copies what is overwritten, and writes take many times as long"
             notes.append(f"{', '.join(volumes)}: {text}, until the snapshot is removed")
         return Taken(snapshot, tuple(disks), tuple(notes))
+
+
+def take_of(
+    spec: Spec, disks: Sequence[Disk], snapshot: str, *, is_running: bool, space: int = 0
+) -> list[str]:
+    """Take a snapshot of some disks of an instance, whose lock the caller holds. Returns notes."""
+    _refuse_work(spec.name)
+    _refuse(spec, disks, snapshot, is_running=is_running)
+    facts: Facts = {
+        "name": spec.name,
+        "snapshot": snapshot,
+        "disks": [{"unit": one.unit, "uuid": one.uuid} for one in disks],
+    }
+    with operation.begin(SNAPSHOT, store.operation_key(spec.name), facts=facts) as work:
+        if is_running:
+            return _take_of_running(work, spec, disks, facts, space)
+        for disk in disks:
+            _make(work, disk, facts, space)
+        with work.committing(("is taken", facts), ("save", facts)):
+            pass
+    return []
 
 
 def _refuse(spec: Spec, disks: Sequence[Disk], snapshot: str, *, is_running: bool) -> None:
@@ -236,6 +243,7 @@ def _take_of_running(
         _frozen(work, spec, facts, snapshot.vm.machine.qmp) as note,
     ):
         try:
+            work.step("have the guest stand still", undo=("thaw", facts))
             if len(images) < len(disks):
                 snapshot.pause()
             for disk in disks:
@@ -329,10 +337,9 @@ def _with_image(disk: Disk, runtime: Runtime) -> Runtime:
 
 def _thaw(facts: Facts) -> None:
     name = facts["name"]
+    settle_vm(name)  # a guest that stands still has no agent
     if not facts.get("is_frozen") or not _runs(name):
         return
-    with working_on(InstanceFiles(name).qmp):
-        pass  # a guest that stands still, which that settles, has no agent
     if not thaw_by_agent(name, timeout_s=_THAW_S):
         warn(f"{name}: its agent did not say that the guest writes again")
 
