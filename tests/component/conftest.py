@@ -15,6 +15,7 @@ from component import other_kernel
 from component.hotplug_fixtures import booted_pc, booted_q35, images, pc, vm
 from component.hotplug_vm import give_network
 from component.kvmd_process import Kvmd, kvmd_process
+from component.own_lvm import use_lvm_of
 from lab.debian_kernel import on_debian_kernel
 from lab.machine import Machine
 from lab.private_host import private_host
@@ -44,6 +45,14 @@ def kvmd() -> Iterator[Kvmd]:
     with kvmd_process() as process:
         process.start()
         yield process
+
+
+@pytest.fixture(autouse=True)
+def no_lvm_of_others(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LVM sees no device until a test says which: others' tests make theirs meanwhile."""
+    use_lvm_of([], tmp_path_factory.getbasetemp() / "no-lvm", monkeypatch)
 
 
 @pytest.fixture

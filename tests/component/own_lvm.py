@@ -14,7 +14,7 @@ from brine.storage import lvm
 _CONFIGURATION = """
 activation {{ udev_sync=0 udev_rules=0 verify_udev_operations=0 monitoring=0 }}
 backup {{ backup=0 archive=0 }}
-devices {{ filter=[ {accepted}, "r|.*|" ] }}
+devices {{ filter=[ {filters} ] }}
 global {{ locking_dir="{folder}/locks" thin_check_executable="" }}
 """
 
@@ -29,9 +29,9 @@ def loop_device(image: Path, size: int) -> str:
 
 def use_lvm_of(devices: Sequence[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have LVM see these devices alone, with a configuration in a new folder."""
-    (folder / "locks").mkdir(parents=True)
-    accepted = ", ".join(f'"a|^{one}$|"' for one in devices)
-    text = _CONFIGURATION.format(accepted=accepted, folder=folder)
+    (folder / "locks").mkdir(parents=True, exist_ok=True)
+    filters = ", ".join([*(f'"a|^{one}$|"' for one in devices), '"r|.*|"'])
+    text = _CONFIGURATION.format(filters=filters, folder=folder)
     (folder / "lvm.conf").write_text(text)
     monkeypatch.setenv("LVM_SYSTEM_DIR", str(folder))
     monkeypatch.setenv("LVM_SUPPRESS_FD_WARNINGS", "1")
