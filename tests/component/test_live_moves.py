@@ -25,6 +25,7 @@ from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from component.live_instance import NAME, LiveInstance, brine, kill_when
 from component.own_lvm import loop_device, run_lvm, use_lvm_of
+from killing import killed_at
 from lab.ganeti_config import ganeti_config, node_name
 from lab.guest import Guest
 from lab.guest_devices import wait_disk
@@ -261,6 +262,35 @@ def test_a_running_guest_is_cloned_as_it_is_at_one_moment(
         capsys.readouterr()
         assert brine(*clone, "web2") == 1
         assert "data" in error_of(capsys.readouterr().err)
+        check_writes(web1)
+
+
+@pytest.mark.long
+def test_a_clone_that_is_killed_anywhere_leaves_all_or_nothing(
+    web1: LiveInstance, units: Units
+) -> None:
+    """It is killed before each seventh change of a name in a folder, or program that it runs."""
+    with web1.running() as guest:
+        begin_writing(web1)
+        number, is_killed, outcomes = 1, True, set()
+        while is_killed:
+            is_killed = killed_at(number, lambda: clone_instance(NAME, "web2", unit=FIRST))
+            lvm.forget()
+            with store.alone(NAME):  # as each command on the original
+                pass
+            store.settle_instance("web2")
+            is_there = "web2" in store.names()
+            assert len(units.left_in(FIRST)) == is_there, number
+            assert len(units.left_in(SECOND)) == 1, number
+            assert guest.qmp("query-status")["status"] == "running", number
+            assert operation.pending() == [], number
+            outcomes.add(is_there)
+            if is_there:
+                (copy,) = store.load("web2").disks
+                undefine_instance("web2")
+                volume_in(copy.unit, copy.uuid).remove()
+            number += 7
+        assert outcomes == {False, True}
         check_writes(web1)
 
 

@@ -238,12 +238,13 @@ def _take_of_running(
     for disk in images:
         _make(work, disk, facts, space)
     overlays = [as_it_is(one) for one in images]
+    # QEMU must have closed overlays before they are removed.
+    work.step("have the guest stand still", undo=("thaw", facts))
     with (
         laying_over(files.qmp, images, overlays, runtime=files.runtime) as snapshot,
         _frozen(work, spec, facts, snapshot.vm.machine.qmp) as note,
     ):
         try:
-            work.step("have the guest stand still", undo=("thaw", facts))
             if len(images) < len(disks):
                 snapshot.pause()
             for disk in disks:
