@@ -1,0 +1,201 @@
+"""Who holds a lock, and who waits for it: no threads, no time, no input.
+
+A lock is held by one owner alone (*exclusive*) or by several (*shared*). Those that wait are one
+queue. An exclusive request has an entry of its own. Shared requests have an entry together, which
+later ones join until it is granted; after that, the next shared request begins another entry at
+the queue's end. So sharers pass exclusive requests that wait, but none waits for ever. A request
+of a more urgent priority is ahead of all others. Source: Ganeti's design for 2.1, "Locking
+improvements".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator
+from enum import Enum, auto
+from itertools import chain
+
+from brine.common.errors import BrineError
+
+
+class LockError(BrineError):
+    """A lock that can't be had, or is not held."""
+
+
+class LockDeletedError(LockError):
+    """A lock that was deleted, together with what it protects."""
+
+
+class RequestState(Enum):
+    """The state of a request. It leaves *waiting* once."""
+
+    WAITING = auto()
+    GRANTED = auto()
+    DELETED = auto()  # with its lock
+    WITHDRAWN = auto()
+
+
+class LockRequest:
+    """A request that has to wait.
+
+    :param settled: is called when the lock is granted, or was deleted.
+    """
+
+    __slots__ = ("is_shared", "owner", "priority", "settled", "state")
+
+    def __init__(
+        self, owner: Hashable, *, is_shared: bool, priority: int, settled: Callable[[], object]
+    ) -> None:
+        self.owner = owner
+        self.is_shared = is_shared
+        self.priority = priority
+        self.settled = settled
+        self.state = RequestState.WAITING
+
+
+class _Entry:
+    """Requests that are granted together: one that is exclusive, or sharers."""
+
+    __slots__ = ("is_shared", "requests")
+
+    def __init__(self, *, is_shared: bool) -> None:
+        self.is_shared = is_shared
+        self.requests: list[LockRequest] = []
+
+
+class LockQueue:
+    """One lock. The caller sees to it that one thread at a time is here.
+
+    :param name: for errors.
+    """
+
+    __slots__ = ("_holders", "_is_deleted", "_waiting", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._holders: dict[Hashable, bool] = {}  # whether each one shares it
+        self._waiting: dict[int, deque[_Entry]] = {}  # by priority; no queue is empty
+        self._is_deleted = False
+
+    def request(
+        self,
+        owner: Hashable,
+        *,
+        shared: bool,
+        settled: Callable[[], object],
+        priority: int = 0,
+    ) -> LockRequest | None:
+        """Ask for the lock. Returns what waits; None if the owner has it at once.
+
+        :param priority: a smaller number is more urgent.
+        :raises LockError: if the lock is deleted, or the owner has it.
+        """
+        if self._is_deleted:
+            raise LockDeletedError(f"{self.name}: is deleted")
+        if owner in self._holders:
+            raise LockError(f"{self.name}: {owner} holds it already")
+        if not self._waiting and self._is_free_for(shared=shared):
+            self._holders[owner] = shared
+            return None
+        request = LockRequest(owner, is_shared=shared, priority=priority, settled=settled)
+        self._entry_for(request).requests.append(request)
+        self._grant()
+        return None if request.state is RequestState.GRANTED else request
+
+    def withdraw(self, request: LockRequest) -> bool:
+        """No longer wait. Returns whether the request still waited; else it was settled before."""
+        if request.state is not RequestState.WAITING:
+            return False
+        request.state = RequestState.WITHDRAWN
+        queue = self._waiting[request.priority]
+        entry = next(one for one in queue if request in one.requests)
+        entry.requests.remove(request)
+        if not entry.requests:
+            self._drop(entry, request.priority)
+        self._grant()
+        return True
+
+    def release(self, owner: Hashable) -> None:
+        """Give the lock back, and grant it to those whose turn it is.
+
+        :raises LockError: if the owner has it not.
+        """
+        if self._holders.pop(owner, None) is None:
+            raise LockError(f"{self.name}: {owner} does not hold it")
+        if self._waiting:
+            self._grant()
+
+    def downgrade(self, owner: Hashable) -> None:
+        """Share a lock that was held exclusively; sharers whose turn it is get it, too.
+
+        :raises LockError: if the owner has it not.
+        """
+        if not self.is_owned(owner):
+            raise LockError(f"{self.name}: {owner} does not hold it")
+        self._holders[owner] = True
+        self._grant()
+
+    def delete(self, owner: Hashable) -> None:
+        """Delete a lock that is held exclusively; all that wait for it are told.
+
+        :raises LockError: if the owner does not hold it so.
+        """
+        if not self.is_owned(owner, shared=False):
+            raise LockError(f"{self.name}: {owner} does not hold it alone")
+        self._is_deleted = True
+        self._holders.clear()
+        waiting = [*self.waiting()]
+        self._waiting.clear()
+        for request in waiting:
+            request.state = RequestState.DELETED
+            request.settled()
+
+    def is_owned(self, owner: Hashable, *, shared: bool | None = None) -> bool:
+        """Whether an owner holds it; with *shared*, whether in that way."""
+        held = self._holders.get(owner)
+        return held is not None and shared in (None, held)
+
+    @property
+    def is_deleted(self) -> bool:
+        return self._is_deleted
+
+    def holders(self) -> dict[Hashable, bool]:
+        """Each owner, and whether it shares the lock."""
+        return dict(self._holders)
+
+    def waiting(self) -> Iterator[LockRequest]:
+        """All requests that wait, in the order of their turns."""
+        queues = (self._waiting[priority] for priority in sorted(self._waiting))
+        for entry in chain.from_iterable(queues):
+            yield from entry.requests
+
+    def _is_free_for(self, *, shared: bool) -> bool:
+        return all(self._holders.values()) if shared else not self._holders
+
+    def _entry_for(self, request: LockRequest) -> _Entry:
+        queue = self._waiting.setdefault(request.priority, deque())
+        if request.is_shared:
+            for entry in queue:
+                if entry.is_shared:
+                    return entry
+        queue.append(_Entry(is_shared=request.is_shared))
+        return queue[-1]
+
+    def _drop(self, entry: _Entry, priority: int) -> None:
+        queue = self._waiting[priority]
+        queue.remove(entry)
+        if not queue:
+            del self._waiting[priority]
+
+    def _grant(self) -> None:
+        """Grant the lock to the first entry, and to more of them where they can share it."""
+        while self._waiting:
+            priority = min(self._waiting)
+            entry = self._waiting[priority][0]
+            if not self._is_free_for(shared=entry.is_shared):
+                return
+            self._drop(entry, priority)
+            for request in entry.requests:
+                self._holders[request.owner] = request.is_shared
+                request.state = RequestState.GRANTED
+                request.settled()

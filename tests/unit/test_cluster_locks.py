@@ -1,0 +1,367 @@
+"""Locks of a cluster: turns, time limits, sets of names, and random histories."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from brine.cluster.lock_queue import LockDeletedError, LockError, LockQueue, RequestState
+from brine.cluster.locks import LockSet, SharedLock
+from lab.waiting import wait_for
+
+
+class _Turns:
+    """A lock's queue, and who was granted it, in order."""
+
+    def __init__(self) -> None:
+        self.queue = LockQueue("web1")
+        self.granted: list[str] = []
+        self.requests: dict[str, Any] = {}
+
+    def ask(self, owner: str, *, priority: int = 0) -> None:
+        """Ask for it; the names of sharers begin with s."""
+        settled = partial(self._settled, owner)
+        request = self.queue.request(
+            owner, shared=owner.startswith("s"), settled=settled, priority=priority
+        )
+        if request is None:
+            if owner not in self.granted:
+                self.granted.append(owner)
+        else:
+            self.requests[owner] = request
+
+    def _settled(self, owner: str) -> None:
+        self.granted.append(owner)
+
+
+def test_sharers_pass_exclusive_requests_until_their_entry_is_granted() -> None:
+    turns = _Turns()
+    for owner in ("x1", "s1", "x2", "s2", "x3", "s3"):
+        turns.ask(owner)
+    assert turns.granted == ["x1"]
+    turns.queue.release("x1")
+    assert turns.granted == ["x1", "s1", "s2", "s3"]
+    turns.ask("s4")  # its turn is after both
+    for owner in ("s1", "s2", "s3"):
+        turns.queue.release(owner)
+    assert turns.granted[4:] == ["x2"]
+    turns.queue.release("x2")
+    turns.queue.release("x3")
+    assert turns.granted[4:] == ["x2", "x3", "s4"]
+
+
+def test_a_more_urgent_request_is_ahead_of_all_others() -> None:
+    turns = _Turns()
+    turns.ask("s1")
+    turns.ask("x1")
+    turns.ask("s2", priority=-1)  # can share at once
+    turns.ask("x2", priority=-1)
+    turns.ask("s3", priority=5)
+    assert turns.granted == ["s1", "s2"]
+    turns.queue.release("s1")
+    turns.queue.release("s2")
+    turns.queue.release("x2")
+    turns.queue.release("x1")
+    assert turns.granted == ["s1", "s2", "x2", "x1", "s3"]
+
+
+def test_who_no_longer_waits_holds_up_nobody() -> None:
+    turns = _Turns()
+    for owner in ("s1", "x1", "s2"):
+        turns.ask(owner)
+    assert turns.granted == ["s1"]
+    assert turns.queue.withdraw(turns.requests["x1"])
+    assert turns.granted == ["s1", "s2"]
+    assert not turns.queue.withdraw(turns.requests["s2"])
+
+
+def test_all_that_wait_for_a_deleted_lock_are_told() -> None:
+    turns = _Turns()
+    for owner in ("x1", "s1", "x2"):
+        turns.ask(owner)
+    turns.queue.delete("x1")
+    assert turns.granted == ["x1", "s1", "x2"]
+    assert {one.state for one in turns.requests.values()} == {RequestState.DELETED}
+    with pytest.raises(LockDeletedError):
+        turns.ask("s2")
+    for fault in (partial(turns.queue.release, "x1"), partial(turns.queue.delete, "x1")):
+        with pytest.raises(LockError):
+            fault()
+
+
+def test_a_sharer_neither_deletes_nor_asks_again() -> None:
+    turns = _Turns()
+    turns.ask("s1")
+    for fault in (turns.queue.delete, turns.ask):
+        with pytest.raises(LockError):
+            fault("s1")
+    with pytest.raises(LockError):
+        turns.queue.downgrade("x1")
+
+
+def test_sharers_whose_turn_it_is_join_one_who_downgrades() -> None:
+    turns = _Turns()
+    for owner in ("x1", "s1", "x2"):
+        turns.ask(owner)
+    turns.queue.downgrade("x1")
+    assert turns.queue.holders() == {"x1": True, "s1": True}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_histories_grant_each_request_once_and_never_two_that_exclude_each_other(
+    seed: int,
+) -> None:
+    chance = random.Random(seed)
+    turns, asked, withdrawn = _Turns(), 0, 0
+    for _ in range(200):
+        holders = turns.queue.holders()
+        waiting = [*turns.queue.waiting()]
+        choice = chance.random()
+        if choice < 0.5 or not holders:
+            asked += 1
+            turns.ask(f"{chance.choice('sx')}{asked}", priority=chance.choice((0, 0, 0, -1, 1)))
+        elif choice < 0.6 and waiting:
+            request = chance.choice(waiting)
+            assert turns.queue.withdraw(request)
+            withdrawn += 1
+        elif choice < 0.7 and False in holders.values():
+            turns.queue.downgrade(*holders)
+        else:
+            turns.queue.release(chance.choice([*holders]))
+        holders = turns.queue.holders()
+        assert len(holders) == 1 or all(holders.values())
+        # The first that waits could not have it.
+        if waiting := [*turns.queue.waiting()]:
+            assert holders
+            assert not waiting[0].is_shared or not all(holders.values())
+    while holders := turns.queue.holders():
+        turns.queue.release(next(iter(holders)))
+    assert len(turns.granted) == len({*turns.granted}) == asked - withdrawn
+
+
+def in_thread(work: Callable[[], object]) -> Callable[[], object]:
+    """Begin work in another thread; the result waits for its end, and has what it returned or
+    raised."""
+    results: list[object] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except LockError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def result() -> object:
+        thread.join(60)
+        return results[0]
+
+    return result
+
+
+def elsewhere(work: Callable[[], object]) -> object:
+    """What work in another thread returns or raises."""
+    return in_thread(work)()
+
+
+def test_threads_share_a_lock_or_have_it_alone() -> None:
+    lock = SharedLock("web1")
+    assert lock.acquire(shared=True)
+    assert lock.is_owned()
+    assert not lock.is_owned(shared=False)
+    assert elsewhere(lambda: lock.acquire(shared=True, timeout=0)) is True
+    assert elsewhere(lambda: lock.acquire(timeout=0)) is False
+    assert elsewhere(lambda: lock.acquire(timeout=0.01)) is False
+
+
+def test_who_waits_gets_it_from_the_one_who_gives_it_back() -> None:
+    lock = SharedLock("web1")
+    lock.acquire()
+    waits = in_thread(lambda: lock.acquire(timeout=60))
+    lock.release()
+    assert waits() is True
+
+
+@pytest.mark.parametrize("work", ["acquire", "delete"])
+def test_a_deleted_lock_is_an_error_for_all_others(work: str) -> None:
+    lock = SharedLock("web1")
+    lock.acquire()
+    waits = in_thread(partial(getattr(lock, work), timeout=60))
+    time.sleep(0.01)
+    assert lock.delete()
+    assert isinstance(waits(), LockDeletedError)
+    with pytest.raises(LockDeletedError):
+        lock.acquire()
+    with pytest.raises(LockDeletedError):
+        lock.delete()
+
+
+def test_what_is_held_or_not_held_is_an_error() -> None:
+    lock = SharedLock("web1")
+    for fault in (lock.release, lock.downgrade):
+        with pytest.raises(LockError, match="does not hold"):
+            fault()
+    lock.acquire(shared=True)
+    for again in (lock.acquire, lock.delete):
+        with pytest.raises(LockError):
+            again()
+    with pytest.raises(ValueError, match="negative"):
+        lock.acquire(timeout=-1)
+
+
+def test_threads_at_random_never_hold_what_another_has_alone() -> None:
+    lock, inside, faults = SharedLock("web1"), {"s": 0, "x": 0}, []
+    counting = threading.Lock()
+
+    def work(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(200):
+            kind = chance.choice("ssx")
+            timeout = chance.choice((None, 0, 0.001))
+            if not lock.acquire(
+                shared=kind == "s", timeout=timeout, priority=chance.choice((0, 1))
+            ):
+                continue
+            with counting:
+                inside[kind] += 1
+                if inside["x"] > 1 or (inside["x"] and inside["s"]):
+                    faults.append(dict(inside))
+            time.sleep(0)
+            with counting:
+                inside[kind] -= 1
+            lock.release()
+
+    for result in [in_thread(partial(work, seed)) for seed in range(8)]:
+        assert result() is None
+    assert faults == []
+    assert lock.acquire(timeout=0)
+
+
+def test_names_are_taken_together_or_not_at_all() -> None:
+    locks = LockSet(["web1", "web2", "web3"], name="instance")
+    assert locks.acquire(["web3", "web1"]) == {"web1", "web3"}
+    assert locks.owned() == {"web1", "web3"}
+    other = partial(locks.acquire, ["web1", "web2"], timeout=0.01)
+    assert elsewhere(other) is None
+    assert elsewhere(partial(locks.acquire, ["web2"], timeout=0)) == {"web2"}
+    assert elsewhere(partial(locks.acquire, ["web2"], timeout=0)) is None  # nobody gave it back
+    locks.release(["web1"])
+    assert locks.owned() == {"web3"}
+    with pytest.raises(LockError, match="holds some"):
+        locks.acquire(["web1"])
+    with pytest.raises(LockError, match="not hold web1"):
+        locks.release(["web1"])
+    locks.release()
+    with pytest.raises(LockError):
+        locks.release()
+
+
+def test_who_waits_for_several_holds_none_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The story of Ganeti's design: A holds inst4, B wants all, C wants inst1 and gets it."""
+    names = ["inst1", "inst2", "inst3", "inst4"]
+    locks = LockSet(names, name="instance")
+    held = threading.Event()
+    done = threading.Event()
+
+    def a() -> None:
+        locks.acquire(["inst4"])
+        held.set()
+        done.wait(60)
+        locks.release()
+
+    a_ends = in_thread(a)
+    held.wait(60)
+    b_ends = in_thread(lambda: locks.acquire(names))
+    # Within the first attempt B has inst1; after it, C gets its turn.
+
+    def c() -> None:
+        assert locks.acquire(["inst1"], timeout=60)
+        locks.release()
+
+    assert elsewhere(c) is None
+    done.set()
+    assert a_ends() is None
+    assert b_ends() == {*names}
+
+
+def test_after_five_attempts_it_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = LockSet(["web1", "web2"], name="instance")
+    limits: list[float | None] = []
+    acquire = SharedLock.acquire
+
+    def noting(lock: SharedLock, **how: Any) -> bool:
+        if lock.name.endswith("web2"):
+            limits.append(how["timeout"])
+            return how["timeout"] is None and acquire(lock, **how)
+        return acquire(lock, **how)
+
+    monkeypatch.setattr(SharedLock, "acquire", noting)
+    assert locks.acquire(["web1", "web2"]) == {"web1", "web2"}
+    rounded = [None if one is None else round(one) for one in limits]
+    assert rounded == [1, 2, 4, 8, 16, None]
+
+
+def test_the_whole_set_keeps_others_from_adding() -> None:
+    locks = LockSet(["web1"], name="instance")
+    assert locks.acquire(None, shared=True) == {"web1"}
+    assert locks.owns_all()
+    adds = in_thread(lambda: locks.add(["web2"]))
+    with pytest.raises(LockError, match="shares all"):
+        locks.add(["web3"])
+    locks.release()
+    assert adds() is None
+    assert locks.acquire(None) == {"web1", "web2"}
+    locks.add(["web3"], acquired=True)
+    assert locks.owned() == {"web1", "web2", "web3"}
+    locks.downgrade()
+    assert elsewhere(lambda: locks.acquire(None, shared=True, timeout=60)) == locks.owned()
+
+
+def test_the_whole_set_is_whole_though_names_go_meanwhile() -> None:
+    locks = LockSet(["web1", "web2"], name="instance")
+    locks.acquire(["web1"])
+    whole = in_thread(lambda: locks.acquire(None, timeout=60))
+    named = in_thread(lambda: locks.acquire(["web1"], timeout=60))
+    wait_for("both to wait", lambda: len([*locks._locks["web1"]._queue.waiting()]) == 2)
+    assert locks.remove(["web1"]) == {"web1"}
+    assert whole() == {"web2"}
+    assert isinstance(named(), LockError)
+
+
+def test_an_opportunist_takes_what_is_free() -> None:
+    locks = LockSet(["web1", "web2"], name="instance")
+    locks.acquire(["web1"])
+    assert elsewhere(lambda: locks.acquire(None, opportunistic=True)) == {"web2"}
+    other = LockSet(["web1"], name="instance")
+    other.acquire(["web1"])
+    assert elsewhere(lambda: other.acquire(["web1"], opportunistic=True)) == set()
+
+
+def test_what_is_not_there_changes_nothing() -> None:
+    locks = LockSet(["web1"], name="instance")
+    with pytest.raises(LockError, match="there is no web2"):
+        locks.acquire(["web1", "web2"])
+    assert elsewhere(lambda: locks.acquire(["web1"], timeout=0)) == {"web1"}
+    with pytest.raises(LockError, match="there already"):
+        locks.add(["web1", "web2"])
+    assert locks.names() == {"web1"}
+    assert locks.remove(["web9"]) == set()
+
+
+def test_removing_needs_all_that_is_removed() -> None:
+    locks = LockSet(["web1", "web2", "web3"], name="instance")
+    locks.acquire(["web1", "web2"])
+    with pytest.raises(LockError, match="not hold web3"):
+        locks.remove(["web1", "web3"])
+    assert locks.remove(["web1"]) == {"web1"}
+    assert locks.owned() == {"web2"}
+    locks.release()
+    assert locks.remove(["web2", "web3"]) == {"web2", "web3"}
+    assert locks.names() == set()
