@@ -31,8 +31,7 @@ class _Turns:
             owner, shared=owner.startswith("s"), settled=settled, priority=priority
         )
         if request is None:
-            if owner not in self.granted:
-                self.granted.append(owner)
+            self.granted.append(owner)
         else:
             self.requests[owner] = request
 

@@ -36,20 +36,15 @@ class RequestState(Enum):
 
 
 class LockRequest:
-    """A request that has to wait.
-
-    :param settled: is called when the lock is granted, or was deleted.
-    """
+    """A request for a lock. Its attribute *settled* is called when it no longer waits."""
 
     __slots__ = ("is_shared", "owner", "priority", "settled", "state")
 
-    def __init__(
-        self, owner: Hashable, *, is_shared: bool, priority: int, settled: Callable[[], object]
-    ) -> None:
+    def __init__(self, owner: Hashable, *, is_shared: bool, priority: int) -> None:
         self.owner = owner
         self.is_shared = is_shared
         self.priority = priority
-        self.settled = settled
+        self.settled: Callable[[], object] = lambda: None
         self.state = RequestState.WAITING
 
 
@@ -87,6 +82,7 @@ class LockQueue:
     ) -> LockRequest | None:
         """Ask for the lock. Returns what waits; None if the owner has it at once.
 
+        :param settled: is called later, when the lock is granted or deleted.
         :param priority: a smaller number is more urgent.
         :raises LockError: if the lock is deleted, or the owner has it.
         """
@@ -97,10 +93,13 @@ class LockQueue:
         if not self._waiting and self._is_free_for(shared=shared):
             self._holders[owner] = shared
             return None
-        request = LockRequest(owner, is_shared=shared, priority=priority, settled=settled)
+        request = LockRequest(owner, is_shared=shared, priority=priority)
         self._entry_for(request).requests.append(request)
         self._grant()
-        return None if request.state is RequestState.GRANTED else request
+        if request.state is RequestState.GRANTED:
+            return None
+        request.settled = settled
+        return request
 
     def withdraw(self, request: LockRequest) -> bool:
         """No longer wait. Returns whether the request still waited; else it was settled before."""
