@@ -1,0 +1,37 @@
+"""The command line of ``brine lock``."""
+
+from __future__ import annotations
+
+import argparse
+
+from brine.common.cli import Command, add_verb, seconds
+
+LEVELS = ("instance", "group", "node", "storage")
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    commands = "brine.cluster.lock_commands"
+    text = "list the locks of the cluster: who holds them, who waits, for what, since when"
+    listing = add_verb(verbs, "list", f"{commands}:list_locks", text)
+    listing.add_argument("--json", action="store_true", help="print JSON, for programs")
+    text = "run a command that has locks"
+    run = add_verb(verbs, "run", f"{commands}:run", text)
+    run.usage = "brine lock run [OPTION...] -- COMMAND [ARGUMENT...]"
+    run.takes_command = True
+    run.add_argument("--cluster", action="store_true", help="the cluster's own lock")
+    for level in LEVELS:
+        text = f"the lock of a {level}; may be given several times"
+        run.add_argument(f"--{level}", metavar="NAME", action="append", default=[], help=text)
+    run.add_argument("--shared", action="store_true", help="share them with others who share them")
+    text = "give up after so many seconds (default: wait); 0 does not wait"
+    run.add_argument("--timeout", metavar="SECONDS", type=_timeout, help=text)
+    text = "for others, who see it in the list (default: the command)"
+    run.add_argument("--purpose", metavar="TEXT", default="", help=text)
+
+
+def _timeout(text: str) -> float:
+    return 0.0 if text == "0" else seconds(text)
+
+
+COMMAND = Command("have and show the locks of the cluster, on its master", _configure)
