@@ -22,15 +22,26 @@ from brine.cluster.lock_client import (
     LockServerGoneError,
     LockTimeoutError,
 )
-from brine.cluster.lock_queue import LockError
 from brine.common import cli
 from brine.common.entry_points import EntryPoint
+from brine.common.locks import LockError
 from lab.waiting import wait_for
 
 _START = (
     "import os, runpy, sys; os.dup2(int(sys.argv[1]), 3); "
     "runpy.run_module('brine.cluster.lock_server', run_name='__main__')"
 )
+
+_BRINE = """
+import pathlib, sys
+from brine.common import cli, main
+from brine.common.entry_points import EntryPoint
+from brine.cluster.lock_client import LockClient
+LockClient.__init__.__defaults__ = (pathlib.Path(sys.argv.pop(1)),)
+commands = [EntryPoint("lock", "brine.cluster.cli:COMMAND")]
+cli.entry_points = lambda group: commands if group == "brine.commands" else []
+main.run()
+"""
 
 
 class _Server:
@@ -49,6 +60,20 @@ class _Server:
             [sys.executable, "-P", "-c", _START, str(descriptor)],
             pass_fds=[descriptor],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def begin_run(self, *words: str, tty: int | None = None) -> subprocess.Popen[str]:
+        """Begin ``brine lock run`` in a process of its own, whose standard error is a pipe.
+
+        :param tty: its controlling terminal.
+        """
+        command = [sys.executable, "-P", "-c", _BRINE, str(self.path), "lock", "run", *words]
+        return subprocess.Popen(
+            command if tty is None else ["setsid", "--ctty", *command],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stdin=subprocess.DEVNULL if tty is None else tty,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def kill(self) -> None:
@@ -123,6 +148,10 @@ def test_the_order_of_levels_is_kept(server: _Server) -> None:
         b"[" * 100_000 + b"\n",
         b'{"claim": "all"}\n',
         b'{"claim": ["instance/web1"], "timeout_s": "soon"}\n',
+        b'{"claim": ["instance/web1"], "timeout_s": 1e999}\n',
+        b'{"claim": ["instance/web1"], "timeout_s": -1}\n',
+        b'{"claim": ["instance/web1"], "timeout_s": 1' + b"0" * 400 + b"}\n",
+        b'{"claim": ["instance/web1"], "priority": 0.5}\n',
         b'{"claim": []}\n',
         b'{"claim": ["box/1"]}\n',
         b"null\n",
@@ -202,6 +231,94 @@ def test_run_ends_as_its_command_does(server: _Server, words: list[str], status:
     except SystemExit as end:
         found = int(end.code or 0)
     assert found == status
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)]
+)
+def test_a_signal_ends_one_who_waits(server: _Server, number: signal.Signals, status: int) -> None:
+    with LockClient() as holder:
+        holder.claim(["node/n1"], purpose="reboot n1")
+        process = server.begin_run("--node", "n1", "--instance", "web1", "--", "true")
+        assert process.stderr
+        said = process.stderr.readline()
+        assert said == f"waiting for node/n1, which is held by: reboot n1 (process {os.getpid()})\n"
+        process.send_signal(number)
+        assert process.communicate(timeout=60)[1] == ""
+        assert process.returncode == status
+        wait_for("its claim to end", lambda: waiting(0))
+        assert [row["holds"] for row in holder.rows()] == [["node/n1"]]
+
+
+_TOLD = """
+cd "$1"
+trap 'echo int >>told' INT
+trap 'echo term >>told' TERM
+touch began
+while [ ! -e end ]; do sleep 0.01; done
+exit 7
+"""
+
+
+def test_the_command_is_told_to_end_and_has_its_locks_until_it_has(
+    server: _Server, tmp_path: Path
+) -> None:
+    command = ["sh", "-c", _TOLD, "sh", str(tmp_path)]
+    process = server.begin_run("--node", "n1", "--purpose", "drain", "--", *command)
+    told = tmp_path / "told"
+    wait_for("the command to run", (tmp_path / "began").exists)
+    process.send_signal(signal.SIGINT)
+    wait_for("the command to be told", lambda: told.exists() and told.read_text() == "int\n")
+    process.terminate()
+    wait_for("the command to be told again", lambda: told.read_text() == "int\nterm\n")
+    with LockClient() as client:
+        assert [row["holds"] for row in client.rows()] == [["node/n1"]]
+        (tmp_path / "end").touch()
+        process.communicate(timeout=60)
+        assert process.returncode == 7
+        client.claim(["node/n1"], purpose="the next", timeout_s=60)
+
+
+def test_a_command_that_a_signal_ends_is_waited_for(server: _Server, tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    script = 'touch "$1"; exec sleep 600'
+    process = server.begin_run("--node", "n1", "--", "sh", "-c", script, "sh", str(began))
+    wait_for("the command to run", began.exists)
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+def test_ctrl_c_reaches_the_command_once(server: _Server, tmp_path: Path) -> None:
+    """The terminal has sent it to both. What is handed on comes in order of the numbers."""
+    terminal, end = os.openpty()
+    command = ["sh", "-c", _TOLD, "sh", str(tmp_path)]
+    process = server.begin_run("--node", "n1", "--", *command, tty=end)
+    os.close(end)
+    told = tmp_path / "told"
+    wait_for("the command to run", (tmp_path / "began").exists)
+    os.write(terminal, b"\x03")
+    wait_for("the command to be told", lambda: told.exists() and told.read_text() != "")
+    process.terminate()
+    wait_for("the command to be told again", lambda: "term" in told.read_text())
+    (tmp_path / "end").touch()
+    process.communicate(timeout=60)
+    os.close(terminal)
+    assert told.read_text() == "int\nterm\n"
+
+
+def test_a_command_goes_on_without_its_locks_and_that_is_said(
+    server: _Server, tmp_path: Path
+) -> None:
+    command = ["sh", "-c", _TOLD, "sh", str(tmp_path)]
+    process = server.begin_run("--node", "n1", "--", *command)
+    wait_for("the command to run", (tmp_path / "began").exists)
+    server.kill()
+    assert process.stderr
+    assert "the locks of this command, which goes on" in process.stderr.readline()
+    (tmp_path / "end").touch()
+    process.communicate(timeout=60)
+    assert process.returncode == 7
 
 
 def test_a_server_that_ends_is_told_and_asked_again(

@@ -18,6 +18,7 @@ BELOW = {
     "vm": {"common"},
     "storage": {"common", "vm"},
     "config": {"common", "vm"},
+    "cluster": {"common", "config"},
     "kvmd": {"common", "vm"},
     "confd": {"common", "config"},
     "hotplug": {"common", "vm"},
@@ -57,7 +58,7 @@ def test_no_part_is_below_that_must_never_be() -> None:
     assert BELOW["vm"] == {"common"}
     assert not {"instance", "hotplug"} & BELOW["config"]
     assert not {"instance", "config"} & BELOW["hotplug"]
-    on_top = {"confd", "kvmd", "lifecycle", "watcher"}
+    on_top = {"cluster", "confd", "kvmd", "lifecycle", "watcher"}
     assert {part: found for part, below in BELOW.items() if (found := below & on_top)} == {}
 
 

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 
-from brine.cluster.lock_queue import LockError
-from brine.cluster.lock_table import Claim, ClaimState, LockName, LockTable
+from brine.cluster.lock_table import ClaimState, LockClaim, LockName, LockTable
+from brine.common.locks import LockError
 
 
 class _Story:
@@ -17,10 +17,10 @@ class _Story:
     def __init__(self) -> None:
         self.table = LockTable()
         self.now = 0.0
-        self.claims: dict[str, list[Claim]] = {}
+        self.claims: dict[str, list[LockClaim]] = {}
         self.settled: list[str] = []
 
-    def claim(self, owner: str, *names: str, shared: bool = False, **how: float) -> Claim:
+    def claim(self, owner: str, *names: str, shared: bool = False, **how: float) -> LockClaim:
         claim = self.table.claim(
             owner,
             map(LockName.parse, names),
@@ -44,7 +44,7 @@ class _Story:
         return [*self.table.claims()] == [] and self.table._queues == {}
 
 
-def states(*claims: Claim) -> list[str]:
+def states(*claims: LockClaim) -> list[str]:
     return [claim.state.name for claim in claims]
 
 
@@ -148,9 +148,9 @@ def test_an_owner_that_ends_waits_for_nothing() -> None:
     assert story.is_free()
 
 
-def _excluding(story: _Story) -> list[tuple[Claim, Claim]]:
+def _excluding(story: _Story) -> list[tuple[LockClaim, LockClaim]]:
     """Claims that hold one lock together, though one of them is exclusive."""
-    holding: dict[LockName, list[Claim]] = {}
+    holding: dict[LockName, list[LockClaim]] = {}
     for claim in story.table.claims():
         for name in claim.held:
             holding.setdefault(name, []).append(claim)

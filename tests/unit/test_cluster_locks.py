@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from brine.cluster.lock_queue import LockDeletedError, LockError, LockQueue, RequestState
+from brine.cluster.lock_queue import LockDeletedError, LockQueue, RequestState
 from brine.cluster.locks import LockSet, SharedLock
+from brine.common.locks import LockError
 from lab.waiting import wait_for
 
 

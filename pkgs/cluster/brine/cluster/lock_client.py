@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
-from brine.cluster.lock_queue import LockError
 from brine.common.errors import install_hint, root_hint
+from brine.common.locks import LockError
 
 SOCKET = Path("/run/brine/lockd")
 

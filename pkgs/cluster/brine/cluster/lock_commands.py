@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import select
 import shlex
-import subprocess
+import signal
 import sys
 import time
 
 from brine.cluster.cli import LEVELS
 from brine.cluster.lock_client import LockClient, LockServerGoneError, Row
-from brine.cluster.lock_queue import LockError
 from brine.common.cli import print_table
 from brine.common.errors import UsageError, printable, warn
 
 _HEADING = ("LOCKS", "MODE", "STATE", "SINCE", "PID", "PURPOSE")
 _AGAIN_S = 0.5
 _TRIES = 20
+_LOOK_S = 0.5  # whether brine-lockd is still there
 _NOT_FOUND, _NOT_RUN = 127, 126
+_HANDED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def list_locks(arguments: argparse.Namespace) -> int:
@@ -56,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _claimed(names: list[str], purpose: str, arguments: argparse.Namespace) -> LockClient:
     """A connection that has these locks."""
     until = None if arguments.timeout is None else time.monotonic() + arguments.timeout
-    gone: LockError | None = None
+    gone: LockServerGoneError | None = None
     for _ in range(_TRIES):
         left_s = None if until is None else max(0.0, until - time.monotonic())
         try:
@@ -87,20 +90,36 @@ def _tell_wait(name: str, holders: list[Row]) -> None:
 
 
 def _run_command(client: LockClient, command: list[str]) -> int:
+    """Run a command, and hand on to it the signals that this process gets. Returns its exit
+    status."""
+    handed_on = [each for each in _HANDED_ON if signal.getsignal(each) is not signal.SIG_IGN]
+    heard = [*handed_on, signal.SIGCHLD]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     try:
-        process = subprocess.Popen(command)
+        process = os.posix_spawnp(
+            command[0], command, os.environ, setsigmask=mask, setsigdef=_IGNORED_BY_PYTHON
+        )
+        return _wait_for(process, client, heard)
     except OSError as error:
         print(f"brine: error: {command[0]}: {error.strerror}", file=sys.stderr)
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_RUN
-    poll = select.poll()
-    poll.register(client, select.POLLIN)
-    while process.poll() is None:
-        try:
-            if poll.poll(200):
-                # The command goes on: what it does is safe without the locks.
-                warn("brine-lockd has ended, and with it the locks of this command, which goes on")
-                process.wait()
-        except KeyboardInterrupt:
-            process.wait()
-    status = process.returncode
-    return status if status >= 0 else 128 - status
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _wait_for(process: int, client: LockClient, heard: list[signal.Signals]) -> int:
+    """Wait for the end of a child process; returns its exit status, as shells have it."""
+    is_served = True
+    while True:
+        told = signal.sigtimedwait(heard, _LOOK_S)
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+        # What the kernel sends, as at Ctrl-C, goes to all processes of a terminal: it has that.
+        if told and told.si_signo != signal.SIGCHLD and told.si_code <= 0:
+            os.kill(process, told.si_signo)
+        if is_served and select.select([client], [], [], 0)[0]:
+            # The command goes on: what it does is safe without the locks.
+            warn("brine-lockd has ended, and with it the locks of this command, which goes on")
+            is_served = False

@@ -15,11 +15,7 @@ from collections.abc import Callable, Hashable, Iterator
 from enum import Enum, auto
 from itertools import chain
 
-from brine.common.errors import BrineError
-
-
-class LockError(BrineError):
-    """A lock that can't be had, or is not held."""
+from brine.common.locks import LockError
 
 
 class LockDeletedError(LockError):

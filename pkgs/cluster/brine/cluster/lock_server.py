@@ -16,9 +16,9 @@ import time
 from functools import partial
 from typing import Any
 
-from brine.cluster.lock_queue import LockError
-from brine.cluster.lock_table import Claim, ClaimState, LockName, LockTable
+from brine.cluster.lock_table import ClaimState, LockClaim, LockName, LockTable
 from brine.common.errors import printable
+from brine.common.locks import LockError
 from brine.common.unix_socket import peer_process
 
 LONGEST_LINE = 1 << 20
@@ -26,6 +26,7 @@ LONGEST_LINE = 1 << 20
 _LISTENER = 3  # the first descriptor that systemd passes (sd_listen_fds(3))
 _IDLE_S = 60.0
 _LONGEST_PURPOSE = 200
+_LONGEST_TIMEOUT_S = 1e6
 _MOST_UNSENT = 4 << 20
 
 
@@ -41,7 +42,7 @@ class _Connection:
         self.socket = connection
         self.pid = peer_process(connection)
         self.purpose = ""
-        self.waits: Claim | None = None
+        self.waits: LockClaim | None = None
         self._heard = b""
         self._unsent = b""
 
@@ -162,12 +163,14 @@ class LockServer:
         timeout, priority = message.get("timeout_s"), message.get("priority", 0)
         if not (isinstance(timeout, int | float | None) and isinstance(priority, int)):
             raise _BadMessageError("a claim's timeout_s and priority are numbers")
+        if timeout is not None and not 0 <= timeout <= _LONGEST_TIMEOUT_S:
+            raise _BadMessageError(f"a claim's timeout_s is 0 to {_LONGEST_TIMEOUT_S:g}")
         claim = self._table.claim(
             client,
             [LockName.parse(str(name)) for name in names],
             now=time.monotonic(),
             shared=message.get("shared") is True,
-            timeout=None if timeout is None else max(0.0, timeout),
+            timeout=timeout,
             priority=priority,
             settled=partial(self._settled, client),
         )
@@ -185,7 +188,7 @@ class LockServer:
             with contextlib.suppress(EOFError):  # poll() tells of that
                 client.send(**{"granted" if is_granted else "timed_out": True})
 
-    def _tell_wait(self, client: _Connection, claim: Claim) -> None:
+    def _tell_wait(self, client: _Connection, claim: LockClaim) -> None:
         if name := claim.lock_waited_for():
             holders = [_row(one) for one in self._table.holders(name)]
             client.send(waits_for=str(name), holders=holders)
@@ -194,7 +197,7 @@ class LockServer:
         return [_row(claim) for claim in self._table.claims()]
 
 
-def _row(claim: Claim) -> dict[str, Any]:
+def _row(claim: LockClaim) -> dict[str, Any]:
     """A claim, for people and programs."""
     client = claim.owner
     assert isinstance(client, _Connection)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, NamedTuple
 
-from brine.cluster.lock_queue import LockError, LockQueue, LockRequest
+from brine.cluster.lock_queue import LockQueue, LockRequest
+from brine.common.locks import LockError
 
 ATTEMPTS = 5
 MOST_LOCKS = 10_000
@@ -33,6 +34,10 @@ class Level(IntEnum):
     STORAGE = 4
 
 
+_LEVELS = {level.name.lower(): level for level in Level}
+_ORDER = ", ".join(_LEVELS)
+
+
 class LockName(NamedTuple):
     """A lock: ``instance/web1``, or ``cluster``. The order of names is that of taking them."""
 
@@ -42,16 +47,14 @@ class LockName(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> LockName:
         """:raises LockError: if it is no name of a lock."""
-        level, has_name, name = text.partition("/")
-        try:
-            found = cls(Level[level.upper()] if level.islower() else Level(-1), name)
-        except (KeyError, ValueError):
-            levels = ", ".join(one.name.lower() for one in Level)
-            raise LockError(f"{text!r:.80}: no lock's level is so called: {levels}") from None
-        is_good = name.isprintable() and len(name) <= _LONGEST_NAME
-        if bool(has_name and name) is (found.level is Level.CLUSTER) or not is_good:
+        word, slash, name = text.partition("/")
+        level = _LEVELS.get(word)
+        if level is None:
+            raise LockError(f"{text!r:.80}: a lock's level is one of {_ORDER}")
+        is_whole = not slash if level is Level.CLUSTER else bool(name)
+        if not (is_whole and name.isprintable() and len(name) <= _LONGEST_NAME):
             raise LockError(f"{text!r:.80}: no name of a lock, such as instance/web1 or cluster")
-        return found
+        return cls(level, name)
 
     def __str__(self) -> str:
         level = self.level.name.lower()
@@ -68,7 +71,7 @@ class ClaimState(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Claim:
+class LockClaim:
     """Several locks that an owner holds or wants together.
 
     :param owner: whatever stands for it.
@@ -101,8 +104,8 @@ class LockTable:
 
     def __init__(self) -> None:
         self._queues: dict[LockName, LockQueue] = {}
-        self._claims: dict[object, list[Claim]] = {}  # by owner
-        self._ends: list[tuple[float, int, Claim]] = []  # of attempts: a heap
+        self._claims: dict[object, list[LockClaim]] = {}  # by owner
+        self._ends: list[tuple[float, int, LockClaim]] = []  # of attempts: a heap
         self._number = 0
         self._now = 0.0
 
@@ -116,8 +119,8 @@ class LockTable:
         shared: bool = False,
         timeout: float | None = None,
         priority: int = 0,
-    ) -> Claim:
-        """Claim locks together; the claim may be granted at once.
+    ) -> LockClaim:
+        """LockClaim locks together; the claim may be granted at once.
 
         :param timeout: give up after so many seconds; 0 does not wait.
         :raises LockError: if an owner has, or wants, locks that come after these, or the same ones.
@@ -129,9 +132,9 @@ class LockTable:
         for other in self._claims.get(owner, ()):
             if other.names[-1].level >= wanted[0].level:
                 text = f"{wanted[0]} is to be taken before {other.names[-1]}, which is taken"
-                raise LockError(text, hint=f"the order is {_order()}; release all first")
+                raise LockError(text, hint=f"the order is {_ORDER}; release all first")
         until = None if timeout is None else now + timeout
-        claim = Claim(owner, wanted, shared, priority, now, until, settled)
+        claim = LockClaim(owner, wanted, shared, priority, now, until, settled)
         self._claims.setdefault(owner, []).append(claim)
         self._begin(claim)
         return claim
@@ -165,18 +168,18 @@ class LockTable:
             heapq.heappop(self._ends)
         return self._ends[0][0] if self._ends else None
 
-    def claims(self) -> Iterator[Claim]:
+    def claims(self) -> Iterator[LockClaim]:
         """All claims that are granted or wait."""
         for claims in self._claims.values():
             yield from claims
 
-    def holders(self, name: LockName) -> list[Claim]:
+    def holders(self, name: LockName) -> list[LockClaim]:
         """The claims that hold a lock, also while they wait for others."""
         queue = self._queues.get(name)
         holders: Iterable[Any] = queue.holders() if queue else ()
         return [*holders]
 
-    def _begin(self, claim: Claim) -> None:
+    def _begin(self, claim: LockClaim) -> None:
         """Begin an attempt."""
         ends = [] if claim.until is None else [claim.until]
         if claim.attempt < ATTEMPTS and len(claim.names) > 1:
@@ -186,7 +189,7 @@ class LockTable:
             self._number += 1
             heapq.heappush(self._ends, (min(ends), self._number, claim))
 
-    def _take(self, claim: Claim) -> None:
+    def _take(self, claim: LockClaim) -> None:
         """Take the next locks until one has to be waited for."""
         while len(claim.held) < len(claim.names):
             name = claim.names[len(claim.held)]
@@ -206,26 +209,20 @@ class LockTable:
         claim.since = self._now
         claim.settled()
 
-    def _granted(self, claim: Claim) -> None:
+    def _granted(self, claim: LockClaim) -> None:
         claim.waits_for = None
         claim.held.append(claim.names[len(claim.held)])
         self._take(claim)
 
-    def _give_back(self, claim: Claim) -> None:
+    def _give_back(self, claim: LockClaim) -> None:
         """Hold and want nothing."""
-        waited_for = claim.names[len(claim.held)] if claim.waits_for else None
-        if waited_for and claim.waits_for:
-            self._queues[waited_for].withdraw(claim.waits_for)
-            claim.waits_for = None
-        held = [*claim.held]
-        claim.held.clear()
+        request, claim.waits_for = claim.waits_for, None
+        held, claim.held = claim.held, []
+        if request:
+            self._queues[claim.names[len(held)]].withdraw(request)
         for name in held:
             self._queues[name].release(claim)
-        for name in (*held, *filter(None, [waited_for])):
+        for name in claim.names[: len(held) + 1]:
             queue = self._queues.get(name)
             if queue and not queue.holders() and not any(queue.waiting()):
                 del self._queues[name]
-
-
-def _order() -> str:
-    return ", ".join(one.name.lower() for one in Level)

@@ -12,17 +12,14 @@ The owner of a lock is a thread. Source: Ganeti's design for 2.1, "Locking impro
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from threading import Lock, Thread, current_thread
+from typing import NamedTuple
 
-from brine.cluster.lock_queue import (
-    LockDeletedError,
-    LockError,
-    LockQueue,
-    LockRequest,
-    RequestState,
-)
+from brine.cluster.lock_queue import LockDeletedError, LockQueue, LockRequest, RequestState
+from brine.common.locks import LockError
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.01
@@ -123,6 +120,21 @@ class _Signal:
         self._lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
+class _Wanted(NamedTuple):
+    """What a thread wants of a set of locks.
+
+    :param names: None is all that there are.
+    :param deadline: of the monotonic clock; infinity is never.
+    :param is_opportunistic: those that are free, and wait for none.
+    """
+
+    names: frozenset[str] | None
+    is_shared: bool
+    deadline: float
+    priority: int
+    is_opportunistic: bool
+
+
 class LockSet:
     """Locks by name, which a thread acquires together.
 
@@ -187,86 +199,52 @@ class LockSet:
             raise ValueError("a timeout must not be negative")
         if self.owned() or self._whole.is_owned():
             raise LockError(f"{self.name}: this thread holds some already")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if names is None:
-            if not self._whole.acquire(shared=shared, timeout=timeout, priority=priority):
-                return None
-            try:
-                found = self._acquire(
-                    lambda: self.names(), shared, deadline, priority, opportunistic=opportunistic
-                )
-            except BaseException:
-                self._whole.release()
-                raise
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        wanted = _Wanted(
+            None if names is None else frozenset(names), shared, deadline, priority, opportunistic
+        )
+        if names is not None:
+            return self._acquire(wanted)
+        if not self._whole.acquire(shared=shared, timeout=timeout, priority=priority):
+            return None
+        found = None
+        try:
+            found = self._acquire(wanted)
+        finally:
             if found is None:
                 self._whole.release()
-            return found
-        wanted = {*names}
-        return self._acquire(
-            lambda: wanted,
-            shared,
-            deadline,
-            priority,
-            opportunistic=opportunistic,
-            are_named=True,
-        )
+        return found
 
-    def _acquire(
-        self,
-        wanted: Callable[[], set[str]],
-        shared: bool,
-        deadline: float | None,
-        priority: int,
-        *,
-        opportunistic: bool,
-        are_named: bool = False,
-    ) -> set[str] | None:
+    def _acquire(self, wanted: _Wanted) -> set[str] | None:
         """Attempt it until it works, or the time is over."""
         for attempt in range(_ATTEMPTS + 1):
-            names = sorted(wanted())
-            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            names = sorted(self.names() if wanted.names is None else wanted.names)
             # Whoever waits for one alone keeps nothing from others.
-            is_last = opportunistic or attempt == _ATTEMPTS or len(names) < 2
-            limit_s = left_s if is_last else min(2.0**attempt, left_s if left_s is not None else 64)
-            found = self._attempt(
-                names, shared, limit_s, priority, opportunistic=opportunistic, are_named=are_named
-            )
+            is_last = wanted.is_opportunistic or attempt == _ATTEMPTS or len(names) < 2
+            end = math.inf if is_last else time.monotonic() + 2.0**attempt
+            found = self._attempt(names, wanted, min(end, wanted.deadline))
             if found is not None:
                 return found
-            if is_last or (deadline is not None and time.monotonic() >= deadline):
+            if is_last or time.monotonic() >= wanted.deadline:
                 return None
             time.sleep(_PAUSE_S)
         return None
 
-    def _attempt(
-        self,
-        names: Collection[str],
-        shared: bool,
-        limit_s: float | None,
-        priority: int,
-        *,
-        opportunistic: bool,
-        are_named: bool,
-    ) -> set[str] | None:
+    def _attempt(self, names: list[str], wanted: _Wanted, until: float) -> set[str] | None:
         """Acquire all of these names, or none."""
-        until = None if limit_s is None else time.monotonic() + limit_s
         owned: set[str] = set()
         is_done = False
         try:
             for name in names:
-                lock = self._lock_of(name, are_named=are_named)
-                left_s = 0.0 if opportunistic else until and max(0.0, until - time.monotonic())
                 try:
-                    is_had = lock is not None and lock.acquire(
-                        shared=shared, timeout=left_s, priority=priority
-                    )
+                    is_had = self._take(name, wanted, until)
                 except LockDeletedError:
-                    if are_named:
+                    if wanted.names is not None:
                         raise
-                    continue
+                    continue  # of the whole set, those that are left
                 if is_had:
                     owned.add(name)
-                elif lock is not None and not opportunistic:
+                elif not wanted.is_opportunistic:
                     return None
             is_done = True
         finally:
@@ -276,11 +254,15 @@ class LockSet:
             self._owned[current_thread()] = owned
         return {*owned}
 
-    def _lock_of(self, name: str, *, are_named: bool) -> SharedLock | None:
+    def _take(self, name: str, wanted: _Wanted, until: float) -> bool:
+        """Acquire one lock; False if it was not to be had in time."""
         lock = self._locks.get(name)
-        if lock is None and are_named:
-            raise LockError(f"{self.name}: there is no {name}")
-        return lock
+        if lock is None:
+            raise LockDeletedError(f"{self.name}: there is no {name}")
+        timeout: float | None = 0.0
+        if not wanted.is_opportunistic:
+            timeout = None if until == math.inf else max(0.0, until - time.monotonic())
+        return lock.acquire(shared=wanted.is_shared, timeout=timeout, priority=wanted.priority)
 
     def _give_back(self, names: Iterable[str]) -> None:
         for name in names:
@@ -294,8 +276,7 @@ class LockSet:
         """
         owned = self.owned()
         given = owned if names is None else {*names}
-        if missing := given - owned:
-            raise LockError(f"{self.name}: this thread does not hold {', '.join(sorted(missing))}")
+        self._check_held(given, owned)
         if self._whole.is_owned():
             self._whole.release()
         elif not owned and names is None:
@@ -303,6 +284,10 @@ class LockSet:
         with self._mutex:
             self._keep(owned - given)
         self._give_back(given)
+
+    def _check_held(self, names: set[str], owned: set[str]) -> None:
+        if missing := names - owned:
+            raise LockError(f"{self.name}: this thread does not hold {', '.join(sorted(missing))}")
 
     def _keep(self, names: set[str]) -> None:
         if names:
@@ -317,8 +302,7 @@ class LockSet:
         """
         owned = self.owned()
         given = owned if names is None else {*names}
-        if missing := given - owned:
-            raise LockError(f"{self.name}: this thread does not hold {', '.join(sorted(missing))}")
+        self._check_held(given, owned)
         for name in given:
             self._locks[name].downgrade()
         if self._whole.is_owned() and all(self.is_owned(name, shared=True) for name in owned):
@@ -359,8 +343,8 @@ class LockSet:
         :raises LockError: if this thread holds others, or shares one of them.
         """
         given, owned = {*names}, self.owned()
-        if owned and (missing := given - owned):
-            raise LockError(f"{self.name}: this thread does not hold {', '.join(sorted(missing))}")
+        if owned:
+            self._check_held(given, owned)
         removed = set()
         for name in sorted(given):
             lock = self._locks.get(name)
