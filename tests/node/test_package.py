@@ -33,6 +33,7 @@ from node.watcher_on_node import changed_s, moment_of
 
 PACKAGES = [
     "brine",
+    "brine-cluster",
     "brine-common",
     "brine-confd",
     "brine-config",
@@ -49,6 +50,7 @@ _BUILD_TIMEOUT_S = 1800.0
 UNITS = ["brine-kvmd.path", "brine-kvmd.service"]
 GC = "brine-tap-gc.service"
 GC_TIMER = "brine-tap-gc.timer"
+LOCKD = "brine-lockd.service"
 WATCHER = "brine-watcher.service"
 WATCHER_TIMER = "brine-watcher.timer"
 NOUNS = {
@@ -58,6 +60,7 @@ NOUNS = {
     "instance",
     "kvmd",
     "lifecycle",
+    "lock",
     "nic",
     "operations",
     "outbox",
@@ -200,6 +203,7 @@ def test_installed_and_waiting_for_the_first_vm(installed_node: Node) -> None:
 
 EXPOSURES = {
     "brine-confd.service": 1.3,
+    "brine-lockd.service": 1.3,
     "brine-kvmd.service": 1.5,
     "brine-lifecycle.service": 1.5,
     "brine-console-log.service": 1.6,
@@ -298,6 +302,37 @@ def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> Non
     assert ids == {line.split()[0] for line in listed.splitlines() if "Brine:" in line}
 
 
+def _locks(node: Node) -> list[tuple[str, int, list[str]]]:
+    """The commands that hold locks: their purpose, process and locks."""
+    rows = json.loads(node.run(["brine", "lock", "list", "--json"]).stdout)
+    return [(row["purpose"], row["pid"], row["holds"]) for row in rows if row["holds"]]
+
+
+def _main_process(node: Node, unit: str) -> int:
+    return int(node.run(["systemctl", "show", "--property=MainPID", "--value", unit]).stdout)
+
+
+def test_the_socket_starts_the_service_of_locks_also_after_its_kill(installed_node: Node) -> None:
+    node, take = installed_node, ["brine", "lock", "run", "--instance", "web1"]
+    move = [*take, "--purpose", "move web1", "--", "sleep", "infinity"]
+    node.run(["systemd-run", "--unit=moves", *move])
+    try:
+        wait_for("the lock to be held", lambda: bool(_locks(node)))
+        assert _locks(node) == [("move web1", _main_process(node, "moves"), ["instance/web1"])]
+        refused = node.run([*take, "--timeout", "0", "--", "true"], check=False)
+        assert refused.returncode == 1
+        assert "waiting for instance/web1, which is held by: move web1" in refused.stderr
+        before = _main_process(node, LOCKD)
+        node.run(["kill", "-KILL", str(before)])
+        node.run([*take, "--", "true"])
+        assert _main_process(node, LOCKD) not in (0, before)
+        said = "the locks of this command, which goes on"
+        wait_for("the command to say so", lambda: said in node.shell("journalctl --unit=moves"))
+    finally:
+        node.run(["systemctl", "stop", "moves"])
+    assert _locks(node) == []
+
+
 @pytest.mark.parametrize(
     "program", ["/usr/bin/brine", "/usr/sbin/brine-kvmd", "/usr/sbin/brine-confd"]
 )
@@ -382,6 +417,11 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
         ("brine disk snapshot db1 --r", {"--remove"}),
         ("brine disk snapshot db1 --remove ", {"before-upgrade", "monday"}),
         ("brine disk rollback db1 m", {"monday"}),
+        ("brine lock ", {"list", "run"}),
+        ("brine lock run --s", {"--shared", "--storage"}),
+        ("brine lock run --purpose move --instance w", {"web1.example.com"}),
+        ("brine lock run --node n", {"node1.example.com"}),
+        ("brine lock run --group d", {"default"}),
         ("brine operations settle ", {"01700000000000000000-0123abcd"}),
         ("brine outbox acknowledge ", {"01700000000000000000-0123abcd"}),
     ],
@@ -391,6 +431,7 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
         "node_list": "node1.example.com",
         "instance_list": "web1.example.com",
         "master_candidates_ips": "192.0.2.1",
+        "nodegroups": "8e4f35b5-9a4a-4cf4-9c5d-0c6c9a2d3c11 default",
         "uid_pool": "4000-4099\n5000",
     }.items():
         installed_node.write(f"/var/lib/brine/ssconf/ssconf_{key}", f"{value}\n")

@@ -40,6 +40,7 @@ ENABLED = [
     "brine-lifecycle-executor.socket",
     "brine-lifecycle-folders.service",
     "brine-lifecycle.path",
+    "brine-lockd.socket",
     "brine-operations.service",
     "brine-stopper.socket",
     "brine-tap-gc.timer",
@@ -152,7 +153,7 @@ def test_dnf_installs_all_parts_of_a_node(node: Node) -> None:
 
 def test_presets_enable_units_and_nothing_starts_them(release: str, rpms: Path) -> None:
     with node_with_rpms(release, rpms) as node:
-        dnf(node, "install", "brine")
+        dnf(node, "install", "brine", "brine-cluster")
         for state, units in (("enabled", ENABLED), ("disabled", DISABLED)):
             shown = node.run(["systemctl", "is-enabled", *units], check=False).stdout
             assert shown.split() == [state] * len(units)

@@ -39,6 +39,7 @@ _PACKAGES = {
     "config": "brine-config",
     "uidpool": "brine-config",
     "kvmd": "brine-kvmd",
+    "lock": "brine-cluster",
     "confd": "brine-confd",
     "nic": "brine-hotplug",
     "disk": "brine-hotplug",
