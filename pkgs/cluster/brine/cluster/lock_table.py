@@ -1,9 +1,9 @@
 """Many locks by their names, and owners that wait for several of them: no threads, no clock.
 
-An owner claims several locks together. Whoever waits holds none for long: a claim that is not whole
-within ``2**tries`` seconds gives back what it has and tries again, and after five attempts it
-keeps what it gets. Locks have levels, which an owner takes in their order, so that two owners
-can't wait for each other. Source: Ganeti's design for 2.1, "Locking improvements".
+An owner claims several locks together. A claim that is not whole within ``2**tries`` seconds gives
+back what it has and tries again, and after five attempts it keeps what it gets. Locks have levels,
+which an owner takes in their order, so that two owners can't wait for each other. Source: Ganeti's
+design for 2.1, "Locking improvements".
 """
 
 from __future__ import annotations

@@ -139,9 +139,9 @@ class LockSet:
     """Locks by name, which a thread acquires together.
 
     They are taken in the order of their names, so that two threads can't wait for each other.
-    Whoever waits for several holds none meanwhile: what is not all there within ``2**tries``
-    seconds is given back, and tried again; after five attempts the next one waits as long as it
-    takes. So nobody waits for a lock only because its holder waits for another one.
+    A thread that waits for one of several holds the others, but not for long: what is not complete
+    within ``2**tries`` seconds is given back, and tried again. After five attempts, the next one
+    waits as long as it takes.
 
     A thread acquires the locks of one call at a time: it releases all before it acquires others.
 
@@ -152,7 +152,7 @@ class LockSet:
         self.name = name
         self._mutex = Lock()
         self._locks = {each: SharedLock(f"{name} {each}") for each in names}
-        # Whoever holds this one has all names, also those that others would add.
+        # Its holder has all names, also those that other threads would add.
         self._whole = SharedLock(f"all of {name}")
         self._owned: dict[Thread, set[str]] = {}
 
@@ -191,7 +191,7 @@ class LockSet:
         """Acquire locks together. Returns their names; None if not all were to be had in time, and
         then this thread holds none.
 
-        :param names: None is the whole set: nobody adds names meanwhile.
+        :param names: None is the whole set: no other thread adds names meanwhile.
         :param opportunistic: take those that are free, and wait for none; that may be none at all.
         :raises LockError: if this thread holds names of the set, or there is no such name.
         """
@@ -219,7 +219,7 @@ class LockSet:
         """Attempt it until it works, or the time is over."""
         for attempt in range(_ATTEMPTS + 1):
             names = sorted(self.names() if wanted.names is None else wanted.names)
-            # Whoever waits for one alone keeps nothing from others.
+            # A wait for one lock alone keeps nothing from others.
             is_last = wanted.is_opportunistic or attempt == _ATTEMPTS or len(names) < 2
             end = math.inf if is_last else time.monotonic() + 2.0**attempt
             found = self._attempt(names, wanted, min(end, wanted.deadline))
@@ -251,7 +251,7 @@ class LockSet:
             if not is_done:
                 self._give_back(owned)
         with self._mutex:
-            self._owned[current_thread()] = owned
+            self._keep(owned)
         return {*owned}
 
     def _take(self, name: str, wanted: _Wanted, until: float) -> bool:
@@ -269,8 +269,8 @@ class LockSet:
             self._locks[name].release()
 
     def release(self, names: Collection[str] | None = None) -> None:
-        """Give locks back; without names, all that this thread holds. Whoever holds the whole set
-        and gives names back no longer holds the whole.
+        """Give locks back; without names, all that this thread holds. A thread that holds the
+        whole set, and gives names back, no longer holds the whole.
 
         :raises LockError: if this thread does not hold all of them.
         """
