@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 import pytest
 
 from brine.common import cli, paths
 from brine.common.entry_points import EntryPoint
+from brine.common.process import run_bounded
 from brine.instance import store
 from brine.instance.kvm import resources
 from brine.instance.service import run as run_step
@@ -96,12 +98,12 @@ def brine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return run
 
 
-def define(unit: str, path: str, **keys: Any) -> None:
+def define(unit: str, path: str, *others: dict[str, Any], **keys: Any) -> None:
     disk = {"name": "data", "unit": unit, "uuid": UUID, "path": path, "size_mib": 16, **keys}
     # What confines QEMU takes the program's version, and this one has none.
     program = os.path.realpath(shutil.which("bash") or "")
     plain = {"name": "web1", "accel": "tcg", "qemu": program, **NOT_CONFINED}
-    store.save(completed({**plain, "disks": [disk]}))
+    store.save(completed({**plain, "disks": [disk, *others]}))
 
 
 @pytest.fixture
@@ -321,3 +323,23 @@ def test_an_lvm_that_hangs_is_named(
         monkeypatch.setattr(lvm, "TIMEOUT_S", 60)
         (row,) = json.loads(brine("instance", "list", "--json").out)[0]["volumes"]
         assert (row["status"], row["why"]) == ("unknown", "no answer within 5 s")
+
+
+def test_a_start_asks_an_lvm_that_hangs_once(
+    brine: Brine, devices: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = map(str, devices)  # what can be opened
+    define(GROUP, first, {"unit": GROUP, "uuid": str(uuid4()), "path": second, "size_mib": 16})
+    monkeypatch.setattr(lvm, "TIMEOUT_S", 1)
+    asked: list[object] = []
+
+    def noting(command: Any, **how: Any) -> Any:
+        asked.append(command)
+        return run_bounded(command, **how)
+
+    monkeypatch.setattr("brine.storage.lvm.run_bounded", noting)
+    with (tmp_path / "lvm/locks/P_global").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        said = brine("start")
+    assert (said.status, len(asked)) == (0, 1)
+    assert said.err.count("brine-instance: warning: web1: its disk ") == 2

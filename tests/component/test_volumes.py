@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from brine.storage.volume import Volume, VolumeRequest, Wipe
 from brine.storage.volumes import managed_volumes, volume_in
 from brine.vm.disk import Disk
 from component.own_lvm import loop_device, run_lvm, use_lvm_of
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0, reason="makes disks as root; ./dev test runs as root"
@@ -544,3 +546,24 @@ def test_thin_volumes_and_snapshots_of_others_are_refused_by_name(
             path = f"/dev/{group}/{name}"
             volume_in(group, str(uuid.uuid4())).adopt(Disk(path=path), owner="web1")
     assert managed_volumes() == []
+
+
+def test_a_copy_ends_with_the_process_that_wants_it(tmp_path: Path) -> None:
+    """Else it would keep the images open that are removed when its operation is settled."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(os.urandom(8 * MIB))
+    script = "import sys; from brine.storage import qemu_img; qemu_img.run_long(*sys.argv[1:])"
+    words = ["convert", "-r", "65536", "-f", "raw", "-O", "raw", str(source), str(target)]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", script, *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    def copies() -> bool:
+        found = subprocess.run(["pgrep", "--full", f"qemu-img.*{target}"], capture_output=True)
+        return found.returncode == 0
+
+    wait_for("the copy to begin", copies)
+    process.kill()
+    process.wait()
+    wait_for("the copy to end", lambda: not copies())

@@ -1123,7 +1123,7 @@ def test_a_clone_runs_beside_the_other(node: Node) -> None:
     nics = [{"link": "br0"}]
     disks = [{"path": f"{DISKS}/one1.img", "format": "raw"}]
     boot_idle(node, "one1", disks=disks, nics=nics)
-    assert "is running" in refused(node, "clone", "one1", "one2")
+    assert "changes while it is copied" in refused(node, "clone", "one1", "one2")
     node.run(["brine", "instance", "stop", "--force", "one1"])
     node.run(["brine", "instance", "clone", "one1", "one2"])
     for name in ("one1", "one2"):

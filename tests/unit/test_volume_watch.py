@@ -35,9 +35,10 @@ def test_a_snapshot_is_told_from_four_fifths_of_its_space_on() -> None:
     assert told({}, used(80)) == ([("one", "filling")], filling)
     assert told(filling, used(99)) == ([], filling)
     assert told(filling, used(79)) == ([("one", "ok")], {})
-    # A file has as much space as its folder.
-    unlimited = at(UnitStatus.OK, "", VolumeSnapshot(name="one", used=100))
-    assert told({}, unlimited) == ([], {})
+    # A file has as much space as its folder, and is not lost while its snapshot is removed.
+    for why in ("", "its removal was begun"):
+        unlimited = at(UnitStatus.OK, "", VolumeSnapshot(name="one", used=100, why=why))
+        assert told({}, unlimited) == ([], {})
 
 
 def test_a_volume_with_a_lost_snapshot_is_told_as_that() -> None:
@@ -56,3 +57,5 @@ def test_what_is_not_seen_now_has_the_faults_that_it_had() -> None:
     missing = {OWN: VolumeFault.MISSING, ONE: VolumeFault.LOST}
     assert told(faults, at(UnitStatus.MISSING, "gone")) == ([("", "missing")], missing)
     assert told(faults) == ([], {})
+    assert changes(faults, {}, are_all=False) == ([], faults)
+    assert changes(faults, {"web1": [at(UnitStatus.OK)]}, are_all=False)[1] == {}

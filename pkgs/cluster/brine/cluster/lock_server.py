@@ -28,6 +28,7 @@ _IDLE_S = 60.0
 _LONGEST_PURPOSE = 200
 _LONGEST_TIMEOUT_S = 1e6
 _MOST_UNSENT = 4 << 20
+_FULL_S = 0.05
 
 
 class _BadMessageError(LockError):
@@ -119,23 +120,29 @@ class LockServer:
                     self._accept()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it is gone already
+        try:
             connection, _ = self._listener.accept()
-            client = _Connection(connection)
-            self._connections[connection.fileno()] = client
+        except OSError:  # it is gone already; or there is no descriptor for it
+            time.sleep(_FULL_S)
+            return
+        self._connections[connection.fileno()] = _Connection(connection)
 
     def _hear(self, client: _Connection) -> None:
         try:
             client.flush()
             for message in client.messages():
-                self._obey(client, message)
-        except (EOFError, OSError):
-            self._drop(client)
-        except LockError as error:
+                try:
+                    self._obey(client, message)
+                except _BadMessageError:
+                    raise
+                except LockError as error:
+                    client.send(error=str(error), hint=error.hint)
+        except _BadMessageError as error:
             with contextlib.suppress(EOFError):
                 client.send(error=str(error), hint=error.hint)
-            if isinstance(error, _BadMessageError):
-                self._drop(client)
+            self._drop(client)
+        except (EOFError, OSError):
+            self._drop(client)
 
     def _drop(self, client: _Connection) -> None:
         self._connections.pop(client.socket.fileno(), None)

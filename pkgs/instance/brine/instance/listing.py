@@ -84,7 +84,9 @@ def row(
     found = summary_of(seen, running_spec(seen), volumes, with_vnc=False)
     pending = ", ".join(found["restart_pending"] or ())
     still = "paused" if found["paused"] else (found["halted"] or {}).get("state")
-    whys = [found["why"], *(one.words() for one in volumes if not one.is_ok)]
+    # Only root can ask LVM.
+    told = [one for one in volumes if not one.is_ok and not (one.is_unknown and os.geteuid())]
+    whys = [found["why"], *(one.words() for one in told)]
     whys += [f"restart pending: {pending}"] if pending else []
     return (
         found["name"],

@@ -118,6 +118,7 @@ def _outcomes(work: Pass, ended: frozenset[str] | None) -> Iterator[PassOutcome]
         wait_cleared(ended)
     said = ""
     specs: list[Spec] = []
+    are_all = True
     if not work.dry_run:
         try:
             _forget_undefined()
@@ -131,6 +132,8 @@ def _outcomes(work: Pass, ended: frozenset[str] | None) -> Iterator[PassOutcome]
             tell_odd(outcome.seen, outcome.decision, outcome.actions, outcome.fault)
         if isinstance(outcome.seen, Observed):
             specs.append(outcome.seen.spec)
+        elif outcome.seen is None:
+            are_all = False
         yield outcome
     if work.dry_run or ended is not None:
         return
@@ -138,7 +141,7 @@ def _outcomes(work: Pass, ended: frozenset[str] | None) -> Iterator[PassOutcome]
         for fault in correct_events(store.load_all()):
             yield PassOutcome.of_fault(fault)
     if work.only == frozenset(Action):
-        yield from map(PassOutcome.of_fault, watch_volumes(specs))
+        yield from map(PassOutcome.of_fault, watch_volumes(specs, are_all=are_all))
 
 
 def _forget_undefined() -> None:

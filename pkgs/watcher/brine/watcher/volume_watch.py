@@ -30,7 +30,7 @@ FILE = paths.STATE_DIR / "watcher-volumes.json"
 NEARLY_FULL = 0.8
 """The part of a snapshot's space from which on it is told."""
 
-_ANSWER_S = 90.0  # longer than a command of LVM may take
+_ANSWER_S = 30.0  # a cleanup waits longer for a pass
 _MODE = 0o640
 
 
@@ -80,13 +80,15 @@ def faults_of(state: DiskState) -> dict[Watched, VolumeFault | None]:
     found = {Watched(disk.unit, disk.uuid): own}
     for one in made.snapshots:
         is_filling = one.size and one.used >= NEARLY_FULL * one.size
-        fault = VolumeFault.LOST if one.why else VolumeFault.FILLING if is_filling else None
+        # What has no limit is a file's, and can only be in the middle of its removal.
+        is_lost = one.why and one.size
+        fault = VolumeFault.LOST if is_lost else VolumeFault.FILLING if is_filling else None
         found[Watched(disk.unit, disk.uuid, one.name)] = fault
     return found
 
 
 def changes(
-    before: Faults, now: Mapping[str, Sequence[DiskState]]
+    before: Faults, now: Mapping[str, Sequence[DiskState]], *, are_all: bool = True
 ) -> tuple[list[VolumeChange], Faults]:
     """What is to be told, and the faults that are known then.
 
@@ -94,9 +96,13 @@ def changes(
     its snapshots. What no instance has any more is forgotten.
 
     :param now: by the name of the instance.
+    :param are_all: whether these are all instances; else the others' faults are kept.
     """
     told: list[VolumeChange] = []
-    after: dict[Watched, VolumeFault] = {}
+    seen = {(one.disk.unit, one.disk.uuid) for states in now.values() for one in states}
+    after: dict[Watched, VolumeFault] = {
+        one: fault for one, fault in before.items() if not are_all and one[:2] not in seen
+    }
     for name, states in now.items():
         for state in states:
             found = {} if state.is_unknown else faults_of(state)
@@ -111,15 +117,18 @@ def changes(
     return told, after
 
 
-def watch_volumes(specs: Iterable[Spec]) -> Iterator[BrineError]:
+def watch_volumes(specs: Iterable[Spec], *, are_all: bool) -> Iterator[BrineError]:
     """Look at the volumes of the instances of this node, and tell what has changed; yields what
-    can't be found out, or kept."""
+    can't be found out, or kept.
+
+    :param are_all: whether these are the specs of all instances.
+    """
     here = [one for one in specs if one.admin_state != AdminState.OFFLINE and is_here(one)]
     now = begin_volumes(here, timeout_s=_ANSWER_S)()
     if not now and not FILE.exists():
         return
     before = told_faults()
-    told, after = changes(before, now)
+    told, after = changes(before, now, are_all=are_all)
     for change in told:
         _tell(change)
     try:

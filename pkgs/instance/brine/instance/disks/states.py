@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from brine.common.errors import BrineError, printable, warn
 from brine.instance.store import InstanceError
-from brine.storage.lvm import LvmError
+from brine.storage.lvm import LvmError, LvmHangsError
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import UnusableVolumeError, VolumeStatus
 from brine.storage.volumes import volume_in
@@ -93,6 +93,7 @@ def begin_look(
     """Begin to look at the volumes of instances. The result waits for that, for a limited time, and
     returns their states by the name of the instance."""
     wanted = [(spec.name, disk) for spec in specs for disk in spec.disks if disk.unit]
+    wanted.sort(key=lambda one: not one[1].unit.startswith("/"))  # LVM may take long
     found: dict[tuple[str, str], DiskState] = {}
 
     def look() -> None:
@@ -121,13 +122,21 @@ def prepare_volumes(spec: Spec) -> None:
 
     :raises InstanceError: if a volume can't be used: which disk, in which unit, and why.
     """
+    hang: LvmHangsError | None = None
     for disk in spec.disks:
         if disk.unit:
-            _prepare(spec.name, disk)
+            hang = _prepare(spec.name, disk, hang) or hang
 
 
-def _prepare(name: str, disk: Disk) -> None:
+def _prepare(name: str, disk: Disk, hang: LvmHangsError | None) -> LvmHangsError | None:
+    """Prepare a volume.
+
+    :param hang: of LVM, which is not asked again: a start has no time to wait for it once more.
+    :returns: that of LVM, if this one met it.
+    """
     try:
+        if hang and not disk.unit.startswith("/"):
+            raise hang
         volume_in(disk.unit, disk.uuid).prepare()
     except StorageError as error:
         text = f"its disk {disk.name or disk.uuid} in {disk.unit}: {error}"
@@ -139,3 +148,5 @@ def _prepare(name: str, disk: Disk) -> None:
             raise InstanceError(name, text, hint=f"brine disk status {name}") from error
         # Such as an LVM that hangs: what is there can be opened all the same.
         warn(f"{name}: {text}", program=_PROGRAM)
+        return error if isinstance(error, LvmHangsError) else None
+    return None
