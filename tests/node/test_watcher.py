@@ -152,6 +152,43 @@ def test_what_crashes_comes_back(node: Node) -> None:
         assert told(node, name) == ["restart-tried"], name
 
 
+KILLED = """
+import os
+from brine.common import cli
+from brine.instance import store
+store.save = lambda *_, **__: os._exit(9)
+cli.main(["instance", "define", "-"])
+"""
+
+
+@pytest.mark.parametrize("service", ["brine-watcher.service", "brine-watcher-ended.service"])
+def test_what_crashes_comes_back_after_a_command_that_was_killed_while_it_made_a_disk(
+    node: Node, service: str
+) -> None:
+    """The services of the watcher may not write to storage, and have another one settle that."""
+    folder = "/srv/units"
+    node.shell(f"mkdir -p {folder} && chmod 0750 {folder}")
+    node.write("/etc/brine/storage.toml", f'directories = ["{folder}"]\n')
+    boot_idle(node, "web1")
+    wait_watching(node, "web1")
+    spec = json.loads(node.read("/var/lib/brine/instances/web1.json"))
+    spec["disks"] = [{"name": "data", "unit": folder, "size_mib": 8}]
+    try:
+        done = node.run(["python3", "-c", KILLED], stdin=json.dumps(spec), check=False)
+        assert done.returncode == 9, done.stderr
+        (record,) = json.loads(node.run(["brine", "operations", "list", "--json"]).stdout)
+        assert (record["key"], record["in_progress"]) == ("instance/web1", False)
+        assert node.shell(f"ls {folder}") != ""
+        kill(node, "web1")
+        node.run(["systemctl", "start", service], check=False)
+        wait_status(node, "web1", "running")
+        assert node.run(["brine", "operations", "list", "--json"]).stdout == "[]\n"
+        assert node.shell(f"ls {folder}") == ""
+        assert tries(node)["web1"]["count"] == 1
+    finally:
+        node.shell("brine operations settle; rm -f /etc/brine/storage.toml", timeout_s=120)
+
+
 def test_a_signal_that_nobody_explains_is_no_stop(node: Node) -> None:
     """earlyoom, or a stray kill: QEMU ends in order, and reports a signal."""
     boot_idle(node, "term1")

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,8 @@ from brine.common.operation import (
     pending,
     settle,
 )
-from killing import each_step
+from killing import each_step, killed_at
+from lab.tree import TREE
 
 KEY = "toy/a"
 SETTLE = ["operations", "settle"]
@@ -159,6 +161,48 @@ def test_what_can_not_be_undone_stays_recorded_with_all_before_it(
     storage.touch()
     settle(KEY)
     assert (files(folder), left()) == (["storage"], [])
+
+
+SERVICE = "brine-operations.service"
+
+
+@pytest.mark.parametrize("is_able", [True, False])
+def test_a_unit_that_may_not_write_to_storage_has_another_one_settle(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_able: bool
+) -> None:
+    assert killed_at(10, lambda: make_two(folder))
+    (record,) = pending(KEY)
+    systemctl = tmp_path / "systemctl"
+    work = f"rm {paths.OPERATIONS_DIR}/*.json" if is_able else "exit 1"
+    systemctl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/asked\n{work}\n')
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("BRINE_SETTLED_BY", SERVICE)
+    assert (before := files(folder))
+    with nullcontext() if is_able else pytest.raises(OperationError, match=SERVICE):
+        settle(KEY)
+    assert (tmp_path / "asked").read_text() == f"--no-ask-password start -- {SERVICE}\n"
+    assert files(folder) == before  # it has not tried itself
+    assert pending(KEY) == ([] if is_able else [record])
+    if is_able:  # then there is nothing to ask for
+        settle(KEY)
+        assert (tmp_path / "asked").read_text().count("\n") == 1
+
+
+def test_each_unit_that_works_on_instances_and_not_on_storage_says_what_settles() -> None:
+    found = {file.name: file.read_text() for file in TREE.glob("pkgs/*/system/*.service")}
+    strict = {name for name, text in found.items() if "ReadWritePaths=/run -/var/lib/brine" in text}
+    # The stopper takes no lock of an instance. The folders are all that its service writes.
+    strict = strict - {"brine-stopper.service"} | {"brine-lifecycle-folders.service"}
+    assert len(strict) > 5
+    said = {name for name, text in found.items() if f"BRINE_SETTLED_BY={SERVICE}" in text}
+    assert said == strict
+    # Those that may load no modules themselves, and have LVM do its work.
+    of_lvm = {name for name, text in found.items() if "DeviceAllow=block-* rw" in text}
+    assert of_lvm == {SERVICE, "brine-instance@.service"}
+    for name in of_lvm:
+        for key in ("Wants", "After"):
+            assert f"{key}=modprobe@dm_snapshot.service" in found[name].splitlines(), name
 
 
 def test_what_is_committed_is_completed_later(

@@ -21,7 +21,8 @@ functions may run twice, as a process may be killed in each.
 The record of an operation goes with its end. Its process holds the record's lock: a record whose
 lock is free was interrupted, and :func:`settle` completes (committed) or undoes (else) it: by the
 next command on the same key, by ``brine-operations.service`` at boot, or by ``brine operations
-settle``. An operation that can't be settled yet stays recorded, with the reason.
+settle``. An operation that can't be settled yet stays recorded, with the reason. A unit that may
+not write to storage names in ``$BRINE_SETTLED_BY`` the service that settles in its place.
 
 A step after the commit may be other nodes' (:class:`Elsewhere`). The operation is pending, though
 no process works on it, until :func:`answered` records their answer, and then goes on.
@@ -46,11 +47,14 @@ from brine.common.entry_points import entry_points
 from brine.common.errors import BrineError, warn
 from brine.common.files import read_regular, sync_folder, unfinished, write_whole
 from brine.common.locks import LockedError, node_lock
+from brine.common.process import run_bounded
 
 VERSION = 1
 _GROUP = "brine.operations"
 _VOLATILE = "run-"  # the ids of operations that end with the node begin so
+_SETTLED_BY = "BRINE_SETTLED_BY"
 _SETTLE_TIMEOUT_S = 10.0
+_SERVICE_TIMEOUT_S = 60.0
 _PROGRESS_S = 1.0
 
 Facts = dict[str, Any]
@@ -505,8 +509,24 @@ def settle(key: str) -> None:
 
     :raises OperationError: why one of them waits.
     """
-    for record in interrupted(key):
+    found = interrupted(key)
+    service = os.environ.get(_SETTLED_BY)
+    if found and service:
+        _have_settled(service)
+        for record in interrupted(key):
+            record.waits_for = record.waits_for or f"systemctl status {service} tells why"
+            raise waiting_error(record)
+        return
+    for record in found:
         settle_one(record)
+
+
+def _have_settled(service: str) -> None:
+    """Have a service settle all; what becomes of each is in its record. A service that takes longer
+    goes on."""
+    command = ["systemctl", "--no-ask-password", "start", "--", service]
+    with contextlib.suppress(TimeoutError, OSError):
+        run_bounded(command, timeout_s=_SERVICE_TIMEOUT_S, environment=os.environ)
 
 
 def settle_one(record: Operation) -> bool:
