@@ -103,11 +103,16 @@ SHUT_DOWN_FOR_GOOD = seen("USER_down", "down", admin_state_source="user")
 
 
 def state(
-    brine: Brine, *, test: bool = False, lowstate: Sequence[Mapping[str, Any]] = ()
+    brine: Brine,
+    *,
+    test: bool = False,
+    lowstate: Sequence[Mapping[str, Any]] = (),
+    ran: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ModuleType:
     """The state module, as Salt loads it, with this command.
 
     :param lowstate: the states of a run; none is a state that runs alone.
+    :param ran: the results of those before it, by their tags.
     """
     functions = {
         "brine.ask": execution_module(brine.run_all).ask,
@@ -116,6 +121,7 @@ def state(
         "file.directory_exists": brine.folders.__contains__,
     }
     given = {"__opts__": {"test": test}, "__context__": {}, "__lowstate__": lowstate}
+    given["__running__"] = ran or {}
     return load("states", "brine_instance", __salt__=functions, **given)
 
 
@@ -143,6 +149,40 @@ def test_a_definition_says_what_it_changes(
     assert comment in result["comment"]
     assert ("--dry-run" in brine.done[0]) is test
     assert brine.defined["name"] == "web1"
+
+
+@pytest.mark.parametrize(
+    ("disk", "coming", "default", "waits"),
+    [
+        ({"unit": "/srv/vms"}, ["/srv/vms unit"], "", True),
+        ({}, ["vg1 default"], "vg1", True),
+        ({"unit": ""}, ["vg1 default"], "vg1", True),
+        ({}, ["/srv/vms unit"], "/srv/vms", True),
+        ({}, ["/srv/vms unit"], "", False),
+        ({}, ["/srv/vms unit"], "vg1", False),
+        ({"unit": "vg1"}, ["/srv/vms unit", "vg1 default"], "vg1", False),
+        ({"unit": "/dev/sdb"}, ["/dev/sdb allocatable"], "", False),
+        ({}, ["/dev/sdb allocatable"], "vg1", False),
+        ({"unit": "/srv/old"}, ["/srv/old absent"], "", False),
+        ({"unit": "/srv/vms", "size_mib": 0}, ["/srv/vms unit"], "", False),
+        ({}, [], "vg1", False),
+    ],
+)
+def test_only_a_disk_whose_unit_a_trial_would_make_waits_for_it(
+    disk: dict[str, Any], coming: list[str], default: str, waits: bool
+) -> None:
+    made = [one.split() for one in coming]
+    ran: dict[str, Any] = {
+        f"brine_storage_|-the {name}_|-{name}_|-{how}": {"result": None, "changes": {name: {}}}
+        for name, how in made
+    }
+    lowstate = [{"state": "brine_storage", "fun": "default", "name": default}] if default else []
+    lowstate += [{"state": "test", "fun": "nop", "name": "web1"}]
+    brine = Brine(refusal="brine: error: web1: no")
+    spec = {"disks": [{"name": "data", "size_mib": 16, **disk}]}
+    result = state(brine, test=True, lowstate=lowstate, ran=ran).defined("web1", spec)
+    assert result["result"] is (None if waits else False)
+    assert "web1: no" in result["comment"]
 
 
 def test_what_waits_for_a_reboot_is_told() -> None:

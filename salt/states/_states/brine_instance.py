@@ -370,24 +370,35 @@ def _later(name: str, comment: str) -> Result:
 
 def _would_change(config: str) -> bool:
     """Whether a state of this run, which is in test mode, would change the configuration."""
-    for tag, ended in __running__.items():
-        state, *_, made, function = tag.split("_|-")
-        is_of_config = made == config or (state, function) == ("brine_config", "applied")
-        if is_of_config and ended["result"] is None:
-            return True
-    return False
+    return any(
+        made == config or (state, function) == ("brine_config", "applied")
+        for state, made, function in _coming()
+    )
 
 
 def _waits_for_unit(spec: Mapping[str, Any]) -> bool:
-    """Whether a spec has disks by size, and this run, which is in test mode, would change storage
-    units."""
-    disks = spec.get("disks") or []
-    if not any(isinstance(one, Mapping) and one.get("size_mib") for one in disks):
-        return False
-    return any(
-        tag.startswith("brine_storage_|-") and ended["result"] is None
-        for tag, ended in __running__.items()
-    )
+    """Whether a spec has disks by size in units that this run, which is in test mode, would make;
+    or in the default unit, which it would set."""
+    of_storage = [one for one in _coming() if one[0] == "brine_storage"]
+    made = {name for _, name, function in of_storage if function == "unit"}
+    if any(function == "default" for *_, function in of_storage) or _default_units() & made:
+        made.add("")  # of a disk that names none
+    disks = [one for one in spec.get("disks") or [] if isinstance(one, Mapping)]
+    return any(one.get("size_mib") and (one.get("unit") or "") in made for one in disks)
+
+
+def _default_units() -> set[str]:
+    """The unit of disks that name none, as a state of this run declares it."""
+    states = [low for low in __lowstate__ if low["state"] == "brine_storage"]
+    return {low["name"] for low in states if low["fun"] == "default"}
+
+
+def _coming() -> Iterator[tuple[str, str, str]]:
+    """The states of this run that would change something in test mode: module, name, function."""
+    for tag, ended in __running__.items():
+        state, *_, name, function = tag.split("_|-")
+        if ended["result"] is None:
+            yield state, name, function
 
 
 def _without(names: Sequence[str], config: str, text: str) -> str:
