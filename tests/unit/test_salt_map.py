@@ -336,6 +336,29 @@ def test_packages_are_those_of_the_parts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("in_pillar", "installed", "is_there"),
+    [
+        ({}, [], False),
+        ({"storage": {"enabled": None, "directories": []}}, [], False),
+        ({"storage": {"directories": ["/srv/vms"]}}, [], True),
+        ({"storage": {"default_unit": "vg1"}}, [], True),
+        ({"storage": {"allocatable": {"/dev/sdb": False}}}, [], True),
+        ({"storage": {"enabled": True}}, [], True),
+        ({"version": "latest"}, [], True),
+        ({"version": "0.3.0"}, [], True),
+        ({}, ["brine-storage"], True),
+    ],
+)
+def test_an_older_instance_gets_no_storage_that_pillar_does_not_ask_for(
+    in_pillar: Any, installed: list[str], is_there: bool
+) -> None:
+    found = brine(in_pillar, installed=["brine-instance@.service", *installed])
+    assert ("brine-storage" in found["packages"]) is is_there
+    assert "brine-storage" not in found["other_packages"]
+    assert found["parts_fit"]
+
+
+@pytest.mark.parametrize(
     ("part", "said", "file"),
     [
         ("kvmd", {}, f"{UNITS}/brine-kvmd.service"),

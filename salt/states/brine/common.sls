@@ -76,8 +76,7 @@ brine-packages:
 {%- else %}
   pkg.installed:
     - pkgs:
-{#- An older brine-instance needs no brine-storage, and its repository may have none. #}
-{%- for package in brine.packages if brine.version or present[package] or package != "brine-storage" or not present.get("brine-instance") %}
+{%- for package in brine.packages %}
 {%- set version = brine.version or ("" if present[package] else present["brine-common"]) %}
       - {{ package }}{% if version %}: '{{ version }}'{% endif %}
 {%- endfor %}

@@ -160,7 +160,7 @@ def run() -> Values:
         "parts_fit": parts_fit,
         "packages": [
             *("brine-common", "brine-config"),
-            *(f"brine-{part}" for part, enabled in parts.items() if enabled),
+            *(f"brine-{part}" for part in parts if parts[part] and not _is_put_off(part, brine)),
         ],
         "other_packages": [f"brine-{part}" for part, enabled in parts.items() if not enabled],
         "unwanted": [
@@ -346,6 +346,13 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
         "lifecycle": with_lifecycle,
         "watcher": with_watcher,
     }
+
+
+def _is_put_off(part: str, brine: Values) -> bool:
+    """Whether a part waits for an upgrade. The brine-instance before it needs no brine-storage, and
+    its repository may have none."""
+    is_needed = brine["version"] or any(brine["storage"].values()) or _is_installed("storage")
+    return part == "storage" and _is_installed("instance") and not is_needed
 
 
 def _is_owned(spec: Any) -> bool:
