@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import re
 import subprocess
@@ -20,7 +22,7 @@ from brine.common import paths
 from brine.storage import lvm
 from brine.storage.file_volume import RECORDS, FileVolume
 from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import Volume, VolumeRequest, Wipe
+from brine.storage.volume import UnusableVolumeError, Volume, VolumeRequest, Wipe
 from brine.storage.volumes import managed_volumes, volume_in
 from brine.vm.disk import Disk
 from component.own_lvm import loop_device, run_lvm, use_lvm_of
@@ -487,6 +489,40 @@ def test_no_data_of_a_former_owner_can_be_read(group: str, driver_settings: None
         assert told.pop() == 1
         path.write_bytes(secret)
         volume.remove()
+
+
+@pytest.mark.needs_device_mapper
+def test_a_growth_that_was_killed_is_empty_before_it_is_used(
+    group: str, driver_settings: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_lvm("lvcreate", "--yes", "--name", "theirs", "--size", "16M", group)
+    Path(f"/dev/{group}/theirs").write_bytes(b"secret" * (16 * MIB // 6))
+    run_lvm("lvremove", "--yes", f"{group}/theirs")
+    lvm.forget()
+    volume = volume_in(group, str(uuid.uuid4()))
+    volume.create(VolumeRequest(size=8 * MIB))
+
+    def fails(error: BaseException) -> None:
+        def call(*_: object) -> None:
+            raise error
+
+        patch.setattr(fcntl, "ioctl", call)
+
+    with monkeypatch.context() as patch:
+        fails(Killed())
+        with pytest.raises(Killed):
+            volume.grow(16 * MIB)
+        fails(OSError(errno.EIO, "Input/output error"))
+        with pytest.raises(UnusableVolumeError, match="not wiped"):
+            volume.prepare()
+    assert "secret" in read(volume, at=9 * MIB)
+    volume.prepare()
+    assert not Path(volume.status().path).read_bytes().strip(b"\0")
+    write(volume, "kept", at=9 * MIB)
+    volume.prepare()
+    volume.grow(16 * MIB)
+    assert read(volume, at=9 * MIB) == "kept"
+    volume.remove()
 
 
 @pytest.mark.needs_device_mapper

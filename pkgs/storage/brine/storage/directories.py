@@ -19,6 +19,7 @@ from brine.common.locks import node_lock
 from brine.common.settings import SettingsError
 from brine.storage.file_directory import FileDirectory
 from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.orphans import VolumeClaims
 from brine.storage.settings import (
     StorageSettings,
     checked,
@@ -67,6 +68,10 @@ def remove(folder: str) -> None:
         if unit.name == settings.default_unit:
             text = f"{folder}: is the default unit of new disks"
             raise StorageError(text, hint="name another one: brine storage default UNIT, or --none")
+        # They need not be seen: it may not be mounted.
+        if used := [disk for one, disk in VolumeClaims.read().volumes if one == folder]:
+            text = f"{folder}: instances have {len(used)} volumes in it, such as {min(used)}"
+            raise StorageError(text, hint="move them before: brine storage evacuate file")
         try:
             inside = sorted(set(os.listdir(folder)) - {*_OF_FILE_SYSTEMS, RECORDS})
             inside += [f"the record of {one.uuid}" for one in FileVolume.list(folder)]

@@ -238,6 +238,11 @@ class FileVolume(Volume):
             snapshots=tuple(snapshots),
         )
 
+    def _refuse_unseen(self) -> None:
+        if not os.path.isdir(f"{self.unit}/{RECORDS}"):
+            text = f"{self.unit}: there is no folder {RECORDS} in it, as if it was not mounted"
+            raise StorageError(text, hint=f"mount it: findmnt --target {self.unit}")
+
     def prepare(self) -> None:
         record = self._made()
         for layer in record.made():

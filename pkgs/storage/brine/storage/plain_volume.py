@@ -179,6 +179,12 @@ class PlainVolume(Volume):
             raise UnusableVolumeError(f"{row['lv_path']}: {_PARTIAL}")
         if not _is_active(row):
             lvm.change("lvchange", "--activate", "y", self._full(row))
+        if lvm.tag_of(row, _GROWING):
+            try:
+                self._end_growth()
+            except StorageError as error:
+                text = f"{row['lv_path']}: what it has grown by is not wiped: {error}"
+                raise UnusableVolumeError(text, hint=error.hint) from error
 
     def grow(self, size: int) -> None:
         size = rounded(size)
@@ -189,18 +195,23 @@ class PlainVolume(Volume):
         self.prepare()
         with self._alone():
             row = self._there()
-            before = int(lvm.tag_of(row, _GROWING) or row["lv_size"])
-            if int(row["lv_size"]) < size:
-                if snapshots := list(self._of_origin(row)):
-                    name = lvm.tag_of(snapshots[-1], _SNAPSHOT) or snapshots[-1]["lv_name"]
-                    text = f"{row['lv_path']}: has the snapshot {name}"
-                    hint = "LVM grows no volume with snapshots: remove them before"
-                    raise StorageError(text, hint=hint)
-                LvmVg.find(self.unit).refuse_without_room(size - int(row["lv_size"]))
-                # What a former owner has left in the new space is no guest's.
-                self._change_tags(row, "--addtag", f"{_GROWING}{before}")
-                lvm.change("lvextend", "--size", f"{size}b", self._full(row))
-                row = self._there()
+            if int(row["lv_size"]) >= size:
+                return
+            if snapshots := list(self._of_origin(row)):
+                name = lvm.tag_of(snapshots[-1], _SNAPSHOT) or snapshots[-1]["lv_name"]
+                text = f"{row['lv_path']}: has the snapshot {name}"
+                hint = "LVM grows no volume with snapshots: remove them before"
+                raise StorageError(text, hint=hint)
+            LvmVg.find(self.unit).refuse_without_room(size - int(row["lv_size"]))
+            # What a former owner has left in the new space is no guest's.
+            self._change_tags(row, "--addtag", f"{_GROWING}{row['lv_size']}")
+            lvm.change("lvextend", "--size", f"{size}b", self._full(row))
+        self._end_growth()
+
+    def _end_growth(self) -> None:
+        """Have what it has grown by be empty."""
+        with self._alone():
+            row = self._there()
         if growing := lvm.tag_of(row, _GROWING):
             now = int(row["lv_size"])
             _wipe(row["lv_path"], int(growing), now - int(growing), Wipe.ZERO, tell_nothing)
@@ -298,8 +309,11 @@ class PlainVolume(Volume):
             if row["vg_name"] == self.unit and lvm.tag_of(row, lvm.DISK_TAG) == self.uuid
         ]
         if not found:
-            LvmVg.find(self.unit)  # what LVM does not see now is not gone
+            self._refuse_unseen()
         return found
+
+    def _refuse_unseen(self) -> None:
+        LvmVg.find(self.unit)
 
     def _row(self) -> lvm.Row | None:
         return next((row for row in self._rows() if not lvm.tag_of(row, _SNAPSHOT)), None)

@@ -159,11 +159,27 @@ class Volume(ABC):
         :param with_use: whether to find out if it is open, for which a file is opened, too.
         """
 
+    def certain_status(self) -> VolumeStatus:
+        """Its state, to decide by: *missing* only if it is not in its unit. What is in a volume
+        group that LVM does not see now, or in a folder that is not mounted, is not gone.
+
+        :raises StorageError: if its unit is not seen.
+        """
+        status = self.status()
+        if status.status is UnitStatus.MISSING:
+            self._refuse_unseen()
+        return status
+
+    @abstractmethod
+    def _refuse_unseen(self) -> None:
+        """Refuse a unit that is not seen now, with all that is in it."""
+
     @abstractmethod
     def prepare(self) -> None:
-        """Have its path lead to it, so that it can be opened.
+        """Have its path lead to it, so that it can be opened, with nothing of a former owner's in
+        it: a growth that was interrupted is ended.
 
-        :raises UnusableVolumeError: if a part of it is gone.
+        :raises UnusableVolumeError: if a part of it is gone, or may be a former owner's.
         """
 
     @abstractmethod
