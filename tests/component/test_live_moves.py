@@ -249,6 +249,8 @@ def test_a_running_guest_is_cloned_as_it_is_at_one_moment(
         )
         lvm.forget()
         store.settle_instance(NAME)
+        assert len(units.left_in(SECOND)) == 1
+        store.settle_instance("web2")
         check_place(web1, units, SECOND)
         assert store.names() == [NAME]
         # Without space for a snapshot, nothing changes.

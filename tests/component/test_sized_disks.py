@@ -18,10 +18,13 @@ import pytest
 
 from brine.common import cli, operation, paths
 from brine.common.entry_points import EntryPoint
+from brine.common.operation import OperationKind, Work
 from brine.instance import store
-from brine.instance.disks.snapshots import snapshots_of
+from brine.instance.clone import SNAPSHOT_OF_SOURCE, clone_instance
+from brine.instance.disks.snapshots import SNAPSHOT, snapshots_of
 from brine.instance.disks.volumes import VOLUMES
 from brine.instance.registry import define_instance, undefine_instance
+from brine.storage import directories
 from brine.storage.file_volume import RECORDS, FileVolume
 from brine.storage.orphans import orphans
 from brine.storage.unit import StorageError
@@ -47,6 +50,7 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]
     kinds.append(EntryPoint("clone", "brine.instance.clone:CLONE"))
+    kinds.append(EntryPoint("clone-snapshot", "brine.instance.clone:SNAPSHOT_OF_SOURCE"))
     kinds.append(EntryPoint("snapshot", "brine.instance.disks.snapshots:SNAPSHOT"))
     kinds.append(EntryPoint("snapshot-removal", "brine.instance.disks.snapshots:REMOVAL"))
     kinds.append(EntryPoint("rollback", "brine.instance.disks.snapshots:ROLLBACK"))
@@ -342,6 +346,31 @@ def test_a_clone_that_fails_leaves_no_volume(unit: str) -> None:
     assert files_in(unit) < before
     assert store.names() == ["web1"]
     assert operation.pending() == []
+
+
+def test_a_clone_that_can_not_be_undone_holds_up_nothing(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define_instance(web1(ROOT))
+    keys: list[list[str]] = []
+    with tempfile.TemporaryDirectory(prefix="brine-sized-", dir="/srv") as other:
+        settings = f'directories = ["{unit}", "{other}"]\n'
+        (paths.ETC_DIR / "storage.toml").write_text(settings)
+
+        def fail(*_: object) -> None:
+            keys.extend(one.keys for one in operation.pending())
+            os.rename(other, f"{other}-away")
+            raise StorageError("the device is gone")
+
+        monkeypatch.setattr(FileVolume, "copy_from", fail)
+        with pytest.raises(StorageError, match="the device is gone"):
+            clone_instance("web1", "web2", unit=other)
+        assert keys == [["instance/web2"]]
+        assert operation.pending() == []
+        os.rename(f"{other}-away", other)
+        (left,) = orphans()
+        assert (left.volume.unit, left.status.owner) == (other, "web2")
+        left.remove()
 
 
 class Terminal(io.StringIO):
@@ -714,3 +743,121 @@ def test_snapshots_are_in_order_though_the_clock_is_put_back(
             patch.setattr(time, "time", lambda days=days: now - 86400 * days)
             assert disk("snapshot", "web1", "--name", name)[0] == 0
     assert list(snapshots_of(store.load("web1"))) == ["one", "two", "three"]
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+@contextlib.contextmanager
+def unmounted(unit: str) -> Iterator[None]:
+    """Have a folder be as if what is mounted there was not."""
+    os.rename(unit, f"{unit}-away")
+    os.mkdir(unit)
+    try:
+        yield
+    finally:
+        os.rmdir(unit)
+        os.rename(f"{unit}-away", unit)
+
+
+def begun(kind: OperationKind, *undo: operation.Call, **facts: Any) -> Iterator[Work]:
+    """The record of a command on web1 that is killed in the block."""
+    with (
+        contextlib.suppress(KilledError),
+        operation.begin(kind, "instance/web1", facts=facts) as work,
+    ):
+        for number, call in enumerate(undo):
+            work.step(f"step {number}", undo=call)
+        yield work
+        raise KilledError
+
+
+killed = contextlib.contextmanager(begun)
+
+
+def test_a_growth_is_not_over_because_its_unit_is_not_seen(unit: str) -> None:
+    define_instance(web1(ROOT))
+    for name, is_back in (("brine-none", False), (unit, True)):
+        growing = {"unit": name, "uuid": disks_of()["root"].uuid}
+        with unmounted(unit):
+            with killed(VOLUMES, ("grow", growing)):
+                pass
+            with pytest.raises(operation.OperationError, match=name), store.alone("web1"):
+                pass
+        (record,) = operation.pending()
+        if is_back:
+            store.settle_instance("web1")
+            assert operation.pending() == []
+        else:
+            operation.forget(record)
+
+
+def test_a_snapshot_is_not_undone_because_a_unit_is_not_seen(unit: str, disk: Brine) -> None:
+    """Its guest has written to the overlay in the other unit."""
+    with tempfile.TemporaryDirectory(prefix="brine-sized-", dir="/srv") as other:
+        settings = f'directories = ["{unit}", "{other}"]\n'
+        (paths.ETC_DIR / "storage.toml").write_text(settings)
+        define_instance(web1({**ROOT, "unit": unit}, {**DATA, "unit": other}))
+        assert disk("snapshot", "web1", "--name", "one")[0] == 0
+        root = disks_of()["root"]
+        write = ["qemu-io", "-f", "qcow2", "-c", "write -P 1 0 1M", root.path]
+        subprocess.run(write, check=True, capture_output=True)
+        rows = [{"unit": one.unit, "uuid": one.uuid} for one in disks_of().values()]
+        undo = [("unmake", {**row, "snapshot": "one"}) for row in rows]
+        facts = {"name": "web1", "snapshot": "one", "disks": rows}
+        with (
+            killed(SNAPSHOT, *undo, **facts) as work,
+            work.committing(("is taken", facts), ("save", facts)),
+        ):
+            os.rename(f"{other}/{RECORDS}", f"{other}/away")  # the rest is of no interest
+            raise KilledError
+        with pytest.raises(operation.OperationError, match=other), store.alone("web1"):
+            pass
+        os.rename(f"{other}/away", f"{other}/{RECORDS}")
+        store.settle_instance("web1")
+        assert operation.pending() == []
+        assert list(snapshots_of(store.load("web1"))) == ["one"]
+        read = ["qemu-io", "-f", "qcow2", "-c", "read -P 1 0 1M", root.path]
+        said = subprocess.run(read, check=True, capture_output=True, text=True).stdout
+        assert "verification failed" not in said
+        undefine_instance("web1")
+
+
+def test_what_a_clone_reads_stays_and_what_it_can_not_remove_holds_up_nothing(
+    unit: str, disk: Brine
+) -> None:
+    define_instance(web1(ROOT))
+    for name in ("one", "two"):
+        assert disk("snapshot", "web1", "--name", name)[0] == 0
+    rows = [{"unit": "brine-none", "uuid": disks_of()["root"].uuid}]
+    facts = {"name": "web1", "snapshot": "two", "disks": rows}
+    with killed(SNAPSHOT_OF_SOURCE, ("remove", facts), **facts):
+        for words in (
+            ("snapshot", "web1", "--remove", "two"),
+            ("rollback", "web1", "one", "--discard-newer"),
+        ):
+            said = disk(*words)
+            assert is_one_line(said), said
+            assert "cloned" in said[2]
+        assert disk("snapshot", "web1", "--name", "three")[0] == 0
+    assert operation.pending() == []
+    assert disk("rollback", "web1", "one", "--discard-newer")[0] == 0
+
+
+def test_a_folder_that_is_not_mounted_keeps_what_it_has(unit: str, disk: Brine) -> None:
+    define_instance(web1(ROOT))
+    settings = paths.ETC_DIR / "storage.toml"
+    settings.write_text(f'directories = ["{unit}"]\n')
+    with unmounted(unit):
+        with pytest.raises(StorageError, match="volumes"):
+            directories.remove(unit)
+        assert unit in settings.read_text()
+        status, out, err = disk("snapshot", "web1", "--list")
+        assert (status, out) == (1, "")
+        assert "mount" in err
+        status, out, err = disk("remove", "web1", "root", "--delete", "--json")
+        assert (status, json.loads(out)["deleted"]) == (1, False)
+        assert "mount" in err
+    (left,) = orphans()
+    left.remove()

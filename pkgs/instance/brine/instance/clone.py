@@ -21,12 +21,12 @@ from typing import Any
 
 from brine.common import operation
 from brine.common.cli import undo_when_told_to_end
-from brine.common.errors import UsageError, printable, warn
+from brine.common.errors import BrineError, UsageError, printable, warn
 from brine.common.files import FileMark, new_file, open_safely, remove_same
 from brine.common.operation import Facts, OperationKind, Work
 from brine.instance import messages, store
 from brine.instance.definition import print_spec
-from brine.instance.disks.snapshots import take_of
+from brine.instance.disks.snapshots import CLONE_SNAPSHOT, take_of
 from brine.instance.disks.volumes import as_made, make, remove_unused, telling
 from brine.instance.kvm import uefi
 from brine.instance.kvm.runtime_devices import with_hot_changes
@@ -34,6 +34,7 @@ from brine.instance.observe import Oper, look
 from brine.instance.owner import remove_folder
 from brine.instance.registry import Defined, define_instance, refuse_name, refuse_stray_vm
 from brine.instance.store import InstanceError
+from brine.storage.unit import StorageError
 from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec, to_json
@@ -108,7 +109,7 @@ def clone_instance(
         raise UsageError(f"{unit!r:.60}: {fault}", hint="brine storage list shows the units")
     if not dry_run:
         store.settle_instance(name)
-    with ExitStack() as lock:
+    with ExitStack() as lock, ExitStack() as snapshot:
         lock.enter_context(store.alone(source))
         spec, is_running = _source(source, disks)
         refuse_name(name)
@@ -129,15 +130,14 @@ def clone_instance(
         if dry_run:
             return defined.spec, copies, notes
         known = {"name": name, "source": source, "uuid": defined.spec.uuid}
-        keys = (store.operation_key(name), store.operation_key(source))
-        with operation.begin(CLONE, *keys, facts=known) as work:
-            originals = {disk.path: disk for disk in spec.disks}
-            taken: Facts = {"snapshot": "", "disks": []}
-            if is_running and volumes:
-                taken, said = _take_snapshot(work, spec, [originals[one.source] for one in volumes])
-                notes += said
-                originals |= _as_taken(originals, taken)
-                lock.close()  # the guest is not in the way of the copies, nor they in its
+        originals = {disk.path: disk for disk in spec.disks}
+        if is_running and volumes:
+            copied = [originals[one.source] for one in volumes]
+            taken, said = snapshot.enter_context(_snapshot(spec, copied))
+            notes += said
+            originals |= taken
+            lock.close()  # the guest is not in the way of the copies, nor they in its
+        with operation.begin(CLONE, store.operation_key(name), facts=known) as work:
             for number, one in enumerate(copies):
                 work.progress(number / len(copies), f"{one.source} to {one.target}")
                 tell(one)
@@ -151,36 +151,44 @@ def clone_instance(
                     _copy(name, one, work)
             data = to_json(as_made(defined.spec, tuple(volumes.values())))
             work.step("define", undo=("undefine", known))
-            rest = [("copy variables", known), ("remove snapshot", taken), ("tell", known)]
+            rest = (("copy variables", known), ("tell", known))
             with work.committing(("is defined", known), *rest):
                 defined = define_instance(data, is_new=True)
     return defined.spec, copies, notes
 
 
-def _take_snapshot(work: Work, spec: Spec, disks: Sequence[Disk]) -> tuple[Facts, list[str]]:
-    """Take a snapshot that is only for this clone; returns what removes it, and notes."""
+@contextlib.contextmanager
+def _snapshot(spec: Spec, disks: Sequence[Disk]) -> Iterator[tuple[dict[str, Disk], list[str]]]:
+    """Have a snapshot of disks for the time of the block. Yields its disks, by the paths of the
+    originals, and notes. It is an operation on the original alone, which waits for no clone."""
     name = f"clone-{os.urandom(4).hex()}"
-    facts = {
-        "snapshot": name,
-        "disks": [{"unit": disk.unit, "uuid": disk.uuid} for disk in disks],
-    }
-    work.step(f"snapshot of {spec.name}", undo=("remove snapshot", facts))
-    return facts, take_of(spec, disks, name, is_running=True)
+    rows = [{"unit": disk.unit, "uuid": disk.uuid} for disk in disks]
+    facts: Facts = {"name": spec.name, "snapshot": name, "disks": rows}
+    key = store.operation_key(spec.name)
+    with operation.begin(SNAPSHOT_OF_SOURCE, key, facts=facts) as work:
+        work.step(f"snapshot {name}", undo=("remove", facts))
+        notes = take_of(spec, disks, name, is_running=True)
+        yield {disk.path: _as_taken(disk, name) for disk in disks}, notes
+        work.commit(("remove", facts))
 
 
-def _as_taken(originals: Mapping[str, Disk], taken: Facts) -> Iterator[tuple[str, Disk]]:
-    """The disks of a snapshot by the paths of the originals."""
-    units = {row["uuid"]: row["unit"] for row in taken["disks"]}
-    for path, disk in originals.items():
-        if disk.uuid in units:
-            for one in volume_in(disk.unit, disk.uuid).status().snapshots:
-                if one.name == taken["snapshot"]:
-                    yield path, replace(disk, path=one.path)
+def _as_taken(disk: Disk, snapshot: str) -> Disk:
+    """A disk as it is in a snapshot."""
+    for one in volume_in(disk.unit, disk.uuid).certain_status().snapshots:
+        if one.name == snapshot:
+            return replace(disk, path=one.path)
+    raise StorageError(f"{disk.path}: its snapshot {snapshot} is gone")
 
 
 def _remove_snapshot(facts: Facts) -> None:
+    """Remove a snapshot, or warn that it stays: that keeps the original from nothing."""
+    name, snapshot = facts["name"], facts["snapshot"]
     for row in facts["disks"]:
-        volume_in(row["unit"], row["uuid"]).remove_snapshot(facts["snapshot"])
+        try:
+            volume_in(row["unit"], row["uuid"]).remove_snapshot(snapshot)
+        except BrineError as error:
+            text = f"{name}: a snapshot is left in {row['unit']}, and slows writes: {error}"
+            warn(text, hint=f"brine disk snapshot {name} --remove {snapshot}")
 
 
 def _give_volume(disk: Disk, row: dict[str, Any], index: int, unit: str) -> None:
@@ -236,12 +244,15 @@ CLONE = OperationKind(
     {
         "remove": _remove_copy,
         "remove volume": remove_unused,
-        "remove snapshot": _remove_snapshot,
         "is defined": _is_defined,
         "undefine": _undefine,
         "copy variables": _copy_variables,
         "tell": _tell,
     },
+)
+
+SNAPSHOT_OF_SOURCE = OperationKind(
+    CLONE_SNAPSHOT, {"remove": _remove_snapshot}, alone=store.all_held
 )
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from brine.common import operation
-from brine.common.errors import BrineError, UsageError, warn
+from brine.common.errors import UsageError
 from brine.common.operation import Facts, OperationKind, Work
 from brine.common.progress import Tell, tell_nothing
 from brine.common.qmp.wire import QmpClosedError
@@ -33,7 +33,7 @@ from brine.hotplug.session import working_on
 from brine.instance import messages, store
 from brine.instance.disks.finding import find_disk
 from brine.instance.disks.live import settle_vm
-from brine.instance.disks.volumes import refuse_existing, request_of
+from brine.instance.disks.volumes import leaving_orphan, refuse_existing, request_of
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.registry import refuse_stray_vm
@@ -356,17 +356,13 @@ def _remove_original(facts: Facts) -> None:
 
 
 def _remove(facts: Facts, unit: str) -> None:
-    """Remove the volume that the disk is not in. A failure, as of a device that is dying, must not
-    keep the instance from its work."""
+    """Remove the volume that the disk is not in."""
     disk = _disk_in_spec(facts)
     if disk and disk.unit == unit:
         return
-    try:
+    with leaving_orphan(facts["name"], unit):
         settle_vm(facts["name"])  # after a kill its copy may still go on
         volume_in(unit, facts["uuid"]).remove()
-    except BrineError as error:
-        text = f"{facts['name']}: a volume is left in {unit}, which no disk is in: {error}"
-        warn(text, hint="brine storage orphans lists it, and removes it later")
 
 
 def _tell_moved(facts: Facts) -> None:

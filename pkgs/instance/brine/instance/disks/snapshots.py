@@ -45,6 +45,9 @@ from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import LastStart, Runtime, change_file
 from brine.vm.spec import Spec
 
+CLONE_SNAPSHOT = "clone-snapshot"
+"""The kind of an operation that copies disks from a snapshot, and removes it then."""
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 # lvm(8), "Reserved names"; its other words can't begin a name that begins with "brine".
 _LVMS_OWN = re.compile(
@@ -88,7 +91,7 @@ def new_name() -> str:
 def snapshots_of(spec: Spec) -> dict[str, list[DiskSnapshot]]:
     """The snapshots of an instance's disks, by name, the oldest first."""
     of_disks = [
-        [DiskSnapshot(disk, one) for one in _volume(disk).status().snapshots]
+        [DiskSnapshot(disk, one) for one in _volume(disk).certain_status().snapshots]
         for disk in spec.disks
         if disk.unit
     ]
@@ -132,12 +135,16 @@ def _refuse_unknown(spec: Spec, name: str) -> list[DiskSnapshot]:
     return there[name]
 
 
-def _refuse_work(name: str) -> None:
-    """Refuse what would meet another command's work on the instance's disks."""
+def _refuse_work(name: str, *, but: str = "") -> None:
+    """Refuse what would meet another command's work on the instance's disks.
+
+    :param but: a kind of work that is not in the way.
+    """
     for record in operation.pending(store.operation_key(name)):
-        if record.kind in ("disk-move", REMOVAL.name):
+        if record.kind != but and record.kind in ("disk-move", CLONE_SNAPSHOT, REMOVAL.name):
             hint = "brine operations list shows how far that is"
-            raise InstanceError(name, "a disk of it is moved, or merged, just now", hint=hint)
+            text = "a disk of it is moved, merged or cloned just now"
+            raise InstanceError(name, text, hint=hint)
 
 
 def _look(name: str) -> tuple[Spec, bool]:
@@ -183,7 +190,7 @@ def take_of(
     spec: Spec, disks: Sequence[Disk], snapshot: str, *, is_running: bool, space: int = 0
 ) -> list[str]:
     """Take a snapshot of some disks of an instance, whose lock the caller holds. Returns notes."""
-    _refuse_work(spec.name)
+    _refuse_work(spec.name, but=CLONE_SNAPSHOT)
     _refuse(spec, disks, snapshot, is_running=is_running)
     facts: Facts = {
         "name": spec.name,
@@ -292,7 +299,7 @@ def _runs(name: str) -> bool:
 
 
 def _names(volume: Volume) -> list[str]:
-    return [one.name for one in volume.status().snapshots]
+    return [one.name for one in volume.certain_status().snapshots]
 
 
 def _is_taken(facts: Facts) -> bool:

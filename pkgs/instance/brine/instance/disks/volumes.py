@@ -60,7 +60,7 @@ def refuse_volumes(spec: Spec, changes: VolumeChanges, before: Spec | None) -> N
             hint = "leave it out; brine disk adopt makes the disk a volume of Brine's"
             raise SpecError("is for disks in a unit", where=f"/disks/{index}/size_mib", hint=hint)
         if disk.unit and disk.uuid not in made and disk.uuid not in old:
-            status = volume_in(disk.unit, disk.uuid).status()
+            status = volume_in(disk.unit, disk.uuid).certain_status()
             if status.status is UnitStatus.MISSING:
                 text = f"there is no volume of the disk {disk.uuid} in {disk.unit}"
                 hint = "leave out uuid and path, and a new volume is made"
@@ -199,7 +199,7 @@ def _status_when_closed(volume: Volume) -> VolumeStatus:
     """The status of a volume that was in use just now: udev may look at it for a moment."""
     for _ in range(_LOOKS):
         lvm.forget()
-        status = volume.status()
+        status = volume.certain_status()
         if not status.is_open:
             break
         time.sleep(_LOOK_S)
@@ -246,13 +246,25 @@ def remove_unused(facts: Facts) -> None:
     """Remove a volume, unless the spec has its disk."""
     spec = _spec_of(facts)
     if spec is None or facts["uuid"] not in [disk.uuid for disk in spec.disks]:
-        volume_in(facts["unit"], facts["uuid"]).remove()
+        with leaving_orphan(facts["name"], facts["unit"]):
+            volume_in(facts["unit"], facts["uuid"]).remove()
+
+
+@contextmanager
+def leaving_orphan(name: str, unit: str) -> Iterator[None]:
+    """Warn if the block can't remove a volume that no disk is in: a failure, as of a device that is
+    dying, must not keep the instance from its work."""
+    try:
+        yield
+    except BrineError as error:
+        text = f"{name}: a volume is left in {unit}, which no disk is in: {error}"
+        warn(text, hint="brine storage orphans lists it, and removes it later")
 
 
 def _finish_growth(facts: Facts) -> None:
     """Have what a volume has got so far be empty: its growth need not be done."""
     volume = volume_in(facts["unit"], facts["uuid"])
-    status = volume.status()
+    status = volume.certain_status()
     if status.status is not UnitStatus.MISSING:
         volume.grow(status.size)
 
