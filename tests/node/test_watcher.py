@@ -152,7 +152,7 @@ def test_what_crashes_comes_back(node: Node) -> None:
         assert told(node, name) == ["restart-tried"], name
 
 
-KILLED = """
+KILLED_DEFINITION = """
 import os
 from brine.common import cli
 from brine.instance import store
@@ -174,7 +174,7 @@ def test_what_crashes_comes_back_after_a_command_that_was_killed_while_it_made_a
     spec = json.loads(node.read("/var/lib/brine/instances/web1.json"))
     spec["disks"] = [{"name": "data", "unit": folder, "size_mib": 8}]
     try:
-        done = node.run(["python3", "-c", KILLED], stdin=json.dumps(spec), check=False)
+        done = node.run(["python3", "-c", KILLED_DEFINITION], stdin=json.dumps(spec), check=False)
         assert done.returncode == 9, done.stderr
         (record,) = json.loads(node.run(["brine", "operations", "list", "--json"]).stdout)
         assert (record["key"], record["in_progress"]) == ("instance/web1", False)
