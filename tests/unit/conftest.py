@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from brine.common import cli, main, operation, paths
+from brine.common import ahead, cli, operation, paths
 from brine.common.entry_points import EntryPoint
 from brine.instance import store, supervisor, unit
 from brine.watcher import restart_counter, volume_watch
@@ -35,7 +35,7 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "OUTBOX_DIR", tmp_path / "outbox")
     monkeypatch.setattr(paths, "OPERATIONS_DIR", tmp_path / "operations")
     monkeypatch.setattr(paths, "VOLATILE_OPERATIONS_DIR", tmp_path / "begun")
-    for each in (operation, main):
+    for each in (ahead, operation):
         monkeypatch.setattr(each, "entry_points", of_tree)
     entry = EntryPoint("watcher", "brine.watcher.restart_counter:WATCHER")
     monkeypatch.setattr(supervisor, "entry_points", lambda _group: [entry])

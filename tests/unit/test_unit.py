@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from brine.common import main
+from brine.common.ahead import begin_ahead
 from brine.instance import unit
 from brine.instance.unit import Active, CalledOffError, Unit, UnitError
 from brine.vm.unit_name import unit_of
@@ -84,7 +84,7 @@ def test_a_command_that_needs_all_units_as_they_are_asks_ahead(
 ) -> None:
     assert own_node  # of no part that is installed
     systemctl.unit(unit_of("web1"), **RUNNING)
-    asked = main.begin_ahead(words.split())
+    asked = begin_ahead(words.split())
     assert (asked is not None) is is_asked
     if asked:
         assert [*asked()] == ["web1"]

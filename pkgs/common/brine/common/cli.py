@@ -5,7 +5,7 @@ A distribution adds one by an entry point of the group ``brine.commands`` that n
 command of a part below it by an entry point of the group ``brine.verbs`` with that command's name:
 a function of the command's verbs, for :func:`add_verb`. ``verbs.choices[NAME]`` is the parser of a
 verb that is there, which may get further options. What a verb waits for may be begun before the
-verb is loaded: see :func:`brine.common.main.begin_ahead`.
+verb is loaded: see :func:`brine.common.ahead.begin_ahead`.
 """
 
 from __future__ import annotations

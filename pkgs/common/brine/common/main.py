@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from brine.common import ALLOCATIONS
-from brine.common.entry_points import entry_points
+from brine.common.ahead import begin_ahead
 
 _is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not of a shell's `&`
 if _is_heard:
@@ -40,14 +40,3 @@ def main() -> int:
         return cli.main(ahead=ahead)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def begin_ahead(words: list[str]) -> Any:
-    """Begin what a verb waits for: another program's answer is ready then when Python has loaded
-    the verb. A part names a function of the command line's further words, in the group
-    ``brine.ahead`` under ``NOUN-VERB``. The words are not checked yet: it may only look."""
-    named = "-".join(words[:2])
-    for entry in entry_points("brine.ahead"):
-        if entry.name == named:
-            return entry.load()(words[2:])
-    return None

@@ -120,7 +120,7 @@ def units(names: Iterable[str] = ()) -> dict[str, Unit]:
 
 def ask_for_list(_words: Sequence[str]) -> Callable[[], dict[str, Unit]]:
     """Begin to ask systemd for all units, while a command loads; see
-    :func:`brine.common.main.begin_ahead`."""
+    :func:`brine.common.ahead.begin_ahead`."""
     return begun(units)
 
 

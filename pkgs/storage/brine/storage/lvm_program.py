@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 
 
 def begin_report(words: Sequence[str]) -> None:
-    """Begin to ask LVM, while a command loads; see :func:`brine.common.main.begin_ahead`."""
+    """Begin to ask LVM, while a command loads; see :func:`brine.common.ahead.begin_ahead`."""
     if os.geteuid() or {"file", "--type=file", "-h", "--help"} & {*words}:
         return
     with contextlib.suppress(OSError):  # LVM is not installed
