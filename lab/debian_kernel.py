@@ -27,7 +27,7 @@ from lab.errors import LabError
 from lab.guest_image import kernel_package, module_needs, pack_initramfs, unpack_package
 from lab.machine import require_commands
 
-MEMORY_MIB = 1536
+MEMORY_MIB = 3072
 
 _INIT = Path(__file__).with_name("debian-kernel-init.sh")
 _BUSYBOX_PACKAGE = "busybox-static"
