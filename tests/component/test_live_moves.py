@@ -181,6 +181,7 @@ def error_of(said: str) -> str:
     return line
 
 
+@pytest.mark.long
 def test_a_disk_moves_between_groups_and_folders(web1: LiveInstance, units: Units) -> None:
     with web1.running() as guest, Qmp(guest.kvmd_socket) as events:
         begin_writing(web1)
@@ -221,6 +222,7 @@ def made_of(disk: Disk) -> list[int]:
     return [int(data[at : at + 512].strip(b"\0 ") or 0) for at in range(0, len(data), 512)]
 
 
+@pytest.mark.long
 def test_a_running_guest_is_cloned_as_it_is_at_one_moment(
     web1: LiveInstance, units: Units, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -301,6 +303,7 @@ def fail_while_copying(guest: Guest, device: FailingDevice) -> None:
     device.fail()
 
 
+@pytest.mark.long
 def test_where_a_device_fails_a_disk_stays_whole(
     web1: LiveInstance, units: Units, capsys: pytest.CaptureFixture[str]
 ) -> None:
