@@ -13,6 +13,7 @@ import pytest
 
 from brine.cluster.lock_queue import LockDeletedError, LockQueue, RequestState
 from brine.cluster.locks import LockSet, SharedLock
+from brine.common.background import begun
 from brine.common.locks import LockError
 from lab.waiting import wait_for
 
@@ -145,30 +146,9 @@ def test_random_histories_grant_each_request_once_and_never_two_that_exclude_eac
     assert len(turns.granted) == len({*turns.granted}) == asked - withdrawn
 
 
-def in_thread(work: Callable[[], object]) -> Callable[[], object]:
-    """Begin work in another thread; the result waits for its end, and has what it returned or
-    raised."""
-    results: list[object] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except LockError as error:
-            results.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-
-    def result() -> object:
-        thread.join(60)
-        return results[0]
-
-    return result
-
-
 def elsewhere(work: Callable[[], object]) -> object:
     """What work in another thread returns or raises."""
-    return in_thread(work)()
+    return begun(work)()
 
 
 def test_threads_share_a_lock_or_have_it_alone() -> None:
@@ -184,7 +164,7 @@ def test_threads_share_a_lock_or_have_it_alone() -> None:
 def test_who_waits_gets_it_from_the_one_who_gives_it_back() -> None:
     lock = SharedLock("web1")
     lock.acquire()
-    waits = in_thread(lambda: lock.acquire(timeout=60))
+    waits = begun(lambda: lock.acquire(timeout=60))
     lock.release()
     assert waits() is True
 
@@ -193,10 +173,11 @@ def test_who_waits_gets_it_from_the_one_who_gives_it_back() -> None:
 def test_a_deleted_lock_is_an_error_for_all_others(work: str) -> None:
     lock = SharedLock("web1")
     lock.acquire()
-    waits = in_thread(partial(getattr(lock, work), timeout=60))
+    waits = begun(partial(getattr(lock, work), timeout=60))
     time.sleep(0.01)
     assert lock.delete()
-    assert isinstance(waits(), LockDeletedError)
+    with pytest.raises(LockDeletedError):
+        waits()
     with pytest.raises(LockDeletedError):
         lock.acquire()
     with pytest.raises(LockDeletedError):
@@ -238,7 +219,7 @@ def test_threads_at_random_never_hold_what_another_has_alone() -> None:
                 inside[kind] -= 1
             lock.release()
 
-    for result in [in_thread(partial(work, seed)) for seed in range(8)]:
+    for result in [begun(partial(work, seed)) for seed in range(8)]:
         assert result() is None
     assert faults == []
     assert lock.acquire(timeout=0)
@@ -276,9 +257,9 @@ def test_who_waits_for_several_holds_none_meanwhile(monkeypatch: pytest.MonkeyPa
         done.wait(60)
         locks.release()
 
-    a_ends = in_thread(a)
+    a_ends = begun(a)
     held.wait(60)
-    b_ends = in_thread(lambda: locks.acquire(names))
+    b_ends = begun(lambda: locks.acquire(names))
     # Within the first attempt B has inst1; after it, C gets its turn.
 
     def c() -> None:
@@ -312,7 +293,7 @@ def test_the_whole_set_keeps_others_from_adding() -> None:
     locks = LockSet(["web1"], name="instance")
     assert locks.acquire(None, shared=True) == {"web1"}
     assert locks.owns_all()
-    adds = in_thread(lambda: locks.add(["web2"]))
+    adds = begun(lambda: locks.add(["web2"]))
     with pytest.raises(LockError, match="shares all"):
         locks.add(["web3"])
     locks.release()
@@ -327,12 +308,13 @@ def test_the_whole_set_keeps_others_from_adding() -> None:
 def test_the_whole_set_is_whole_though_names_go_meanwhile() -> None:
     locks = LockSet(["web1", "web2"], name="instance")
     locks.acquire(["web1"])
-    whole = in_thread(lambda: locks.acquire(None, timeout=60))
-    named = in_thread(lambda: locks.acquire(["web1"], timeout=60))
+    whole = begun(lambda: locks.acquire(None, timeout=60))
+    named = begun(lambda: locks.acquire(["web1"], timeout=60))
     wait_for("both to wait", lambda: len([*locks._locks["web1"]._queue.waiting()]) == 2)
     assert locks.remove(["web1"]) == {"web1"}
     assert whole() == {"web2"}
-    assert isinstance(named(), LockError)
+    with pytest.raises(LockError):
+        named()
 
 
 def test_an_opportunist_takes_what_is_free() -> None:

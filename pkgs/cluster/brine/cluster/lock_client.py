@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 class LockTimeoutError(LockError):
-    """Locks that were not to be had in time."""
+    """A claim that brine-lockd did not grant in time."""
 
 
 class LockServerGoneError(LockError):
@@ -78,7 +78,7 @@ class LockClient:
         :param names: such as ``instance/web1``. Locks of a level are claimed after those of the
             levels before it: cluster, instance, group, node, storage.
         :param purpose: for others, who see it in ``brine lock list``.
-        :param waiting: is told which lock it waits for, and who holds that.
+        :param waiting: a function that gets the name of a lock that is held, and its holders.
         :raises LockError: if it has none of them. What it had before, it keeps.
         """
         self._send(

@@ -45,7 +45,7 @@ class LockRequest:
 
 
 class _Entry:
-    """Requests that are granted together: one that is exclusive, or sharers."""
+    """A place in the queue: one exclusive request, or shared ones that are granted together."""
 
     __slots__ = ("is_shared", "requests")
 

@@ -9,6 +9,7 @@ design for 2.1, "Locking improvements".
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
@@ -17,11 +18,17 @@ from typing import Any, NamedTuple
 from brine.cluster.lock_queue import LockQueue, LockRequest
 from brine.common.locks import LockError
 
-ATTEMPTS = 5
 MOST_LOCKS = 10_000
 """Of one claim."""
 
+_ATTEMPTS = 5
 _LONGEST_NAME = 255
+
+
+def attempt_s(tries: int, locks: int) -> float:
+    """How long the next attempt to take several locks may last, after so many that failed. What
+    waits for one lock alone keeps nothing from others, and may wait."""
+    return 2.0**tries if tries < _ATTEMPTS and locks > 1 else math.inf
 
 
 class Level(IntEnum):
@@ -181,13 +188,12 @@ class LockTable:
 
     def _begin(self, claim: LockClaim) -> None:
         """Begin an attempt."""
-        ends = [] if claim.until is None else [claim.until]
-        if claim.attempt < ATTEMPTS and len(claim.names) > 1:
-            ends.append(self._now + 2.0**claim.attempt)
+        end = self._now + attempt_s(claim.attempt, len(claim.names))
+        end = min(end, math.inf if claim.until is None else claim.until)
         self._take(claim)
-        if claim.state is ClaimState.WAITING and ends:
+        if claim.state is ClaimState.WAITING and end < math.inf:
             self._number += 1
-            heapq.heappush(self._ends, (min(ends), self._number, claim))
+            heapq.heappush(self._ends, (end, self._number, claim))
 
     def _take(self, claim: LockClaim) -> None:
         """Take the next locks until one has to be waited for."""

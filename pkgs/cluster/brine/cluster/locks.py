@@ -19,9 +19,9 @@ from threading import Lock, Thread, current_thread
 from typing import NamedTuple
 
 from brine.cluster.lock_queue import LockDeletedError, LockQueue, LockRequest, RequestState
+from brine.cluster.lock_table import attempt_s
 from brine.common.locks import LockError
 
-_ATTEMPTS = 5
 _PAUSE_S = 0.01
 
 
@@ -217,18 +217,16 @@ class LockSet:
 
     def _acquire(self, wanted: _Wanted) -> set[str] | None:
         """Attempt it until it works, or the time is over."""
-        for attempt in range(_ATTEMPTS + 1):
+        tries = 0
+        while True:
             names = sorted(self.names() if wanted.names is None else wanted.names)
-            # A wait for one lock alone keeps nothing from others.
-            is_last = wanted.is_opportunistic or attempt == _ATTEMPTS or len(names) < 2
-            end = math.inf if is_last else time.monotonic() + 2.0**attempt
+            limit_s = math.inf if wanted.is_opportunistic else attempt_s(tries, len(names))
+            end = time.monotonic() + limit_s
             found = self._attempt(names, wanted, min(end, wanted.deadline))
-            if found is not None:
+            if found is not None or end == math.inf or time.monotonic() >= wanted.deadline:
                 return found
-            if is_last or time.monotonic() >= wanted.deadline:
-                return None
             time.sleep(_PAUSE_S)
-        return None
+            tries += 1
 
     def _attempt(self, names: list[str], wanted: _Wanted, until: float) -> set[str] | None:
         """Acquire all of these names, or none."""

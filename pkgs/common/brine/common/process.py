@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, Any
 
@@ -136,17 +136,21 @@ def run_bounded(
     :param how: further arguments of :class:`subprocess.Popen`, such as the user.
     :raises TimeoutError: if it takes longer; it is killed as soon as it can be.
     """
-    program = begin_program(command, environment=environment, asked=asked, **how)
-    return await_program(program, timeout_s=timeout_s, asked=asked)
+    return begin_program(command, environment=environment, asked=asked, **how)(timeout_s)
 
 
 def begin_program(
     command: Sequence[str], *, environment: Mapping[str, str], asked: str | None = None, **how: Any
-) -> subprocess.Popen[str]:
-    """Begin to run a program, as :func:`run_bounded` does; :func:`await_program` waits for it."""
+) -> Callable[[float | None], subprocess.CompletedProcess[str]]:
+    """Begin to run a program, as :func:`run_bounded` does. The result waits for its end, for so
+    many seconds from then on, and returns or raises as that function does.
+
+    :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
+    kernel can't be killed: this function leaves it behind.
+    """
     import subprocess  # takes long to load, and many processes run no program
 
-    return subprocess.Popen(
+    program = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL if asked is None else subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -157,27 +161,16 @@ def begin_program(
         **how,
     )
 
+    def end(timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+        try:
+            said, said_wrong = program.communicate(asked, timeout=timeout_s)
+        except BaseException as error:
+            program.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                program.wait(_KILLED_S)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise TimeoutError(f"{command[0]}: no end within {timeout_s} s") from None
+            raise
+        return subprocess.CompletedProcess(command, program.returncode, said, said_wrong)
 
-def await_program(
-    program: subprocess.Popen[str], *, timeout_s: float | None, asked: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Wait for a program's end, and return its output and its exit status.
-
-    :func:`subprocess.run` waits for a program that it has killed. A program that waits for the
-    kernel can't be killed: this function leaves it behind.
-
-    :raises TimeoutError: as in :func:`run_bounded`.
-    """
-    import subprocess
-
-    command: Any = program.args
-    try:
-        said, said_wrong = program.communicate(asked, timeout=timeout_s)
-    except BaseException as error:
-        program.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            program.wait(_KILLED_S)
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise TimeoutError(f"{command[0]}: no end within {timeout_s} s") from None
-        raise
-    return subprocess.CompletedProcess(command, program.returncode, said, said_wrong)
+    return end

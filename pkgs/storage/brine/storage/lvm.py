@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from brine.common.errors import install_hint, printable, warn
-from brine.common.process import await_program, run_bounded
-from brine.storage.lvm_program import AS_JSON, FULL_REPORT, PATH, PROGRAM, begun, environment
+from brine.common.process import run_bounded
+from brine.storage.lvm_program import AS_JSON, FULL_REPORT, PATH, PROGRAM, environment, running
 from brine.storage.unit import StorageError
 
 TIMEOUT_S = 60.0
@@ -168,8 +168,8 @@ def _run(*arguments: str) -> tuple[str, str]:
     """The output of a command of LVM's, and its fault in one line, if it failed."""
     command, variables = program(*arguments)
     try:
-        if ahead := begun.pop(arguments, None):
-            done = await_program(ahead, timeout_s=TIMEOUT_S)
+        if end := running.pop(arguments, None):
+            done = end(TIMEOUT_S)
         else:
             done = run_bounded(command, timeout_s=TIMEOUT_S, environment=variables)
     except TimeoutError:

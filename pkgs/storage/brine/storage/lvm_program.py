@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from brine.common.process import begin_program
-
-if TYPE_CHECKING:
-    from subprocess import Popen
 
 PROGRAM = "lvm"
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -32,8 +29,8 @@ FULL_REPORT = (
 )
 """The arguments of the report of all volume groups and physical volumes."""
 
-begun: dict[tuple[str, ...], Popen[str]] = {}
-"""Commands of LVM's that run already, by their arguments."""
+running: dict[tuple[str, ...], Callable[[float], Any]] = {}
+"""Commands of LVM's that run already, by their arguments: what waits for their end."""
 
 
 def environment() -> dict[str, str]:
@@ -49,4 +46,4 @@ def begin_report(words: Sequence[str]) -> None:
     if os.geteuid() or {"file", "--type=file", "-h", "--help"} & {*words}:
         return
     with contextlib.suppress(OSError):  # LVM is not installed
-        begun[FULL_REPORT] = begin_program([PROGRAM, *FULL_REPORT], environment=environment())
+        running[FULL_REPORT] = begin_program([PROGRAM, *FULL_REPORT], environment=environment())
