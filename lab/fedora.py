@@ -43,12 +43,13 @@ _RPM_PACKAGES = [
 ]
 
 # Names of Fedora's packages, and of Debian's with the same programs.
-_FEDORA_NAMES = {
+FEDORA_NAMES = {
     "iproute": "iproute2",
     "nftables": "nftables",
     "python3": "python3",
     "qemu-system-x86": "qemu-system-x86",
     "systemd": "systemd",
+    "util-linux": "util-linux",
 }
 
 _LIST_PROJECTS = """
@@ -77,7 +78,7 @@ def dnf_image(release: str) -> Path:
     steps = (images._debootstrap, dnf_image, _describe, _provides, _upstream)
     recipe = [inspect.getsource(step) for step in steps]
     recipe += [file.read_text() for file in (_SPEC, _UPDATE_HELPER)]
-    ingredients = [release, packages, recipe, _LIST_PROJECTS, _FEDORA_NAMES]
+    ingredients = [release, packages, recipe, _LIST_PROJECTS, FEDORA_NAMES]
     return cached(f"dnf-{release}", ingredients, build, what=f"a tree with dnf, {release}") / "tree"
 
 
@@ -104,7 +105,7 @@ def _provides(tree: Path) -> list[str]:
     version = "import sysconfig; print(sysconfig.get_python_version())"
     abi = run_command([*python, version]).stdout.strip()
     found = ["/bin/sh", "/usr/bin/bash", "/usr/bin/python3", "/usr/bin/sh", f"python(abi) = {abi}"]
-    for name, debian_name in _FEDORA_NAMES.items():
+    for name, debian_name in FEDORA_NAMES.items():
         query = ["dpkg-query", "--show", "--showformat=${Version}", debian_name]
         found.append(f"{name} = {_upstream(run_command(['chroot', tree, *query]).stdout)}")
     for line in run_command([*python, _LIST_PROJECTS]).stdout.splitlines():

@@ -15,6 +15,7 @@ import pytest
 
 from brine.common.cli import parser_of
 from brine.common.entry_points import EntryPoint, entry_points
+from lab.fedora import FEDORA_NAMES
 
 TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
@@ -107,6 +108,16 @@ def test_salt_states() -> None:
     states = sources("salt/states/**/*.sls", "salt/states/**/*.jinja")
     assert states
     run_tool(TOOLS / "salt-lint", *states)
+
+
+def test_a_tree_with_dnf_has_what_the_packages_require() -> None:
+    spec = (TREE / "rpm/brine.spec").read_text()
+    required = re.findall(r"^Requires: +([a-z][a-z0-9-]*)(?![a-z0-9-]*\()", spec, re.MULTILINE)
+    tree = (TREE / "lab/fedora-tree.spec").read_text()
+    known = {*FEDORA_NAMES, *re.findall(r"^Provides: +(\S+)", tree, re.MULTILINE)}
+    assert {"systemd", "brine-common"} <= set(required)
+    missing = {name for name in required if not name.startswith("brine-")} - known
+    assert missing == set(), "lab/fedora.py names Debian's package for each"
 
 
 @pytest.mark.parametrize("page", sources("docs/man/*.rst"), ids=lambda page: page.name)
