@@ -24,7 +24,7 @@ from brine.instance.registry import define_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
 from brine.vm import conflicts, run
-from brine.vm.conflicts import claiming
+from brine.vm.conflicts import identities_lock
 from brine.vm.files import InstanceFiles
 from brine.vm.instances import DOMAIN_SPEC
 from brine.vm.markers import MarkerKind, write_marker
@@ -138,7 +138,7 @@ def test_that_of_a_damaged_spec_is_what_it_was_started_with(disk: Path) -> None:
 def test_a_definition_that_changes_nothing_waits_for_no_other_command(disk: Path) -> None:
     spec = with_disk("web1", disk)
     assert define_instance(spec).changed
-    with claiming():
+    with identities_lock():
         assert not define_instance(spec).changed
 
 
@@ -213,7 +213,7 @@ def silent(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     def answer(asked: Any, *given: Any, **keys: Any) -> os.stat_result:
         if asked == str(path):
-            with claiming():
+            with identities_lock():
                 pass
             is_answered.wait()
         return stat_of(asked, *given, **keys)
@@ -230,7 +230,7 @@ def test_the_dead_disk_of_another_keeps_nobody_from_a_start(
     runs(qemus, "web1", disks=[{"path": str(silent)}, {"path": str(disk)}])
     other = disk.with_name("other")
     other.write_bytes(b"")
-    with claiming(partial(refuse_in_use, completed(with_disk("web2", other)))):
+    with identities_lock(partial(refuse_in_use, completed(with_disk("web2", other)))):
         pass
     # What answers there counts.
     with pytest.raises(InstanceError, match="is a disk of web1 too"):
@@ -251,20 +251,20 @@ def test_a_disk_that_another_gets_meanwhile_is_asked_without_the_lock(
     checked = partial(refuse_in_use, completed(with_disk("web2", disk)))
     qemus.start(InstanceFiles("web1").qmp)
 
-    def check(identities: conflicts.Identities) -> None:
-        checked(identities)  # as nothing is there yet
+    def check(keys: conflicts.IdentityKeys) -> None:
+        checked(keys)  # as nothing is there yet
         file = paths.RUNTIME_DIR / "web1.json"
         if not file.exists():
             file.write_text(json.dumps({"disks": [{"path": str(link)}]}))
 
     def answer(asked: Any, *given: Any, **keys: Any) -> os.stat_result:
         if asked == str(link):
-            with claiming():
+            with identities_lock():
                 is_free.append(True)
         return stat_of(asked, *given, **keys)
 
     monkeypatch.setattr(os, "stat", answer)
-    with pytest.raises(InstanceError, match="is a disk of web1 too"), claiming(check):
+    with pytest.raises(InstanceError, match="is a disk of web1 too"), identities_lock(check):
         pass
     assert is_free
 
@@ -307,13 +307,13 @@ def test_what_is_just_being_plugged_in_counts(own_node: Path, qemus: FakeQemus) 
     runs(qemus, "web1", spec={}, nics=[])
     paths.VOLATILE_OPERATIONS_DIR.mkdir()
     (paths.VOLATILE_OPERATIONS_DIR / "run-6.json").write_text("{")
-    claims: dict[str, Any] = {"instance": "web1", "process": "socket", "nics": [{"mac": MAC}]}
+    given: dict[str, Any] = {"instance": "web1", "process": "socket", "nics": [{"mac": MAC}]}
     plugging = OperationKind("hotplug", {}, is_volatile=True)
     with begin(plugging, "vm/web1") as work:
-        work.step("add", facts={"claims": claims})
+        work.step("add", facts={"claims": given})
         with pytest.raises(InstanceError, match=f"{MAC} is the MAC address of web1"):
             refuse_in_use(completed(with_mac("web2")))
-        claims["process"] = "4194304"  # above the highest PID: it has ended
+        given["process"] = "4194304"  # above the highest PID: it has ended
         work.note()
         refuse_in_use(completed(with_mac("web2")))
 

@@ -182,7 +182,7 @@ def has_run(name: str, *rows: dict[str, Any], **keys: Any) -> None:
 
 def refused(disk: Disk, own: str | None = "web2") -> str:
     with pytest.raises(ConflictError) as told:
-        refuse_taken(own, disk.claims())
+        refuse_taken(own, disk.identities())
     return str(told.value)
 
 
@@ -195,13 +195,13 @@ def test_a_disk_of_another_is_refused_by_any_name(disk: Disk) -> None:
         == f"{link} is a disk of web1 too, {disk.path}"
     )
     assert refused(disk, None)  # of a QEMU that is no instance
-    refuse_taken("web1", disk.claims())
+    refuse_taken("web1", disk.identities())
 
 
 def test_one_that_nobody_writes_may_be_shared(disk: Disk) -> None:
     is_defined("web1", row(disk, read_only=True))
     assert refused(disk)
-    refuse_taken("web2", Disk(uuid=disk.uuid, path=disk.path, read_only=True).claims())
+    refuse_taken("web2", Disk(uuid=disk.uuid, path=disk.path, read_only=True).identities())
 
 
 def test_what_was_plugged_in_or_on_ide_counts_also_when_it_has_ended(disk: Disk) -> None:
@@ -216,7 +216,7 @@ def test_what_was_unplugged_is_free(disk: Disk, qemus: FakeQemus) -> None:
     spec = is_defined("web1", row(disk))
     has_run("web1", spec=spec)
     qemus.start(paths.CONTROL_DIR / "web1.qmp")
-    refuse_taken("web2", disk.claims())
+    refuse_taken("web2", disk.identities())
 
 
 @pytest.mark.parametrize("runs", [True, False])
@@ -232,7 +232,7 @@ def test_a_disk_that_is_not_there_at_the_next_start_is_free_unless_it_is_in_use(
         qemus.start(paths.CONTROL_DIR / "web1.qmp")
         assert "is a disk of web1 too" in refused(disk)
     else:
-        refuse_taken("web2", disk.claims())
+        refuse_taken("web2", disk.identities())
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"disks": 5}', '{"disks": [5, {"path": 5}]}'])
@@ -240,4 +240,4 @@ def test_what_is_damaged_keeps_nobody(disk: Disk, content: str) -> None:
     is_defined("web1")
     (paths.RUNTIME_DIR / "web1.json").write_text(content)
     (paths.SPECS_DIR / "web3.json").write_text(content)
-    refuse_taken("web2", disk.claims())
+    refuse_taken("web2", disk.identities())

@@ -29,8 +29,8 @@ from brine.hotplug.session import remove_device, working_on
 from brine.hotplug.target import Target, give_up_privileges, waiting
 from brine.hotplug.transaction import Pending
 from brine.vm.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
-from brine.vm.claims import Claim, claims_of
 from brine.vm.disk_files import refuse_other_format, size_of
+from brine.vm.identities import Identity, identities_of
 from brine.vm.vif import Vif
 
 _NO_DIFFERENCE = {
@@ -61,14 +61,16 @@ def add_nic(arguments: argparse.Namespace) -> int:
     if arguments.no_hotplug:
         nic = nic_from(arguments, vm_name, nic_uuid)
         how = partial(with_nic, nic.recorded())
-        return _record(target, arguments, how, "nic {} is there at the next start", nic.claims())
+        return _record(
+            target, arguments, how, "nic {} is there at the next start", nic.identities()
+        )
 
     from brine.hotplug import plug_nic  # with netlink, of which disks need none
 
     def work(vm: Vm) -> Result:
         nic = nic_from(arguments, vm.name, nic_uuid)
         if vm.dry_run:
-            vm.refuse_taken(nic.claims())
+            vm.refuse_taken(nic.identities())
         if finished := vm.was_finished(request):
             done = _finished(finished)
         else:
@@ -83,9 +85,9 @@ def modify_nic(arguments: argparse.Namespace) -> int:
     if arguments.no_hotplug:
         changed = partial(with_options, arguments)
         how = partial(with_changed_nic, target.vm_name(), arguments.device, changed)
-        # A NIC that has no new MAC address claims nothing that it does not have.
-        claims = claims_of({"nics": [{"mac": arguments.mac}]})
-        return _record(target, arguments, how, "nic {} is changed at the next start", claims)
+        # A NIC that has no new MAC address has no new identity.
+        identities = identities_of({"nics": [{"mac": arguments.mac}]})
+        return _record(target, arguments, how, "nic {} is changed at the next start", identities)
 
     from brine.hotplug import plug_nic  # as above
 
@@ -99,7 +101,7 @@ def modify_nic(arguments: argparse.Namespace) -> int:
                 raise _unknown(vm, DeviceKind.NIC, arguments.device)
             nic = with_options(arguments, plug_nic.nic_of(found))
             if vm.dry_run and nic.mac != found.value:
-                vm.refuse_taken(nic.claims())
+                vm.refuse_taken(nic.identities())
             done = plug_nic.replace_nic(vm, found, nic, request=request)
         return _nic_result(arguments, done, "changed", nic)
 
@@ -139,11 +141,13 @@ def add_disk(arguments: argparse.Namespace) -> int:
         if not disk.is_format_said():
             refuse_other_format(disk)
         how = partial(with_disk, disk.entry(size_of(disk)))
-        return _record(target, arguments, how, "disk {} is there at the next start", disk.claims())
+        return _record(
+            target, arguments, how, "disk {} is there at the next start", disk.identities()
+        )
 
     def work(vm: Vm) -> Result:
         if vm.dry_run:
-            vm.refuse_taken(disk.claims())
+            vm.refuse_taken(disk.identities())
         done = plug_disk.plug_disk_in(
             vm,
             disk,
@@ -249,16 +253,16 @@ def _record(
     arguments: argparse.Namespace,
     how: How,
     said: str,
-    claims: Iterable[Claim] = (),
+    identities: Iterable[Identity] = (),
 ) -> int:
     """Change the runtime file alone, and print the result.
 
     :param said: what happens at the next start, with braces for the UUID.
-    :param claims: what the VM gets that no other instance may have.
+    :param identities: what the VM gets that no other instance may have.
     """
     dry_run = arguments.dry_run
     next_start = NextStart(target, dry_run, arguments.lock_timeout)
-    uuid, is_changed = next_start.record(how, claims)
+    uuid, is_changed = next_start.record(how, identities)
     result = {"uuid": uuid, "recorded": not dry_run, "changed": is_changed, "dry_run": dry_run}
     word = "would be recorded" if dry_run else "recorded"
     text = printable(said.format(uuid))

@@ -26,8 +26,8 @@ from brine.hotplug.transaction import (
     work_on,
 )
 from brine.vm.address import DeviceKind
-from brine.vm.claims import Claim
-from brine.vm.conflicts import Identities, claiming, is_same_disk, refuse_taken
+from brine.vm.conflicts import IdentityKeys, identities_lock, is_same_disk, refuse_taken
+from brine.vm.identities import Identity
 from brine.vm.instances import instance_behind
 from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, qemu_id
 from brine.vm.slots import Slot
@@ -156,19 +156,21 @@ class Vm:
         """The interrupted work of the same request, if it turned out to be complete."""
         return next((one for one in self.finished if one.request == request), None)
 
-    def refuse_taken(self, claims: Iterable[Claim], identities: Identities | None = None) -> None:
+    def refuse_taken(
+        self, identities: Iterable[Identity], keys: IdentityKeys | None = None
+    ) -> None:
         """Refuse what another instance of this node has.
 
         :raises brine.vm.conflicts.ConflictError: what, and whose it is.
         """
-        refuse_taken(instance_behind(self.qmp_path, self.runtime), claims, identities)
+        refuse_taken(instance_behind(self.qmp_path, self.runtime), identities, keys)
 
     @contextlib.contextmanager
     def doing(
         self,
         action: PendingAction,
         change: DeviceChange,
-        claims: Iterable[Claim] = (),
+        identities: Iterable[Identity] = (),
         **known: Any,
     ) -> Iterator[Transaction]:
         """Record the work of the block until it is completed, also in the runtime file, or undone.
@@ -177,7 +179,7 @@ class Vm:
         command undoes them. The record also stays if the guest was asked to release a device: the
         guest may still do so, long after the command has stopped waiting.
 
-        :param claims: what the VM gets that no other instance may have.
+        :param identities: what the VM gets that no other instance may have.
         :param known: further fields of :class:`brine.hotplug.transaction.Pending`.
         """
         if self.runtime:
@@ -188,10 +190,10 @@ class Vm:
             known["runtime"] = str(self.runtime)
         known |= {"tap": change.tap, "qmp": str(self.qmp_path.absolute()), "since": time.time()}
         pending = Pending(action, change.kind, change.uuid, change.device_id, **known)
-        claimed = list(claims)
-        check = partial(self.refuse_taken, claimed)
+        wanted = list(identities)
+        check = partial(self.refuse_taken, wanted)
         with contextlib.ExitStack() as stack:
-            with claiming(check) if claimed else contextlib.nullcontext():
+            with identities_lock(check) if wanted else contextlib.nullcontext():
                 work = stack.enter_context(begun(self.identity, pending))
             doing = Transaction(work, pending, self.is_gone)
             is_plugged = action is not PendingAction.REMOVE

@@ -10,8 +10,8 @@ from functools import partial
 from brine.common.errors import UsageError
 from brine.hotplug.target import Target
 from brine.vm.address import DeviceKind, is_like_ours, new_mac, uuid_of_mac
-from brine.vm.claims import Claim
-from brine.vm.conflicts import claiming, refuse_taken
+from brine.vm.conflicts import identities_lock, refuse_taken
+from brine.vm.identities import Identity
 from brine.vm.runtime_file import Json, Runtime, RuntimeFileError, change_file, in_brines_form
 from brine.vm.vif import Vif
 
@@ -31,10 +31,10 @@ class NextStart:
     dry_run: bool
     lock_timeout_s: float
 
-    def record(self, how: How, claims: Iterable[Claim] = ()) -> tuple[str, bool]:
+    def record(self, how: How, identities: Iterable[Identity] = ()) -> tuple[str, bool]:
         """Change the file; returns the UUID of the device, and whether anything changes.
 
-        :param claims: what the VM gets that no other instance may have.
+        :param identities: what the VM gets that no other instance may have.
         :raises UsageError: if the VM has no runtime file.
         """
         file = self.target.runtime_file()
@@ -48,8 +48,8 @@ class NextStart:
             new, uuid = how(runtime)
             return new
 
-        check = partial(refuse_taken, self.target.instance(), list(claims))
-        with contextlib.nullcontext() if self.dry_run else claiming(check):
+        check = partial(refuse_taken, self.target.instance(), list(identities))
+        with contextlib.nullcontext() if self.dry_run else identities_lock(check):
             if self.dry_run:
                 check()
                 old = Runtime.load(file)

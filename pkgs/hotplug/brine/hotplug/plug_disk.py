@@ -19,10 +19,10 @@ from brine.hotplug.locked_vm import Vm
 from brine.hotplug.qemu import Machine, unplug_device
 from brine.hotplug.transaction import Pending, PendingAction, Undo
 from brine.vm.address import Bus, DeviceKind, uuid_of_path
-from brine.vm.claims import claims_of
 from brine.vm.conflicts import is_same_disk
 from brine.vm.disk import Disk
 from brine.vm.disk_files import Opened, opened, size_of
+from brine.vm.identities import identities_of
 from brine.vm.runtime_file import Runtime
 from brine.vm.slots import Slot
 from brine.vm.values import RESERVED_SLOTS
@@ -60,7 +60,7 @@ def plug_disk_in(
         _check_record(vm, entry)
         if vm.dry_run:
             return change
-        with vm.doing(PendingAction.ADD, change, disk.claims(), device=entry) as undo:
+        with vm.doing(PendingAction.ADD, change, disk.identities(), device=entry) as undo:
             _put_in(vm, undo, disk, files, slot)
     return change
 
@@ -91,10 +91,10 @@ def _existing(vm: Vm, disk: Disk) -> tuple[Device, Disk] | None:
 
 def _conflicts(disk: Disk, others: Iterable[Mapping[str, Any]]) -> bool:
     """Whether one of both writes a file of the other."""
-    theirs = list(claims_of({"disks": list(others)}))
+    theirs = list(identities_of({"disks": list(others)}))
     return any(
         is_same_disk(one.value, other.value)
-        for one in disk.claims()
+        for one in disk.identities()
         for other in theirs
         if not one.is_shared_with(other)
     )

@@ -52,7 +52,7 @@ def plug_nic_in(
         check_wiring(nic)
         return change
     known = {"request": request or {}, "device": nic.recorded(slot)}
-    with vm.doing(PendingAction.ADD, change, nic.claims(), **known) as undo:
+    with vm.doing(PendingAction.ADD, change, nic.identities(), **known) as undo:
         put_in(vm, undo, nic, slot)
     return change
 
@@ -69,8 +69,8 @@ def replace_nic(
     if before == nic:
         vm.refuse_leaving(device)
         return device.change(changed=False)
-    claims = list(nic.claims()) if nic.mac != before.mac else []
-    if claims:
+    identities = list(nic.identities()) if nic.mac != before.mac else []
+    if identities:
         _refuse_taken_mac(vm, nic.mac)
     check_wiring(nic)
     slot = vm.machine.slot_of(device.device_id, device.name)
@@ -79,7 +79,7 @@ def replace_nic(
         return change
     known: dict[str, Any] = {"request": request or {}, "device": nic.recorded(slot)}
     known |= {"before": before.recorded(), "slot": slot._asdict()}
-    with vm.doing(PendingAction.MODIFY, change, claims, **known) as doing:
+    with vm.doing(PendingAction.MODIFY, change, identities, **known) as doing:
         take_out(vm, device)
         doing.by(partial(put_back, vm, before, slot), asks_qemu=True)
         doing.note(is_out=True)

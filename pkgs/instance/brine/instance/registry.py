@@ -44,7 +44,7 @@ from brine.instance.validate import completed
 from brine.instance.xen import last_start, xl
 from brine.storage.volume import Wipe
 from brine.vm import markers
-from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, claiming
+from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, identities_lock
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind
 from brine.vm.spec import AdminState, Spec, SpecError, to_json
@@ -212,7 +212,7 @@ def define_instance(
                     check()
                     spec = locks.enter_context(with_made(spec, plan.volumes(), wipe=wipe))
                     plan = replace(plan, spec=spec)
-                locks.enter_context(claiming(check))
+                locks.enter_context(identities_lock(check))
                 aside = _commit(plan)
     return Defined(spec, plan.changes(), before, aside, plan.volumes())
 
@@ -421,8 +421,8 @@ def rename_instance(name: str, new_name: str) -> Spec:
             store.share(name, new_name)
             finish = ("finish", {**there, "has_crashed": has_crashed})
             rest = (finish, ("forget", {"name": name}), ("save", there))
-            # At no moment do other commands miss its claims.
-            with work.committing(("is renamed", there), *rest), claiming():
+            # At no moment do other commands miss its identities.
+            with work.committing(("is renamed", there), *rest), identities_lock():
                 store.switch(name, new_name)
     return replace(seen.spec, name=new_name)
 

@@ -19,9 +19,9 @@ from brine.common.unix_socket import is_listening
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeStatus
 from brine.storage.volumes import managed_volumes
-from brine.vm.claims import ClaimKind, claims_of, rows_in
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
+from brine.vm.identities import IdentityKind, identities_of, rows_in
 from brine.vm.instances import instance_names, specs_but
 from brine.vm.runtime_file import LastStart
 
@@ -81,10 +81,12 @@ class VolumeClaims:
     def read(cls) -> VolumeClaims:
         work = json.dumps([asdict(one) for one in pending()])  # which ends in a spec
         rows = list(_disks())
-        claims = claims_of({"disks": rows})
+        identities = identities_of({"disks": rows})
         return cls(
             frozenset((str(row.get("unit")), str(row.get("uuid")).lower()) for row in rows),
-            frozenset(os.path.realpath(one.value) for one in claims if one.kind is ClaimKind.DISK),
+            frozenset(
+                os.path.realpath(one.value) for one in identities if one.kind is IdentityKind.DISK
+            ),
             work,
         )
 

@@ -2,11 +2,13 @@
 that two would use while one writes.
 
 Every command that gives an instance such a thing asks here first. It holds the lock of
-:func:`claiming` from the check until a file shows what it has given: the instance's spec, its
-runtime file, or the record of begun work. So two commands never give one thing to two instances.
+:func:`identities_lock` from the check until a file shows what it has given: the instance's spec,
+its runtime file, or the record of begun work. So two commands never give one thing to two
+instances.
 
-Storage may not answer, such as that of a dead NFS server. So :class:`Identities` asks for the disks
-of all instances at once, for a limited time, and :func:`claiming` has it ask before the lock.
+Storage may not answer, such as that of a dead NFS server. So :class:`IdentityKeys` asks for the
+disks of all instances at once, for a limited time, and :func:`identities_lock` has it ask before
+the lock.
 """
 
 from __future__ import annotations
@@ -25,9 +27,9 @@ from brine.common.errors import BrineError
 from brine.common.locks import node_lock
 from brine.common.operation import pending
 from brine.common.unix_socket import is_listening
-from brine.vm.claims import Claim, ClaimKind, claims_of, rows_in
 from brine.vm.disk import as_plugged
 from brine.vm.files import InstanceFiles
+from brine.vm.identities import Identity, IdentityKind, identities_of, rows_in
 from brine.vm.instances import specs_but, started_with
 from brine.vm.markers import MarkerKind
 from brine.vm.run import Run
@@ -42,8 +44,8 @@ _ROUNDS = 5
 _PATIENCE_S = 0.5
 _OFFLINE = "offline"
 
-Identity = tuple[int | str, ...]
-"""A claim, whatever name or spelling it is claimed by."""
+IdentityKey = tuple[int | str, ...]
+"""The same for all names and spellings of one thing."""
 
 Planned = Mapping[str, Mapping[str, Any]]
 """Specs of instances, as JSON by name, that a dry run takes for stored."""
@@ -55,11 +57,11 @@ class _NewDiskError(BrineError):
     """A disk that was not asked for its identity before the lock was taken."""
 
 
-class Identities:
-    """The identities of claims. Each disk is asked once for the file or the device that it is."""
+class IdentityKeys:
+    """The keys of identities. Each disk is asked once for the file or the device that it is."""
 
     def __init__(self) -> None:
-        self._disks: dict[str, Identity | None] = {}
+        self._disks: dict[str, IdentityKey | None] = {}
         self._is_complete = False
 
     @contextlib.contextmanager
@@ -71,36 +73,38 @@ class Identities:
         finally:
             self._is_complete = False
 
-    def ask(self, claims: Iterable[Claim]) -> None:
+    def ask(self, identities: Iterable[Identity]) -> None:
         """Ask for those of several disks at once. Storage that does not answer has none."""
-        disks = {one.value for one in claims if one.kind is ClaimKind.DISK} - self._disks.keys()
+        disks = {
+            one.value for one in identities if one.kind is IdentityKind.DISK
+        } - self._disks.keys()
         if disks and self._is_complete:
             raise _NewDiskError(", ".join(sorted(disks)))
         self._disks |= _asked(disks)
 
-    def of(self, claim: Claim) -> Identity:
-        if claim.kind is not ClaimKind.DISK:
-            return (claim.kind.value, claim.value.lower())
-        self.ask([claim])
-        return self._disks[claim.value] or ("silent", claim.value)
+    def of(self, identity: Identity) -> IdentityKey:
+        if identity.kind is not IdentityKind.DISK:
+            return (identity.kind.value, identity.value.lower())
+        self.ask([identity])
+        return self._disks[identity.value] or ("silent", identity.value)
 
-    def refuse_silent(self, claims: Iterable[Claim]) -> None:
+    def refuse_silent(self, identities: Iterable[Identity]) -> None:
         """Refuse a disk whose storage does not answer.
 
         :raises BrineError: which one.
         """
-        claims = list(claims)
-        self.ask(claims)
-        for one in claims:
-            if one.kind is ClaimKind.DISK and self._disks[one.value] is None:
+        identities = list(identities)
+        self.ask(identities)
+        for one in identities:
+            if one.kind is IdentityKind.DISK and self._disks[one.value] is None:
                 text = f"{one.value}: its storage does not answer for {STORAGE_TIMEOUT_S:g} s"
                 raise BrineError(text, hint="see whether its server and the network work")
 
 
-def _asked(disks: Iterable[str]) -> dict[str, Identity | None]:
-    """The identities of disks; None if the storage of one does not answer. The process can end, and
+def _asked(disks: Iterable[str]) -> dict[str, IdentityKey | None]:
+    """The keys of disks; None if the storage of one does not answer. The process can end, and
     can become QEMU, while it waits for NFS (TASK_KILLABLE)."""
-    found: dict[str, Identity | None] = dict.fromkeys(disks)
+    found: dict[str, IdentityKey | None] = dict.fromkeys(disks)
 
     def ask(paths: list[str]) -> None:
         for path in paths:
@@ -123,20 +127,20 @@ def _asked(disks: Iterable[str]) -> dict[str, Identity | None]:
 
 
 class Conflict(NamedTuple):
-    """A claim of another instance that excludes a wanted one.
+    """An identity of another instance that excludes a wanted one.
 
     :param owner: the name of the other instance.
     :param runs: whether it has that now; if not, its next start has it.
     """
 
-    wanted: Claim
-    there: Claim
+    wanted: Identity
+    there: Identity
     owner: str
     runs: bool
 
     def __str__(self) -> str:
         wanted, owner = self.wanted, self.owner
-        if wanted.kind is not ClaimKind.DISK:
+        if wanted.kind is not IdentityKind.DISK:
             text = f"{wanted.value} is the {wanted.kind} of {owner}"
         else:
             text = f"{wanted.value} is a disk of {owner} too, {self.there.value}"
@@ -145,14 +149,14 @@ class Conflict(NamedTuple):
     @property
     def hint(self) -> str:
         """The ways out of it."""
-        is_disk = self.wanted.kind is ClaimKind.DISK
+        is_disk = self.wanted.kind is IdentityKind.DISK
         other = "make it read_only in both" if is_disk else "choose another one"
         end = f"stop {self.owner}" if self.runs else f'define {self.owner} as "offline"'
         return f"{other}, take it from {self.owner}, or {end} first"
 
 
 class ConflictError(BrineError):
-    """A claim that can't be had, as another instance has it."""
+    """An identity that can't be had, as another instance has it."""
 
     def __init__(self, conflict: Conflict) -> None:
         super().__init__(str(conflict), hint=conflict.hint)
@@ -160,74 +164,74 @@ class ConflictError(BrineError):
 
 
 def refuse_taken(
-    own: str | None, wanted: Iterable[Claim], identities: Identities | None = None
+    own: str | None, wanted: Iterable[Identity], keys: IdentityKeys | None = None
 ) -> None:
-    """Refuse a claim that another instance has now, or at its next start.
+    """Refuse an identity that another instance has now, or at its next start.
 
     :param own: the instance that it is for; None is a VM that is no instance.
-    :raises ConflictError: which claim, and whose it is.
+    :raises ConflictError: which one, and whose it is.
     """
-    wanted, identities = list(wanted), identities or Identities()
-    found = conflict_now(own, wanted, identities)
-    found = found or conflict_later(own, wanted, identities=identities)
+    wanted, keys = list(wanted), keys or IdentityKeys()
+    found = conflict_now(own, wanted, keys)
+    found = found or conflict_later(own, wanted, keys=keys)
     if found:
         raise ConflictError(found)
 
 
 def conflict_later(
     own: str | None,
-    wanted: Iterable[Claim],
+    wanted: Iterable[Identity],
     planned: Planned = NONE_PLANNED,
-    identities: Identities | None = None,
+    keys: IdentityKeys | None = None,
 ) -> Conflict | None:
     """A conflict with the next start of another instance that is not offline."""
     if not (wanted := list(wanted)):
         return None
-    found = _conflicts(wanted, _later(own, planned), identities or Identities(), runs=False)
+    found = _conflicts(wanted, _later(own, planned), keys or IdentityKeys(), runs=False)
     return next(found, None)
 
 
 def conflict_now(
-    own: str | None, wanted: Iterable[Claim], identities: Identities | None = None
+    own: str | None, wanted: Iterable[Identity], keys: IdentityKeys | None = None
 ) -> Conflict | None:
     """A conflict with another instance that runs or is just starting."""
     if not (wanted := list(wanted)):
         return None
-    begun = _claims_of_operations()
+    begun = _identities_of_operations()
     theirs = (
-        (owner, [*_claims_now(owner), *begun.get(owner, ())])
+        (owner, [*_identities_now(owner), *begun.get(owner, ())])
         for owner in _started()
         if owner != own
     )
-    found = _conflicts(wanted, theirs, identities or Identities(), runs=True)
+    found = _conflicts(wanted, theirs, keys or IdentityKeys(), runs=True)
     return next((one for one in found if _runs(one.owner)), None)
 
 
 def _conflicts(
-    wanted: list[Claim],
-    theirs: Iterable[tuple[str, Iterable[Claim]]],
-    identities: Identities,
+    wanted: list[Identity],
+    theirs: Iterable[tuple[str, Iterable[Identity]]],
+    keys: IdentityKeys,
     *,
     runs: bool,
 ) -> Iterator[Conflict]:
     kinds = {one.kind for one in wanted}
-    known = [(owner, one) for owner, claims in theirs for one in claims if one.kind in kinds]
-    if any(one.kind is ClaimKind.DISK for _, one in known):
-        identities.ask([*wanted, *(one for _, one in known)])
+    known = [(owner, one) for owner, ones in theirs for one in ones if one.kind in kinds]
+    if any(one.kind is IdentityKind.DISK for _, one in known):
+        keys.ask([*wanted, *(one for _, one in known)])
         # It may be the disk of another that is silent, too. One that answers is none of those.
-        identities.refuse_silent(wanted)
-    mine: dict[Identity, list[Claim]] = {}
+        keys.refuse_silent(wanted)
+    mine: dict[IdentityKey, list[Identity]] = {}
     for one in wanted if known else ():
-        mine.setdefault(identities.of(one), []).append(one)
+        mine.setdefault(keys.of(one), []).append(one)
     for owner, there in known:
-        for one in mine.get(identities.of(there), ()):
+        for one in mine.get(keys.of(there), ()):
             if not one.is_shared_with(there):
                 yield Conflict(one, there, owner, runs)
 
 
 @contextlib.contextmanager
-def claiming(check: Callable[[Identities], object] | None = None) -> Iterator[None]:
-    """Hold the lock of all claims for the time of the block, which asks neither guest nor storage.
+def identities_lock(check: Callable[[IdentityKeys], object] | None = None) -> Iterator[None]:
+    """Hold the lock of all identities for the block, which asks neither guest nor storage.
 
     A command takes it after the locks of instances and of VMs, and within it only that of a runtime
     file.
@@ -236,16 +240,16 @@ def claiming(check: Callable[[Identities], object] | None = None) -> Iterator[No
         no command waits for the storage that it asks, and again under the lock.
     :raises brine.common.locks.LockError: if it can't be had.
     """
-    identities = Identities()
+    keys = IdentityKeys()
     for number in range(_ROUNDS if check else 1):
         if check:
-            check(identities)
+            check(keys)
         with node_lock(_LOCK, timeout_s=_LOCK_TIMEOUT_S):
             if check:
                 try:
                     # Other commands may name new disks again and again: at last those are asked.
-                    with identities.complete(number < _ROUNDS - 1):
-                        check(identities)
+                    with keys.complete(number < _ROUNDS - 1):
+                        check(keys)
                 except _NewDiskError:
                     continue
             yield
@@ -265,19 +269,19 @@ class OtherIdentities(Container[str]):
 
     @cached_property
     def _all(self) -> set[str]:
-        later = (claim for _, claims in _later(self._name, self._planned) for claim in claims)
-        return {one.value.lower() for one in later if one.kind is not ClaimKind.DISK}
+        later = (one for _, theirs in _later(self._name, self._planned) for one in theirs)
+        return {one.value.lower() for one in later if one.kind is not IdentityKind.DISK}
 
 
-# What instances claim.
+# What instances have.
 
 
-def _later(own: str | None, planned: Planned) -> Iterator[tuple[str, Iterator[Claim]]]:
-    """The claims of each other instance that is not offline, at its next start."""
+def _later(own: str | None, planned: Planned) -> Iterator[tuple[str, Iterator[Identity]]]:
+    """The identities of each other instance that is not offline, at its next start."""
     stored = ((name, data) for name, data in specs_but(own) if name not in planned)
     for name, spec in (*stored, *planned.items()):
         if name != own and spec.get("admin_state") != _OFFLINE:
-            yield name, claims_of({**spec, **_kept_devices(spec, LastStart.known(name))})
+            yield name, identities_of({**spec, **_kept_devices(spec, LastStart.known(name))})
 
 
 def _kept_devices(spec: Mapping[str, Any], last: LastStart | None) -> dict[str, Any]:
@@ -298,12 +302,12 @@ def _as_plugged(spec: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return [as_plugged(row) for row in rows_in(spec, key)]
 
 
-def _claims_now(name: str) -> Iterator[Claim]:
-    """The claims of an instance that runs."""
+def _identities_now(name: str) -> Iterator[Identity]:
+    """The identities of an instance that runs."""
     last = LastStart.known(name)
     spec = last.spec if last else started_with(name)
     spec = spec if isinstance(spec, Mapping) else {}
-    return claims_of({**spec, **(last.devices() if last else {})})
+    return identities_of({**spec, **(last.devices() if last else {})})
 
 
 # The instances that run.
@@ -342,16 +346,16 @@ def _identity(path: str) -> tuple[int | str, ...]:
     return ("file", status.st_dev, status.st_ino)
 
 
-def _claims_of_operations() -> dict[str, list[Claim]]:
-    """The claims of recorded operations, by instance: a step that gives an instance something has
-    ``claims`` among its facts, which are rows as a spec has them, with ``instance`` and perhaps
-    ``process``, with which the claims end."""
-    found: dict[str, list[Claim]] = {}
+def _identities_of_operations() -> dict[str, list[Identity]]:
+    """The identities in recorded operations, by instance: a step that gives an instance something
+    has ``claims`` among its facts, which are rows as a spec has them, with ``instance`` and perhaps
+    ``process``, with which they end."""
+    found: dict[str, list[Identity]] = {}
     for step in (step for one in pending() for step in one.steps):
-        claims = step.facts.get("claims")
-        if not isinstance(claims, Mapping) or not isinstance(claims.get("instance"), str):
+        given = step.facts.get("claims")
+        if not isinstance(given, Mapping) or not isinstance(given.get("instance"), str):
             continue
-        process = str(claims.get("process", ""))
+        process = str(given.get("process", ""))
         if not process.isdecimal() or os.path.exists(f"/proc/{process}"):
-            found.setdefault(claims["instance"], []).extend(claims_of(claims))
+            found.setdefault(given["instance"], []).extend(identities_of(given))
     return found

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any, ClassVar
 
 from brine.vm.address import Bus, DeviceKind, default_serial
-from brine.vm.claims import Claim, claims_of
+from brine.vm.identities import Identity, identities_of
 from brine.vm.keys import key, path_key, slot_key, uuid_key
 from brine.vm.slots import Slot
 from brine.vm.values import (
@@ -161,9 +161,9 @@ class Disk:
         is_made = count > 0 and chain[count - 1] in (f"{own}raw", f"{own}qcow2")
         return count - 1 if is_made else count
 
-    def claims(self) -> Iterator[Claim]:
+    def identities(self) -> Iterator[Identity]:
         """What no other VM may have."""
-        return claims_of({"disks": [self.recorded()]})
+        return identities_of({"disks": [self.recorded()]})
 
     def recorded(self) -> dict[str, Any]:
         """The disk as JSON, as QEMU keeps it beside the disk's descriptors."""

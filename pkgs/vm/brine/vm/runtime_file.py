@@ -24,8 +24,8 @@ from brine.common.errors import BrineError
 from brine.common.files import place_of, read_json, read_regular, write_whole
 from brine.common.locks import LockError, node_lock
 from brine.vm.address import DeviceKind, DeviceName, default_serial, uuid_of_mac
-from brine.vm.claims import rows_in
 from brine.vm.files import InstanceFiles
+from brine.vm.identities import rows_in
 
 if TYPE_CHECKING:
     from brine.vm.disk import Disk

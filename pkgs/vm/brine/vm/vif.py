@@ -13,8 +13,8 @@ from urllib.parse import quote, unquote_to_bytes
 from brine.common.digest import sha256
 from brine.common.errors import UsageError
 from brine.vm.address import DeviceKind
-from brine.vm.claims import Claim, claims_of
 from brine.vm.connection import Address, check_connection, parse_address
+from brine.vm.identities import Identity, identities_of
 from brine.vm.nic import Nic
 from brine.vm.slots import Slot
 from brine.vm.values import LARGEST_MTU, MODELS, SMALLEST_MTU, Mode
@@ -65,9 +65,9 @@ class Vif(Nic):
         """The default name of its tap."""
         return tap_name(self.instance, self.uuid)
 
-    def claims(self) -> Iterator[Claim]:
+    def identities(self) -> Iterator[Identity]:
         """What no other VM may have: its MAC address."""
-        return claims_of({"nics": [{"mac": self.mac}]})
+        return identities_of({"nics": [{"mac": self.mac}]})
 
     def alias(self) -> str:
         """The alias of its tap, which names the instance and the NIC."""

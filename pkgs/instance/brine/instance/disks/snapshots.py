@@ -39,9 +39,9 @@ from brine.instance.store import InstanceError
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeSnapshot
 from brine.storage.volumes import as_it_is, volume_in
-from brine.vm.claims import layers_of
 from brine.vm.disk import MOST_BACKING, Backing, Disk
 from brine.vm.files import InstanceFiles
+from brine.vm.identities import layers_of
 from brine.vm.runtime_file import LastStart, Runtime, change_file
 from brine.vm.spec import Spec
 

@@ -29,7 +29,7 @@ from brine.storage.settings import load_settings
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeRequest, VolumeStatus, Wipe
 from brine.storage.volumes import as_it_is, refuse_without_room, volume_in
-from brine.vm.conflicts import Identities, claiming
+from brine.vm.conflicts import IdentityKeys, identities_lock
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec, SpecError
@@ -98,7 +98,7 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
     name = spec.name
     facts = {"name": name, "uuids": [disk.uuid for disk in changes.made]}
     with ExitStack() as stack:
-        with claiming(partial(_refuse_begun, changes.made)):
+        with identities_lock(partial(_refuse_begun, changes.made)):
             begun = operation.begin(VOLUMES, store.operation_key(name), facts=facts)
             work = stack.enter_context(begun)
         for disk in changes.made:
@@ -114,7 +114,7 @@ def with_made(spec: Spec, changes: VolumeChanges, *, wipe: Wipe = Wipe.ZERO) -> 
             yield spec
 
 
-def _refuse_begun(made: Sequence[Disk], _: Identities) -> None:
+def _refuse_begun(made: Sequence[Disk], _: IdentityKeys) -> None:
     """Refuse to make volumes that other work is about to make, or to remove.
 
     :raises StorageError: which work.

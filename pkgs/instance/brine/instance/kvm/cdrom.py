@@ -31,10 +31,10 @@ from brine.instance.observe import Observed, Oper, look
 from brine.instance.running_spec import running_spec
 from brine.instance.start import being_stopped
 from brine.instance.store import InstanceError
-from brine.vm.claims import Claim, ClaimKind
-from brine.vm.conflicts import Identities, claiming, refuse_taken
+from brine.vm.conflicts import IdentityKeys, identities_lock, refuse_taken
 from brine.vm.disk_files import opened
 from brine.vm.files import InstanceFiles
+from brine.vm.identities import Identity, IdentityKind
 from brine.vm.runtime_file import Runtime, change_file
 from brine.vm.spec import Spec, SpecError
 
@@ -76,7 +76,7 @@ def change_medium(
         else:
             has_changed = new.spec != new.before
             if has_changed and not dry_run:
-                with claiming(new.refuse_conflicts):
+                with identities_lock(new.refuse_conflicts):
                     store.save(new.spec)
     if has_changed and not dry_run:
         how = f"{cdrom_id(number)} has {path or 'none'}"
@@ -96,15 +96,15 @@ class _NewMedium:
     number: int
     path: str
 
-    def refuse_conflicts(self, identities: Identities | None = None) -> None:
+    def refuse_conflicts(self, keys: IdentityKeys | None = None) -> None:
         """Refuse a medium that the instance or another one writes."""
         name = self.before.name
         try:
-            refuse_conflicts(self.spec, self.before, identities=identities)
+            refuse_conflicts(self.spec, self.before, keys=keys)
         except SpecError as error:
             raise InstanceError(name, str(error), hint=error.hint) from error
         if self.path:
-            refuse_taken(name, [Claim(ClaimKind.DISK, self.path, read_only=True)], identities)
+            refuse_taken(name, [Identity(IdentityKind.DISK, self.path, read_only=True)], keys)
 
 
 def _new_medium(spec: Spec, number: int, path: str) -> _NewMedium:
@@ -138,12 +138,12 @@ def _change_running(
             before = str(last[0]) if last else ""
             # QEMU gets no medium that the instance has not claimed. If this command is killed, the
             # run keeps both, and the drive has none by name.
-            with claiming(new.refuse_conflicts):
+            with identities_lock(new.refuse_conflicts):
                 _record(name, [*_replaced(cdroms, number, ""), before, path])
             undo.callback(_record, name, cdroms)
             drive.change(path, limit_s, force=force)
             undo.callback(drive.change, before, 0.0, force=True)
-        with claiming(new.refuse_conflicts):  # the guest may have taken its time
+        with identities_lock(new.refuse_conflicts):  # the guest may have taken its time
             _record(name, _replaced(cdroms, number, path))
             if new.spec != new.before:
                 store.save(new.spec)
@@ -163,7 +163,7 @@ def _replaced(cdroms: Any, number: int, path: str) -> list[str]:
 
 
 def _record(name: str, cdroms: list[Any]) -> None:
-    """Record the media of the drives, and what else the run claims as media, in the runtime
+    """Record the media of the drives, and what else the run has as media, in the runtime
     file."""
 
     def how(runtime: Runtime) -> Runtime:

@@ -31,7 +31,7 @@ from brine.instance.kvm.layout import Layout, layout_of
 from brine.instance.kvm.programs import faults_of_writers, version_of
 from brine.instance.kvm.uefi import find_uefi, opened_variables
 from brine.instance.store import InstanceError, clear_last_run, telling
-from brine.vm.conflicts import claiming
+from brine.vm.conflicts import identities_lock
 from brine.vm.disk import Disk, without_empty
 from brine.vm.disk_files import Opened, opened
 from brine.vm.files import InstanceFiles
@@ -61,7 +61,7 @@ def become_qemu(spec: Spec) -> NoReturn:
         resources = open_resources(spec, stack)
         args = qemu_args(spec, layout, resources)
         limits_set()
-        with claiming(partial(refuse_in_use, spec)):
+        with identities_lock(partial(refuse_in_use, spec)):
             clear_last_run(spec.name)
             _write_runtime(spec, layout, resources, args)
         if spec.security_model == SecurityModel.POOL and resources.user:

@@ -29,7 +29,7 @@ from brine.instance.xen import config, last_start, xl
 from brine.instance.xen.config import GRUBS, kernel_of
 from brine.instance.xen.xl import Domain, ShutdownReason, XlError
 from brine.vm import end, markers
-from brine.vm.conflicts import claiming
+from brine.vm.conflicts import identities_lock
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind
 from brine.vm.run import Run
@@ -66,7 +66,7 @@ class Xen(Hypervisor):
                 is_grub = path == GRUBS[spec.hypervisor]
                 text = f"{path}: is not there"
                 raise InstanceError(spec.name, text, hint=hint if is_grub else None)
-        with claiming(partial(refuse_in_use, spec)):
+        with identities_lock(partial(refuse_in_use, spec)):
             clear_last_run(spec.name)
             # The runtime file of a QEMU, if the instance was one.
             InstanceFiles(spec.name).runtime.unlink(missing_ok=True)

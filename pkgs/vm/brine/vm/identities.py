@@ -1,4 +1,4 @@
-"""Claims: what no two VMs may have, of specs, runtime files and devices, all as JSON."""
+"""Identities: what no two VMs may have, of specs, runtime files and devices, all as JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 
-class ClaimKind(StrEnum):
+class IdentityKind(StrEnum):
     UUID = "UUID"
     MAC = "MAC address"
     DISK = "disk"
 
 
-class Claim(NamedTuple):
+class Identity(NamedTuple):
     """One thing that an instance has, or is to have.
 
     :param value: the UUID, the MAC address, or the path of a disk.
@@ -21,37 +21,37 @@ class Claim(NamedTuple):
     :param where: its JSON pointer, if it is from a spec.
     """
 
-    kind: ClaimKind
+    kind: IdentityKind
     value: str
     read_only: bool = False
     where: str = ""
 
-    def is_shared_with(self, other: Claim) -> bool:
+    def is_shared_with(self, other: Identity) -> bool:
         """Whether two VMs can have both, if both are of one thing."""
         return self.read_only and other.read_only
 
 
-def claims_of(spec: Mapping[str, Any]) -> Iterator[Claim]:
-    """The claims of a spec, as JSON. A CD-ROM drive only reads its medium."""
+def identities_of(spec: Mapping[str, Any]) -> Iterator[Identity]:
+    """The identities of a spec, as JSON. A CD-ROM drive only reads its medium."""
     if isinstance(uuid := spec.get("uuid"), str) and uuid:
-        yield Claim(ClaimKind.UUID, uuid, where="/uuid")
+        yield Identity(IdentityKind.UUID, uuid, where="/uuid")
     for index, row in enumerate(rows_in(spec, "nics")):
         if isinstance(mac := row.get("mac"), str) and mac:
-            yield Claim(ClaimKind.MAC, mac, where=f"/nics/{index}/mac")
+            yield Identity(IdentityKind.MAC, mac, where=f"/nics/{index}/mac")
     for index, row in enumerate(rows_in(spec, "disks")):
-        yield from _claims_of_disk(row, f"/disks/{index}")
+        yield from _identities_of_disk(row, f"/disks/{index}")
     for index, path in enumerate(_list_in(spec, "cdroms")):
         if isinstance(path, str) and path:
-            yield Claim(ClaimKind.DISK, path, read_only=True, where=f"/cdroms/{index}")
+            yield Identity(IdentityKind.DISK, path, read_only=True, where=f"/cdroms/{index}")
 
 
-def _claims_of_disk(row: Mapping[str, Any], where: str) -> Iterator[Claim]:
+def _identities_of_disk(row: Mapping[str, Any], where: str) -> Iterator[Identity]:
     if not isinstance(path := row.get("path"), str):
         return
-    yield Claim(ClaimKind.DISK, path, row.get("read_only") is True, f"{where}/path")
+    yield Identity(IdentityKind.DISK, path, row.get("read_only") is True, f"{where}/path")
     for layer in layers_of(row):
         if isinstance(path := layer.get("path"), str):
-            yield Claim(ClaimKind.DISK, path, read_only=True, where=f"{where}/backing")
+            yield Identity(IdentityKind.DISK, path, read_only=True, where=f"{where}/backing")
 
 
 def layers_of(disk: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
