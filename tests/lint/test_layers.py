@@ -24,6 +24,7 @@ BELOW = {
     "hotplug": {"common", "vm"},
     "instance": {"common", "vm", "config", "hotplug", "storage"},
     "lifecycle": {"common", "vm", "instance"},
+    "moves": {"common", "vm", "config", "confd", "instance", "storage", "hotplug"},
     "watcher": {"common", "vm", "instance", "hotplug"},
 }
 """The parts that a part may import, beside itself."""
@@ -58,8 +59,23 @@ def test_no_part_is_below_that_must_never_be() -> None:
     assert BELOW["vm"] == {"common"}
     assert not {"instance", "hotplug"} & BELOW["config"]
     assert not {"instance", "config"} & BELOW["hotplug"]
-    on_top = {"cluster", "confd", "kvmd", "lifecycle", "watcher"}
-    assert {part: found for part, below in BELOW.items() if (found := below & on_top)} == {}
+    on_top = {"cluster", "confd", "kvmd", "lifecycle", "moves", "watcher"}
+    # Moves use the client of confd alone, which the next test holds.
+    assert {part: found for part, below in BELOW.items() if (found := below & on_top)} == {
+        "moves": {"confd"}
+    }
+
+
+def test_moves_use_the_client_of_confd_alone() -> None:
+    theirs = {
+        other
+        for module in MODULES
+        if module.split(".")[1] == "moves"
+        for other, _ in imports(MODULES[module])
+        if other.startswith("brine.confd.")
+    }
+    client = {"client", "keys", "protocol", "questions", "settings"}
+    assert {one.rpartition(".")[2] for one in theirs} <= client
 
 
 @pytest.mark.parametrize("part", sorted(BELOW))

@@ -41,6 +41,7 @@ PACKAGES = [
     "brine-instance",
     "brine-kvmd",
     "brine-lifecycle",
+    "brine-moves",
     "brine-salt",
     "brine-storage",
     "brine-watcher",
