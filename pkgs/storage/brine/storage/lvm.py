@@ -123,17 +123,18 @@ def is_installed() -> bool:
     return any(os.access(f"{folder}/{PROGRAM}", os.X_OK) for folder in PATH.split(":"))
 
 
-def change(*command: str) -> None:
-    """Run a command of LVM's that changes something, such as ``pvchange``.
+def change(*command: str) -> str:
+    """Run a command of LVM's that changes something, such as ``pvchange``; returns what it says.
 
     :raises LvmError: if it fails.
     """
     try:
-        _, fault = _run(*command)
+        said, fault = _run(*command)
     finally:
         forget()
     if fault:
         raise LvmError(f"lvm {' '.join(command)}: {fault}")
+    return said
 
 
 def rows(kind: str, *command: str) -> list[Row]:

@@ -18,7 +18,7 @@ from brine.instance.disks.adoption import adopt_disk
 from brine.instance.disks.finding import find_disk
 from brine.instance.disks.live import show_growth
 from brine.instance.disks.states import DiskState
-from brine.instance.disks.volumes import delete_volume
+from brine.instance.disks.volumes import delete_volume, refuse_to_delete
 from brine.instance.kvm.live_definition import change_live
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Oper, look
@@ -197,9 +197,12 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     if arguments.delete and (snapshots := volume.status().snapshots):
         hint = f"brine disk snapshot {name} --remove {snapshots[-1].name}"
         raise InstanceError(name, f"{disk.path}: has {len(snapshots)} snapshots", hint=hint)
+    is_plugged = not spec.is_xen() and look(name).state.oper is Oper.RUNNING
+    if arguments.delete and not is_plugged:  # it stays in use until the instance has ended
+        refuse_to_delete(name, disk)
     is_deleted = arguments.delete
     if not arguments.dry_run:
-        if not spec.is_xen() and look(name).state.oper is Oper.RUNNING:
+        if is_plugged:
             _unplug(arguments, name, disk)
         _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
         is_deleted = arguments.delete and delete_volume(disk)
