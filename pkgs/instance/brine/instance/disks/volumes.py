@@ -176,7 +176,7 @@ def refuse_to_delete(name: str, disk: Disk) -> None:
 
     :raises store.InstanceError: why it can't be deleted.
     """
-    if volume_in(disk.unit, disk.uuid).status().is_open:
+    if _status_when_closed(volume_in(disk.unit, disk.uuid)).is_open:
         hint = f"brine instance stop {name}, if it runs"
         raise store.InstanceError(name, f"{disk.path}: is in use", hint=hint)
 
