@@ -1,8 +1,9 @@
-"""The command line of ``brine lock``."""
+"""The command lines of ``brine lock``, and of what this part adds to ``brine config``."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from brine.common.cli import Command, add_verb, seconds
 
@@ -35,3 +36,13 @@ def _timeout(text: str) -> float:
 
 
 COMMAND = Command("have and show the locks of the cluster, on its master", _configure)
+
+
+def add_config_verbs(verbs: Any) -> None:
+    """Add the verbs of ``brine config`` that are about several nodes."""
+    commands = "brine.cluster.baseline_commands"
+    text = "compute the processor that all of several nodes can give a guest"
+    baseline = add_verb(verbs, "cpu-baseline", f"{commands}:print_baseline", text)
+    text = "JSON: for each node's name the output of its brine node cpu --json; - for stdin"
+    baseline.add_argument("file", metavar="FILE", help=text)
+    baseline.add_argument("--json", action="store_true", help="print JSON, for programs")
