@@ -22,7 +22,7 @@ from brine.hotplug.device_arguments import (
 )
 from brine.instance.kvm.layout import SCSI_CONTROLLER, Layout, cdrom_id
 from brine.vm.address import DeviceKind
-from brine.vm.disk import Interface
+from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.slots import Slot
 from brine.vm.spec import Spec
@@ -30,7 +30,7 @@ from brine.vm.values import USUAL_MTU
 
 _FIRST_DISPLAY = 5900
 _MOST_DISPLAYS = 99
-_FLASH = ("uefi-code", "uefi-variables")
+FLASH = ("uefi-code", "uefi-variables")
 _AGENT_CHANNEL = "org.qemu.guest_agent.0"
 
 
@@ -97,7 +97,7 @@ def qemu_args(spec: Spec, layout: Layout, given: Resources) -> list[str]:
         *_cdroms(layout, given, boot),
         *_nics(spec, layout, given, boot),
         *_display(spec),
-        *_confinement(given),
+        *confinement(given),
         *spec.extra_arguments,
     ]
 
@@ -119,7 +119,7 @@ def _machine(
     spec: Spec, uefi: tuple[DiskFiles, DiskFiles] | None, boot: Mapping[str, int]
 ) -> Iterator[str]:
     machine = [spec.machine, f"accel={spec.accel}"]
-    machine += [f"pflash{number}={node}" for number, node in enumerate(_FLASH)] if uefi else []
+    machine += [f"pflash{number}={node}" for number, node in enumerate(FLASH)] if uefi else []
     yield from ("-machine", _joined(*machine, *([] if spec.acpi else ["acpi=off"])))
     yield from ("-cpu", spec.cpu or ("host" if spec.accel == "kvm" else "max"))
     topology = {"sockets": spec.sockets, "cores": spec.cores, "threads": spec.threads}
@@ -136,10 +136,8 @@ def _machine(
     # A guest that panics ends as a crash, which systemd sees by QEMU's status.
     yield from ("-device", "pvpanic", "-action", "panic=exit-failure")
     if uefi:
-        for name, files in zip(_FLASH, uefi, strict=True):
-            node = medium_node(name, files.fdset, is_device=False)
-            yield from _fdset(files, name)
-            yield from _blockdevs([{**node, "read-only": name == _FLASH[0]}])
+        for number, files in enumerate(uefi):
+            yield from flash_back_end(number, files)
     elif spec.firmware:
         yield from ("-bios", f"/proc/self/fd/{boot['firmware']}")
     if spec.kernel:
@@ -152,18 +150,10 @@ def _machine(
 
 
 def _channels(spec: Spec, given: Resources) -> Iterator[str]:
-    control = InstanceFiles(spec.name)
-    # The unit's monitor comes last: if that answers, the others do.
-    for path in (control.events, control.qmp, control.unit):
-        yield from ("-qmp", _joined(f"unix:{_escaped(path)}", "server=on", "wait=off"))
+    yield from monitors(spec.name)
     if not spec.serial_console:
         return
-    line = _socket("serial", control.serial)
-    if given.console_log:
-        yield from _fdset(given.console_log, "console-log")
-        # Otherwise QEMU would truncate it, which fails on a pipe.
-        line = _joined(line, f"logfile=/dev/fdset/{given.console_log.fdset}", "logappend=on")
-    yield from ("-chardev", line)
+    yield from serial_back_end(spec.name, given.console_log)
     yield from ("-serial", "chardev:serial")
 
 
@@ -177,7 +167,7 @@ def _controllers(spec: Spec, layout: Layout) -> Iterator[str]:
         yield from ("-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0")
     if spec.guest_agent:
         yield from ("-device", "virtio-serial-pci,id=channels")
-        yield from ("-chardev", _socket("agent", InstanceFiles(spec.name).agent))
+        yield from agent_back_end(spec.name)
         yield from ("-device", f"virtserialport,chardev=agent,name={_AGENT_CHANNEL}")
 
 
@@ -191,12 +181,8 @@ def _disks(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]
             device_id = f"ide{number}"
             slot = Slot("ide", number, layout.ide[device_id])
             device = {**disk_device(device_id, each, slot), "driver": "ide-hd"}
-        yield from _fdset(files, fdset_opaque(device_id, each))
-        for each_backing in files.backing:
-            yield from _fdset(each_backing, device_id)
-        images = [(one.fdset, one.is_device) for one in (files, *files.backing)]
-        yield from _blockdevs(block_nodes(device_id, each, images))
-        yield from _device(device, boot.get(each.uuid))
+        yield from disk_back_end(device_id, each, files)
+        yield from device_args(device, boot.get(each.uuid))
 
 
 def _cdroms(layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
@@ -204,23 +190,20 @@ def _cdroms(layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterat
         device_id = cdrom_id(number)
         device = {"driver": "ide-cd", "id": device_id, **layout.ide[device_id]}
         if files:
-            yield from _fdset(files, device_id)
-            node = medium_node(device_id, files.fdset, is_device=files.is_device)
-            yield from _blockdevs([node])
+            yield from medium_back_end(device_id, files)
             device["drive"] = device_id
-        yield from _device(device, boot.get(device_id))
+        yield from device_args(device, boot.get(device_id))
 
 
 def _nics(spec: Spec, layout: Layout, given: Resources, boot: Mapping[str, int]) -> Iterator[str]:
     for each in spec.nics:
         slot, files = layout.nics[each.uuid], given.nics[each.uuid]
         device_id = slot.device_id(DeviceKind.NIC, each.uuid)
-        queues, vhost = (list(map(str, numbers)) for numbers in (files.queues, files.vhost))
-        yield from ("-netdev", json.dumps(nic_netdev(device_id, queues, vhost)))
-        device = nic_device(device_id, each, len(queues), slot, files.mtu)
+        yield from nic_back_end(device_id, files)
+        device = nic_device(device_id, each, len(files.queues), slot, files.mtu)
         if each.uuid in boot:
             del device["romfile"]  # which it boots with
-        yield from _device(device, boot.get(each.uuid))
+        yield from device_args(device, boot.get(each.uuid))
 
 
 def _display(spec: Spec) -> Iterator[str]:
@@ -242,7 +225,7 @@ def _display(spec: Spec) -> Iterator[str]:
     yield from ("-vnc", _joined(_escaped(address), *options))
 
 
-def _confinement(given: Resources) -> Iterator[str]:
+def confinement(given: Resources) -> Iterator[str]:
     """The privileges that QEMU drops last before the guest runs."""
     yield from ("-sandbox", "on,obsolete=deny,resourcecontrol=deny,spawn=deny")
     who = ":".join(map(str, given.user)) if given.user else None
@@ -268,18 +251,72 @@ def _boot_indices(spec: Spec) -> dict[str, int]:
     return {device: index for index, device in enumerate(order, 1)}
 
 
-def _fdset(files: DiskFiles, opaque: str) -> Iterator[str]:
+def fdset_args(files: DiskFiles, opaque: str) -> Iterator[str]:
+    """Open descriptors, which QEMU inherits."""
     for number in files.descriptors:
         properties = [f"fd={number}", f"set={files.fdset}", f"opaque={_escaped(opaque)}"]
         yield from ("-add-fd", _joined(*properties))
 
 
-def _blockdevs(nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+def blockdev_args(nodes: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Block nodes."""
     for node in nodes:
         yield from ("-blockdev", json.dumps(node))
 
 
-def _device(device: Mapping[str, Any], boot_index: int | None) -> Iterator[str]:
+def monitors(name: str) -> Iterator[str]:
+    """The sockets by which an instance's QEMU is controlled."""
+    control = InstanceFiles(name)
+    # The unit's monitor comes last: if that answers, the others do.
+    for path in (control.events, control.qmp, control.unit):
+        yield from ("-qmp", _joined(f"unix:{_escaped(path)}", "server=on", "wait=off"))
+
+
+def serial_back_end(name: str, console_log: DiskFiles | None) -> Iterator[str]:
+    """What is behind the serial line, with its log."""
+    line = _socket("serial", InstanceFiles(name).serial)
+    if console_log:
+        yield from fdset_args(console_log, "console-log")
+        # Otherwise QEMU would truncate it, which fails on a pipe.
+        line = _joined(line, f"logfile=/dev/fdset/{console_log.fdset}", "logappend=on")
+    yield from ("-chardev", line)
+
+
+def agent_back_end(name: str) -> Iterator[str]:
+    """What is behind the channel of the guest agent."""
+    yield from ("-chardev", _socket("agent", InstanceFiles(name).agent))
+
+
+def disk_back_end(device_id: str, disk: Disk, files: DiskFiles) -> Iterator[str]:
+    """What is behind the device of a disk: its descriptors and its block nodes."""
+    yield from fdset_args(files, fdset_opaque(device_id, disk))
+    for each in files.backing:
+        yield from fdset_args(each, device_id)
+    images = [(one.fdset, one.is_device) for one in (files, *files.backing)]
+    yield from blockdev_args(block_nodes(device_id, disk, images))
+
+
+def medium_back_end(device_id: str, files: DiskFiles) -> Iterator[str]:
+    """What is behind a CD-ROM drive with a medium."""
+    yield from fdset_args(files, device_id)
+    yield from blockdev_args([medium_node(device_id, files.fdset, is_device=files.is_device)])
+
+
+def nic_back_end(device_id: str, files: TapFiles) -> Iterator[str]:
+    """What is behind the device of a NIC."""
+    queues, vhost = (list(map(str, numbers)) for numbers in (files.queues, files.vhost))
+    yield from ("-netdev", json.dumps(nic_netdev(device_id, queues, vhost)))
+
+
+def flash_back_end(number: int, files: DiskFiles) -> Iterator[str]:
+    """The firmware's program (0), which is only read, or its variables (1)."""
+    yield from fdset_args(files, FLASH[number])
+    node = medium_node(FLASH[number], files.fdset, is_device=False)
+    yield from blockdev_args([{**node, "read-only": number == 0}])
+
+
+def device_args(device: Mapping[str, Any], boot_index: int | None = None) -> Iterator[str]:
+    """A device that the guest sees."""
     index = {} if boot_index is None else {"bootindex": boot_index}
     yield from ("-device", json.dumps({**device, **index}))
 
