@@ -19,7 +19,7 @@ from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Machine
 
 _ENDS_S = 60.0
-_LOOK_S = 0.02
+_FIRST_LOOK_S, _LOOK_S = 0.001, 0.02
 
 
 class JobState(StrEnum):
@@ -35,12 +35,15 @@ class Job(NamedTuple):
     :param done: from 0 to 1.
     :param is_even: nothing is left to copy now.
     :param error: why it failed; empty if it did not, or has not ended.
+    :param copied: in bytes, of so many as *size* says now: it grows as the guest writes.
     """
 
     state: JobState
     done: float
     is_even: bool
     error: str
+    copied: int = 0
+    size: int = 0
 
 
 def job_id(device_id: str) -> str:
@@ -72,7 +75,8 @@ def _job_in(machine: Machine, data: dict[str, Any]) -> Job:
     at = names.get(state, JobState.RUNNING)
     part = 1.0 if at is not JobState.RUNNING else done / total if total else 0.0
     is_even = at is JobState.READY and done == total
-    return Job(at, min(part, 1.0), is_even, printable(str(data.get("error") or "")))
+    error = printable(str(data.get("error") or ""))
+    return Job(at, min(part, 1.0), is_even, error, done, total)
 
 
 def begin_mirror(machine: Machine, device_id: str, top: str, target: str, rate: int = 0) -> None:
@@ -133,6 +137,22 @@ def complete_job(machine: Machine, device_id: str) -> None:
     end_job(machine, device_id)
 
 
+def leave_copy(machine: Machine, device_id: str) -> None:
+    """Have a mirror that is ready end, with both images the same, while the guest keeps its own.
+    If there is no job any more, nothing is done.
+
+    :raises HotplugError: if it failed, or is not ready: then the other image is no copy.
+    """
+    if not (job := find_job(machine, device_id)):
+        return
+    if job.state is JobState.RUNNING:
+        raise HotplugError(f"{device_id}: is not copied yet")
+    if job.state is JobState.READY:
+        # Forced, or by job-cancel, it would end at once, whatever is still being written.
+        machine.qmp.execute("block-job-cancel", {"device": job_id(device_id), "force": False})
+    end_job(machine, device_id)
+
+
 def end_job(machine: Machine, device_id: str) -> None:
     """Wait for the end of a job that is ending, and dismiss it.
 
@@ -168,11 +188,12 @@ def cancel_job(machine: Machine, device_id: str) -> None:
 
 def _wait(machine: Machine, device_id: str, until: Callable[[Job], bool]) -> Job | None:
     """Wait for a state of a job; None if there is no job any more."""
-    deadline = time.monotonic() + _ENDS_S
+    deadline, pause_s = time.monotonic() + _ENDS_S, _FIRST_LOOK_S
     while job := find_job(machine, device_id):
         if until(job):
             return job
         if time.monotonic() > deadline:
             raise HotplugError(f"{device_id}: its job did not end within {_ENDS_S:g} s")
-        time.sleep(_LOOK_S)
+        time.sleep(pause_s)  # a guest may stand still meanwhile
+        pause_s = min(2 * pause_s, _LOOK_S)
     return None
