@@ -75,8 +75,8 @@ def _job_in(machine: Machine, data: dict[str, Any]) -> Job:
     at = names.get(state, JobState.RUNNING)
     part = 1.0 if at is not JobState.RUNNING else done / total if total else 0.0
     is_even = at is JobState.READY and done == total
-    error = printable(str(data.get("error") or ""))
-    return Job(at, min(part, 1.0), is_even, error, done, total)
+    fault = printable(str(data.get("error") or ""))
+    return Job(at, min(part, 1.0), is_even, fault, done, total)
 
 
 def begin_mirror(machine: Machine, device_id: str, top: str, target: str, rate: int = 0) -> None:
