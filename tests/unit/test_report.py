@@ -433,3 +433,85 @@ def test_a_person_is_told_why() -> None:
     (why,) = [line for line in lines if line.startswith("Why:")]
     assert why.endswith(f" {BY_USER}")
     assert not any(line.startswith(("QEMU", "Since")) for line in lines)
+
+
+# Whether it can move
+
+
+def movable(one: Observed) -> list[str]:
+    """What a person is told of that."""
+    lines = [line.partition(":") for line in report_lines(details(one))]
+    return [text.strip() for label, _, text in lines if label == "Movable"]
+
+
+def test_one_without_ties_is_movable() -> None:
+    found = details(seen(cpu="Haswell"))
+    assert (found["movable"], found["obstacles"]) == (True, [])
+    assert movable(seen(cpu="Haswell")) == ["yes"]
+
+
+def test_what_only_a_running_one_can_not_take_along(qemus: FakeQemus) -> None:
+    """It moves while it does not run."""
+    stopped = seen(cpu="host", extra_arguments=["-device", "edu"])
+    found = details(stopped)
+    assert found["movable"]
+    assert [one["id"] for one in found["obstacles"]] == ["extra_arguments", "cpu"]
+    assert all(one["blocks"] == ["live"] for one in found["obstacles"])
+    first, second, third = movable(stopped)
+    assert first == "yes, while it does not run"
+    assert second.startswith("not while it runs, because extra_arguments ")
+    assert third.startswith("not while it runs, because cpu is host")
+    write_runtime_file(stopped.spec)
+    going = seen(running(), cpu="host", extra_arguments=["-device", "edu"])
+    assert not details(going)["movable"]
+    *reasons, last = movable(going)
+    assert [one.partition(" because ")[0] for one in reasons] == ["no,"] * 2
+    assert last == "yes, once it is stopped"
+
+
+def test_what_it_can_never_take_along() -> None:
+    one = seen(cpu="Haswell", disks=[{"path": "/srv/x.img"}])
+    assert movable(one) == [
+        "no, because disk /srv/x.img is in no storage unit, so it can't be copied"
+    ]
+    (obstacle,) = details(one)["obstacles"]
+    assert (obstacle["id"], obstacle["blocks"]) == ("disk", ["live", "cold"])
+
+
+def test_what_runs_counts_and_not_what_the_next_start_has() -> None:
+    write_runtime_file(seen(cpu="Haswell").spec)
+    assert movable(seen(running(), cpu="host")) == ["yes"]
+
+
+def test_a_plugged_disk_counts() -> None:
+    write_runtime_file(seen(cpu="Haswell").spec)
+    plug("disks", Disk(uuid=A, path="/hot").entry(1, pci_slot(20)))
+    assert [one["id"] for one in details(seen(running(), cpu="Haswell"))["obstacles"]] == ["disk"]
+
+
+def test_a_qemu_with_other_devices_than_its_runtime_file_is_not_movable(qemus: FakeQemus) -> None:
+    write_runtime_file(seen(cpu="Haswell").spec)
+    disk = "disk-0c000000-pci-20"
+    answers = {
+        "query-status": {"status": "running"},
+        "qom-list": [{"name": disk, "type": "child<virtio-blk-pci>"}],
+        "qom-get": "0c000000-0000-4000-8",
+        "query-fdsets": [],
+        "query-chardev": [],
+    }
+    qemus.start(InstanceFiles("web1").qmp, answers=answers)
+    (one,) = details(seen(running(), cpu="Haswell"))["obstacles"]
+    assert one["id"] == "slots"
+    assert disk in one["why"]
+
+
+def test_a_damaged_runtime_file_starts_no_qemu_elsewhere() -> None:
+    write_runtime_file(seen(cpu="Haswell").spec)
+    plug("disks", {"uuid": A, "path": 7})
+    found = details(seen(running(), cpu="Haswell"))["obstacles"]
+    assert [one["id"] for one in found] == ["runtime_file"]
+
+
+def test_a_domain_of_xens_moves_cold() -> None:
+    found = details(seen(hypervisor="xen-pvh", kernel="/boot/vmlinuz"))
+    assert (found["movable"], [one["id"] for one in found["obstacles"]]) == (True, ["xen"])

@@ -122,6 +122,10 @@ def main_pid() -> int:
 # Programs with a time limit.
 
 
+ENDING_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+"""The beginning of a command that ends with this process, however that ends."""
+
+
 def run_bounded(
     command: Sequence[str],
     *,

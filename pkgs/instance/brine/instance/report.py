@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from brine.common.errors import printable
+from brine.common.errors import BrineError, printable
 from brine.common.progress import size_text
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
@@ -18,6 +19,7 @@ from brine.hotplug.qemu import Machine
 from brine.instance.history import verdicts_on, with_reasons
 from brine.instance.kvm.guest import guest_addresses, has_agent, monitor_of, run_state
 from brine.instance.listing import begin_volumes, summary_of
+from brine.instance.movable import Movee, disks_on_network, obstacles
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.serial_log import lines_of, read_log
@@ -25,12 +27,15 @@ from brine.instance.store import InstanceError
 from brine.instance.supervisor import supervisor
 from brine.instance.xen.config import KEYS
 from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.halt import GOING_STATES, PAUSED, Halt
 from brine.vm.markers import WHO_UNKNOWN
+from brine.vm.runtime_file import Runtime, qemu_id
 from brine.vm.spec import AS_ROOT, to_json
 from brine.vm.values import Mode
 
+_MOUNTS = Path("/proc/self/mountinfo")
 _ANSWER_S = 3.0
 _AGENT_ANSWER_S = 2.0
 _LAST_WORDS = 40
@@ -43,6 +48,9 @@ _NOTHING_OF_QEMU: Mapping[str, Any] = {
     "guest_addresses": None,
 }
 _ODD_ANSWERS = (QmpError, TypeError, KeyError, ValueError, AttributeError, OSError)
+_TYING = ("cpu", "accel", "extra_arguments")
+"""The keys of the spec of a start that may keep a running instance from moving."""
+
 _SAID_ABOVE = ("name", "uuid", "admin_state", "admin_state_source", "ignored")
 
 
@@ -61,8 +69,9 @@ def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
     of_qemu = _of_qemu(seen, running) if is_qemu else _NOTHING_OF_QEMU
     seen = _as_qemu_says(seen, of_qemu["qemu"])
     has_line = is_qemu and started.get("serial_console", seen.spec.serial_console)
+    found = summary_of(seen, running, volumes().get(name, ()))
     return {
-        **summary_of(seen, running, volumes().get(name, ())),
+        **found,
         "held_back": held_back,
         "running": {key: started[key] for key in running.pending} if running else None,
         "xen": seen.domain.state if seen.domain else None,
@@ -73,6 +82,7 @@ def details(seen: Observed, held_back: str | None = None) -> dict[str, Any]:
         "console": str(control.serial) if has_line else None,
         "runtime": str(control.runtime if is_qemu else control.domain),
         "ignored": [*seen.spec.keys_without_effect(), *seen.spec.ignored],
+        **_movability(seen, running, of_qemu, found["volumes"]),
         "spec": to_json(seen.spec),
     }
 
@@ -98,6 +108,7 @@ _LABELS = {
     "volumes": "Volume",
     "nics": "NIC",
     "guest_addresses": "Guest address",
+    "movable": "Movable",
 }
 _WIDTH = max(map(len, _LABELS.values())) + 1
 
@@ -123,7 +134,9 @@ def report_lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _values(key: str, found: Mapping[str, Any]) -> Iterator[str]:
     """The values of a key in words, a line each."""
     value = found[key]
-    if key in _ONE_A_LINE:
+    if key == "movable":
+        yield from _movable_lines(found)
+    elif key in _ONE_A_LINE:
         yield from (_ONE_A_LINE[key](one, found) for one in value or ())
     elif value not in (None, "", []):
         yield _IN_WORDS[key](found) if key in _IN_WORDS else str(value)
@@ -163,6 +176,17 @@ def _pending_line(found: Mapping[str, Any], key: str) -> str:
     if isinstance(now, list) or isinstance(later, list):
         return key
     return f"{key} ({json.dumps(now)}, then {json.dumps(later)})"
+
+
+def _movable_lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Whether it can move; if not, each reason in a line."""
+    is_movable, reasons = found["movable"], found["obstacles"]
+    if is_movable:
+        yield "yes, while it does not run" if reasons else "yes"
+    answer = "not while it runs" if is_movable else "no"
+    yield from (f"{answer}, because {one['why']}" for one in reasons)
+    if not is_movable and not any("cold" in one["blocks"] for one in reasons):
+        yield "yes, once it is stopped"
 
 
 def _disk_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
@@ -248,6 +272,48 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
     except QmpError as error:
         found["qemu"] = f"{_NO_ANSWER} {error}"
     return found
+
+
+def _movability(
+    seen: Observed,
+    running: RunningSpec | None,
+    of_qemu: Mapping[str, Any],
+    volumes: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Whether an instance could move, as far as that lies in it, and what keeps it from that."""
+    movee = _as_it_runs(seen, running) if running else Movee(seen.spec)
+    rows = [row for key in ("disks", "nics") for row in of_qemu[key] or ()]
+    if of_qemu["disks"] is not None:
+        movee = movee._replace(present={row["device_id"] for row in rows})
+    snapshots = {one["name"] or one["uuid"]: one["snapshots"] for one in volumes}
+    movee = movee._replace(snapshots=snapshots)
+    with suppress(OSError):
+        mounts = _MOUNTS.read_text(errors="replace")
+        movee = movee._replace(on_network=disks_on_network(movee.spec.disks, mounts))
+    found = obstacles(movee)
+    blocking = [one for one in found if one.cold or seen.is_going]
+    return {"movable": not blocking, "obstacles": [one.to_json() for one in found]}
+
+
+def _as_it_runs(seen: Observed, running: RunningSpec) -> Movee:
+    """A running instance with what its QEMU was started with, and the disks that it has now."""
+    started = {key: running.started[key] for key in _TYING if key in running.started}
+    started["extra_arguments"] = tuple(started.get("extra_arguments", ()))
+    spec = replace(seen.spec, **started)
+    if spec.is_xen():
+        return Movee(spec)
+    try:
+        runtime = Runtime.load(InstanceFiles(seen.name).runtime)
+        disks = [Disk.from_recorded(one) for one in runtime.devices[DeviceKind.DISK]]
+    except (BrineError, AttributeError, KeyError, TypeError, ValueError) as error:
+        return Movee(spec, file_fault=str(error))
+    # The file does not have the units, and a disk may have been adopted since.
+    units = {disk.uuid: disk.unit for disk in spec.disks}
+    disks = [replace(one, unit=units.get(one.uuid, "")) for one in disks]
+    disks += [one for one in spec.disks if one.interface == Interface.IDE]
+    entries = [one for kind in DeviceKind for one in runtime.devices[kind]]
+    ids = {device_id for one in entries if (device_id := qemu_id(one))}
+    return Movee(replace(spec, disks=tuple(disks)), recorded=ids)
 
 
 def _as_qemu_says(seen: Observed, state: str | None) -> Observed:

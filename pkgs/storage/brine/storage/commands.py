@@ -18,7 +18,9 @@ from brine.storage.unit import StorageUnit, UnitStatus
 
 TYPES: tuple[type[StorageUnit], ...] = (LvmPv, LvmVg, FileDirectory)
 
-_WITH_VOLUMES = (LvmVg.type, FileDirectory.type)
+VOLUME_TYPES: tuple[type[StorageUnit], ...] = (LvmVg, FileDirectory)
+"""The types of units that volumes can be in."""
+
 _HEADING = ("TYPE", "NAME", "SIZE", "USED", "FREE", "ALLOCATABLE", "STATUS", "WHY")
 
 
@@ -60,7 +62,7 @@ def print_facts(_arguments: argparse.Namespace) -> int:
     """``brine storage facts``: what an allocator needs to know; 1 if the units of a type can't be
     found out, which has then no units."""
     units, are_all = _units(None)
-    rows = [{**dict(_facts(one)), "has_volumes": one.type in _WITH_VOLUMES} for one in units]
+    rows = [{**dict(_facts(one)), "has_volumes": isinstance(one, VOLUME_TYPES)} for one in units]
     facts = {"default_unit": load_settings().default_unit, "units": rows, "complete": are_all}
     print(json.dumps(facts, indent=2))
     return 0 if are_all else 1

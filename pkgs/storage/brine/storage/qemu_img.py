@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.errors import install_hint, printable
-from brine.common.process import run_bounded
+from brine.common.process import ENDING_WITH_US, run_bounded
 from brine.common.progress import Tell, tell_nothing
 from brine.storage.unit import StorageError
 from brine.vm.disk import Backing, Disk
@@ -22,8 +22,6 @@ from brine.vm.disk import Backing, Disk
 _PROGRAM = "qemu-img"
 _TIMEOUT_S = 120.0
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin:/usr/local/bin", "LC_ALL": "C"}
-# It would keep the images open that a settled operation removes: setpriv(1).
-_ENDING_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 _EXTERNAL_DATA = 1 << 2  # of the incompatible features
 _PROGRESS = re.compile(rb"\(([\d.]+)/100%\)")
 
@@ -49,7 +47,8 @@ def run_long(*arguments: str, tell: Tell = tell_nothing, text: str = "") -> None
     :param text: what is done, for *tell*.
     :raises StorageError: if it fails.
     """
-    command = [*_ENDING_WITH_US, _program(), arguments[0], "-p", *arguments[1:]]
+    # It would keep the images open that a settled operation removes.
+    command = [*ENDING_WITH_US, _program(), arguments[0], "-p", *arguments[1:]]
     program = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -47,6 +47,9 @@ MACHINE_VERSIONS = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 
+WHOLE_CPUS = {"kvm": "host", "tcg": "max"}
+"""The processor models of QEMU's that have all that the node has, by accelerator."""
+
 QEMU_ITSELF_MIB = 256
 """What QEMU takes beside the guest's memory, without what grows with it or with disks."""
 
@@ -215,6 +218,10 @@ class Spec:
         guest_mib = 0 if self.huge_pages else self.memory_mib
         own_mib = QEMU_ITSELF_MIB + self.memory_mib // _PAGE_TABLES + _DISK_MIB * len(self.disks)
         return guest_mib + own_mib + (_TRANSLATED_MIB if self.accel == "tcg" else 0)
+
+    def cpu_or_default(self) -> str:
+        """The processor of its QEMU."""
+        return self.cpu or WHOLE_CPUS[self.accel]
 
     def is_down_by_user(self) -> bool:
         """Whether it should be down, by its user's will."""

@@ -29,12 +29,20 @@ def installed() -> bool:
     return any(os.access(f"{folder}/{_COMMAND}", os.X_OK) for folder in os.get_exec_path())
 
 
+def bridges() -> list[str]:
+    """The names of all bridges.
+
+    :raises OpenVswitchError: if Open vSwitch can't be asked.
+    """
+    return _run("list-br").split()
+
+
 def check_bridge(name: str) -> None:
     """Refuse a bridge that does not exist.
 
     :raises OpenVswitchError: if there is no such bridge, or no Open vSwitch.
     """
-    if name not in _run("list-br").split():
+    if name not in bridges():
         text, hint = f"Open vSwitch has no bridge {name}", f"ovs-vsctl add-br {name}"
         raise OpenVswitchError(text, hint=hint)
 

@@ -121,7 +121,7 @@ def _machine(
     machine = [spec.machine, f"accel={spec.accel}"]
     machine += [f"pflash{number}={node}" for number, node in enumerate(FLASH)] if uefi else []
     yield from ("-machine", _joined(*machine, *([] if spec.acpi else ["acpi=off"])))
-    yield from ("-cpu", spec.cpu or ("host" if spec.accel == "kvm" else "max"))
+    yield from ("-cpu", spec.cpu_or_default())
     topology = {"sockets": spec.sockets, "cores": spec.cores, "threads": spec.threads}
     parts = [f"{name}={number}" for name, number in topology.items() if number]
     yield from ("-smp", _joined(str(spec.vcpus), *parts))

@@ -6,16 +6,19 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.files import fault_of_writers, open_regular, read_json, write_whole
 from brine.common.process import run_bounded
 from brine.instance.store import InstanceError
 from brine.vm.spec import MACHINE_VERSIONS, UEFI, Spec, SpecError
+
+if TYPE_CHECKING:
+    import subprocess
 
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
 _ALIAS = re.compile(r"^(\S+) .*\(alias of ([A-Za-z0-9.-]+)\)", re.MULTILINE)
@@ -24,7 +27,9 @@ _ANSWER_TIMEOUT_S = 20
 _MACHINES_TIMEOUT_S = 5
 # Of QEMU's -netdev, and of xl.cfg(5).
 _SCRIPT = re.compile(r"""(?:script|bootloader|device_model_override)\s*=\s*["']?(/[^\s,"']+)""")
-_NOBODY = 65534
+NOBODY = 65534
+"""The user, and the group, without any privileges."""
+
 _ELF = b"\x7fELF"
 _NEW_S = 2.0
 _MOST_NOTED = 16
@@ -124,14 +129,33 @@ def _note_versions(versions: Mapping[str, tuple[int, int]]) -> None:
 
 
 def _answer_of(spec: Spec, *question: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> str:
-    """What QEMU prints of itself, asked as a user without any privileges. Raises OSError."""
+    """What a spec's QEMU prints of itself. Raises OSError."""
+    return run_unprivileged(spec.qemu, *question, timeout_s=timeout_s).stdout
+
+
+def run_unprivileged(
+    program: str,
+    *arguments: str,
+    timeout_s: float = _ANSWER_TIMEOUT_S,
+    asked: str | None = None,
+    user: int = NOBODY,
+    group: int = NOBODY,
+    through: Sequence[str] = (),
+) -> subprocess.CompletedProcess[str]:
+    """Run a QEMU that has no guest, by root as a user without any privileges, and return its output
+    and exit status.
+
+    :param asked: its input.
+    :param through: a program that runs it.
+    :raises OSError: if it can't be run, or takes longer; it is killed then.
+    """
     # By a descriptor: that user need not be able to enter the program's folder.
-    descriptor = open_regular(spec.qemu)
+    descriptor = open_regular(program)
     how: dict[str, Any] = {"pass_fds": (descriptor,)}
     if os.geteuid() == 0:
-        how |= {"user": _NOBODY, "group": _NOBODY, "extra_groups": ()}
+        how |= {"user": user, "group": group, "extra_groups": ()}
     try:
-        command = [f"/proc/self/fd/{descriptor}", *question]
-        return run_bounded(command, timeout_s=timeout_s, environment=os.environ, **how).stdout
+        command = [*through, f"/proc/self/fd/{descriptor}", *arguments]
+        return run_bounded(command, timeout_s=timeout_s, environment=os.environ, asked=asked, **how)
     finally:
         os.close(descriptor)

@@ -1,0 +1,261 @@
+"""What QEMU can give a guest here: its processor models, their flags, and its machine types.
+
+QEMU itself is asked, on a monitor of a machine without anything in it. That takes a quarter of a
+second, so no command does it that people wait for often. Source: QEMU's QAPI schema.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from brine.common.errors import BrineError, install_hint, printable, root_hint
+from brine.common.files import fault_of_writers
+from brine.common.process import ENDING_WITH_US
+from brine.common.qmp.wire import QmpError, QmpReply, command, message_of
+from brine.instance.kvm.programs import NOBODY, run_unprivileged
+from brine.vm.spec import WHOLE_CPUS, known_part, parse
+
+KVM_DEVICE = Path("/dev/kvm")
+PROCESSORS_FILE = Path("/proc/cpuinfo")
+
+_TIMEOUT_S = 30.0
+_FLAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_MACHINE = ("-nodefaults", "-no-user-config", "-machine", "none", "-display", "none")
+_EXPANSION = "query-cpu-model-expansion"
+
+
+class ProcessorError(BrineError):
+    """QEMU can't be asked for its processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A processor model of QEMU's.
+
+    :param missing: its flags that a guest can't have here.
+    :param flags: all of its flags; empty for a model that other nodes may have otherwise, and for
+        one of another vendor.
+    """
+
+    missing: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """The processor of this node, as QEMU has it for guests.
+
+    :param accel: ``kvm``, or ``tcg`` where QEMU emulates it.
+    :param flags: all that a guest can have and take along in a live move, by QEMU's names.
+    :param models: by name, aliases too.
+    :param model_name: as the kernel has it, and so is the *microcode*; empty is not known.
+    :param machines: the machine types of this QEMU.
+    """
+
+    accel: str
+    vendor: str
+    family: int
+    model: int
+    stepping: int
+    model_name: str
+    microcode: str
+    flags: tuple[str, ...]
+    models: dict[str, Model]
+    qemu: str
+    qemu_version: str
+    machines: tuple[str, ...]
+
+    def knows(self, flag: str) -> bool:
+        """Whether a word is a flag of this processor, or of a model."""
+        if flag in self.flags:
+            return True
+        return any(flag in one.missing or flag in one.flags for one in self.models.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """It as ``brine node cpu --json`` prints it."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any, where: str = "") -> Processor:
+        """The inverse, of this or another version.
+
+        :raises SchemaError: what is wrong.
+        """
+        known = known_part(cls, data)
+        if isinstance(known, dict) and isinstance(known.get("models"), dict):
+            models = {name: known_part(Model, one) for name, one in known["models"].items()}
+            known["models"] = models
+        return parse(cls, known, where)
+
+
+def processor_of(qemu: str) -> Processor:
+    """The processor of this node.
+
+    :param qemu: the program.
+    :raises ProcessorError: if QEMU can't be asked, or does not answer in time.
+    """
+    accel = "kvm" if KVM_DEVICE.exists() else "tcg"
+    whole = WHOLE_CPUS[accel]
+    version, machines, models, host = _ask(
+        qemu,
+        accel,
+        ("query-version", {}),
+        ("query-machines", {}),
+        ("query-cpu-definitions", {}),
+        _expansion(whole),
+    )
+    try:
+        props = _props(host)
+        numbers = version["qemu"]
+        flags = _flags_of_models(qemu, accel, [row["name"] for row in models if _is_lasting(row)])
+        if accel == "kvm":
+            own = _models_of_vendor(qemu, props["vendor"], [*flags])
+            flags = {name: flags[name] for name in own}
+        return Processor(
+            accel=accel,
+            vendor=str(props["vendor"]),
+            family=int(props["family"]),
+            model=int(props["model"]),
+            stepping=int(props["stepping"]),
+            **_kernels(),
+            flags=_flags(props),
+            models={
+                row["name"]: Model(
+                    missing=tuple(sorted(row.get("unavailable-features", ()))),
+                    flags=flags.get(row["name"], ()),
+                )
+                for row in sorted(models, key=lambda row: str(row["name"]))
+            },
+            qemu=qemu,
+            qemu_version=".".join(str(numbers[key]) for key in ("major", "minor", "micro")),
+            machines=tuple(sorted(_machines(machines))),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProcessorError(f"{qemu} says nothing of use of its processors: {error!r}") from error
+
+
+def _flags_of_models(qemu: str, accel: str, models: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    answers = _ask(qemu, accel, *map(_expansion, models))
+    return {name: _flags(_props(one)) for name, one in zip(models, answers, strict=True)}
+
+
+def _models_of_vendor(qemu: str, vendor: str, models: Sequence[str]) -> list[str]:
+    """The models that are processors of a vendor. With KVM, QEMU says of each that it is of the
+    node's own; the emulator knows better."""
+    answers = _ask(qemu, "tcg", *map(_expansion, models))
+    props = map(_props, answers)
+    return [name for name, one in zip(models, props, strict=True) if one.get("vendor") == vendor]
+
+
+def _expansion(model: str) -> tuple[str, dict[str, Any]]:
+    # The static type has one name for each flag, and no property that is none.
+    return _EXPANSION, {"type": "static", "model": {"name": model}}
+
+
+def _props(answer: Any) -> Mapping[str, Any]:
+    """The properties of an expanded model; none if QEMU has not expanded it."""
+    props: Mapping[str, Any] = answer["model"]["props"] if answer else {}
+    return props
+
+
+def _flags(props: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(sorted(name for name, value in props.items() if value is True and _is_flag(name)))
+
+
+def _is_flag(name: str) -> bool:
+    return _FLAG.fullmatch(name) is not None
+
+
+def _is_lasting(row: Mapping[str, Any]) -> bool:
+    """Whether a model is the same on any node, today and later."""
+    is_other = row.get("static") or row.get("deprecated") or row.get("alias-of")
+    return bool(row["migration-safe"] and not is_other)
+
+
+def _machines(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        yield from (row[key] for key in ("name", "alias") if key in row)
+
+
+def _kernels() -> dict[str, str]:
+    """What the kernel says of the first processor."""
+    try:
+        text = PROCESSORS_FILE.read_text(errors="replace").partition("\n\n")[0]
+    except OSError:
+        text = ""
+    parts = [line.partition(":") for line in text.splitlines()]
+    rows = {name.strip(): printable(value.strip()) for name, _, value in parts}
+    return {"model_name": rows.get("model name", ""), "microcode": rows.get("microcode", "")}
+
+
+def _ask(qemu: str, accel: str, *questions: tuple[str, Mapping[str, Any]]) -> list[Any]:
+    """QEMU's answers to commands, in their order; None where it has refused an expansion.
+
+    :raises ProcessorError: if it can't be run, or has refused another one.
+    """
+    if fault := fault_of_writers(qemu):
+        raise ProcessorError(f"{qemu} is not run: {fault}")
+    commands = [("qmp_capabilities", {}), *questions, ("quit", {})]
+    lines = [command(*one, number=number).decode() for number, one in enumerate(commands)]
+    user, group = _who_may_use_kvm() if accel == "kvm" else (NOBODY, NOBODY)
+    try:
+        done = run_unprivileged(
+            qemu,
+            *_MACHINE,
+            *("-accel", accel, "-qmp", "stdio"),
+            timeout_s=_TIMEOUT_S,
+            asked="".join(lines),
+            user=user,
+            group=group,
+            through=ENDING_WITH_US,
+        )
+    except FileNotFoundError as error:
+        hint = install_hint(apt="qemu-system-x86", dnf="qemu-system-x86")
+        raise ProcessorError(f"{qemu}: {error.strerror}", hint=hint) from error
+    except OSError as error:
+        fault = error.strerror or str(error)
+        raise ProcessorError(f"{qemu}: {fault}", hint=root_hint(error)) from error
+    replies = _replies(qemu, done.stdout)
+    if not replies.keys() >= {*range(len(commands) - 1)}:
+        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+        is_forbidden = os.geteuid() != 0 and "ermission" in said
+        text = f"{qemu} does not answer: {printable(said)}"
+        raise ProcessorError(text, hint="be root" if is_forbidden else None)
+    return [
+        _answer(qemu, name, replies[number]) for number, (name, _) in enumerate(questions, start=1)
+    ]
+
+
+def _replies(qemu: str, said: str) -> dict[int, QmpReply]:
+    """The answers in QEMU's output, by the numbers of their commands."""
+    try:
+        messages = [message_of(line.encode()) for line in said.splitlines()]
+    except QmpError as error:
+        raise ProcessorError(f"{qemu}: {error}") from error
+    return {
+        one.id: one for one in messages if isinstance(one, QmpReply) and isinstance(one.id, int)
+    }
+
+
+def _answer(qemu: str, name: str, reply: QmpReply) -> Any:
+    if reply.refusal is None:
+        return reply.value
+    if name == _EXPANSION:
+        return None
+    raise ProcessorError(f"{qemu} has refused {name}: {reply.refusal[1]}")
+
+
+def _who_may_use_kvm() -> tuple[int, int]:
+    """A user and a group, as which QEMU may use KVM: without other privileges, if any may."""
+    status = KVM_DEVICE.stat()
+    if status.st_mode & stat.S_IROTH and status.st_mode & stat.S_IWOTH:
+        return NOBODY, NOBODY
+    if status.st_mode & stat.S_IRGRP and status.st_mode & stat.S_IWGRP:
+        return NOBODY, status.st_gid
+    return status.st_uid, status.st_gid
