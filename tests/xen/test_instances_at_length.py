@@ -3,6 +3,7 @@ many at once, and the timer."""
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -27,6 +28,7 @@ from xen.instances_on_xen import (
     SLOW_NODE,
     forget_log,
     have,
+    spec_of,
     start,
     states,
     unit_says,
@@ -332,6 +334,48 @@ def test_a_disk_and_a_nic_are_given_back_by_the_watchers_service_too(node: XenNo
     assert node.run(["ls", "/sys/class/net/br0/brif"]).stdout == ""
     assert node.run(["losetup", "--list"]).stdout == ""
     node.run(["ip", "link", "delete", "br0"])
+
+
+def test_a_disk_by_its_size_is_made_and_grows_for_the_next_start(node: XenNode) -> None:
+    unit = "/srv/vms"
+    node.shell(f"mkdir {unit}; echo 'directories = [\"{unit}\"]' >/etc/brine/storage.toml")
+    node.shell("modprobe loop")
+    disk = {"name": "data", "size_mib": 16, "unit": unit}
+    spec = spec_of("web1", disks=[disk], admin_state="down")
+    node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec), timeout_s=LONG_S)
+    start(node, "web1")
+    (row,) = _disks(node)
+    assert row["path"] in node.run(["losetup", "--list"]).stdout
+    # Nothing plugs into a domain, and what it uses stays.
+    refused = ["disk", "remove", "web1", "data", "--delete"], ["disk", "snapshot", "web1"]
+    for words in refused:
+        with pytest.raises(CommandError, match="brine: error: web1"):
+            node.run(["brine", *words], timeout_s=LONG_S)
+    assert _disks(node) == [row]
+    # One that is added comes with the next start, and one that grows is larger then.
+    node.run(["brine", "disk", "add", "web1", "--size", "8M", "--unit", unit], timeout_s=LONG_S)
+    told = node.run(["brine", "disk", "grow", "web1", "data", "24M", "--json"], timeout_s=LONG_S)
+    assert json.loads(told.stdout)["seen_by_guest"] is False
+    forget_log(node, "web1")
+    node.run(["brine", "instance", "reboot", "web1"], timeout_s=LONG_S)
+    wait_ready(node, "web1")
+    assert [(one["name"], one["made"] >> 20) for one in _disks(node)] == [
+        ("data", 24),
+        ("disk0", 8),
+    ]
+    assert node.run(["xl", "block-list", "web1"]).stdout.count("\n") == 3
+    node.run(["brine", "instance", "stop", "--force", "web1"], timeout_s=LONG_S)
+    node.run(["brine", "disk", "remove", "web1", "disk0", "--delete"], timeout_s=LONG_S)
+    undefine = ["brine", "instance", "undefine", "web1", "--delete-volumes", "--yes"]
+    node.run(undefine, timeout_s=LONG_S)
+    assert node.run(["ls", unit]).stdout == ""
+    node.shell(f"rm -r {unit} /etc/brine/storage.toml")
+
+
+def _disks(node: XenNode) -> list[dict[str, Any]]:
+    status = ["brine", "disk", "status", "web1", "--json"]
+    found: list[dict[str, Any]] = json.loads(node.run(status, timeout_s=LONG_S).stdout)
+    return found
 
 
 def test_twenty_at_once(node: XenNode) -> None:
