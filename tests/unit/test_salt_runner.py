@@ -10,11 +10,12 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -39,6 +40,8 @@ class Minions:
     :ivar busy: how often minions say that they are just applying states.
     :ivar at_work: what happens while states are applied; once.
     :ivar own: minions whose pillar's SLS files declare a key.
+    :ivar cpus: what ``brine node cpu --json`` prints.
+    :ivar declared: the whole pillar of minions.
     """
 
     def __init__(self, keys_file: Path) -> None:
@@ -50,7 +53,9 @@ class Minions:
         self.busy: dict[str, int] = {}
         self.at_work: Callable[[], None] | None = None
         self.own: dict[str, str] = {}
+        self.declared: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, dict[str, str]] = {}
+        self.cpus: dict[str, Any] = {}
         self.applied: list[str] = []
         self.calls: list[tuple[str, list[str], dict[str, Any]]] = []
 
@@ -69,6 +74,7 @@ class Minions:
         functions: dict[str, Callable[..., Any]] = {
             "state.apply": self._apply,
             "file.get_hash": self._hash,
+            "brine.node_cpu": lambda each: self.cpus[each],
         }
         function = functions[fun]
         answers: dict[str, Any] = dict.fromkeys(ids, False)
@@ -76,6 +82,8 @@ class Minions:
 
     def pillar(self, minion: str) -> dict[str, Any]:
         """As Salt's runner pillar.show_pillar."""
+        if minion in self.declared:
+            return self.declared[minion]
         key = self.own.get(minion)
         if key is None and self.keys_file.exists():
             key = json.loads(self.keys_file.read_text())["key"]
@@ -523,3 +531,164 @@ def test_a_damaged_file_of_keys_is_left_alone(
     minions.keys_file.write_text(text)
     assert "is damaged" in runner.rotate_key()["comment"]
     assert minions.keys_file.read_text() == text
+
+
+# The processor of all nodes.
+
+CPUS = Path(__file__).parent / "processors"
+SKYLAKE, ICELAKE = "Skylake-Server-v4", "Icelake-Server-v6"
+
+
+def cpu(model: str) -> dict[str, Any]:
+    """The answer of a node whose processor is exactly that model of QEMU's."""
+    data: dict[str, Any] = json.loads((CPUS / "kvm-7.2.json").read_text())
+    return {**data, "flags": data["models"][model]["flags"]}
+
+
+@pytest.fixture
+def config(own_node: Path, monkeypatch: pytest.MonkeyPatch, runner: ModuleType) -> Path:
+    """A real configuration, on its master: two groups, an instance with a processor of its own."""
+    entries = {
+        "brine.commands": [EntryPoint("config", "brine.config.cli:COMMAND")],
+        "brine.verbs": [EntryPoint("config", "brine.cluster.cli:add_config_verbs")],
+    }
+    monkeypatch.setattr(cli, "entry_points", lambda group: entries.get(group, []))
+    monkeypatch.setattr(cli, "installed_versions", lambda: dict.fromkeys(("config", "cluster"), ""))
+
+    def run_here(command: list[str], *, input: bytes, **_: Any) -> Any:
+        said, said_wrong = io.StringIO(), io.StringIO()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(input)))
+        arguments = [*command[1:]]
+        if arguments[0] == "config":
+            arguments[1:1] = ["--config", str(file)]
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said_wrong):
+            try:
+                status = cli.main(arguments)
+            except SystemExit as end:
+                status = int(end.code or 0)
+        texts = (one.getvalue().encode() for one in (said, said_wrong))
+        return subprocess.CompletedProcess(command, status, *texts)
+
+    file = own_node / "config.data"
+    monkeypatch.setattr(subprocess, "run", run_here)
+    monkeypatch.setattr(os, "uname", lambda: Uname(nodename=NODES[0]))
+    nodes = {
+        name: {"primary_ip": f"192.0.2.{number}", "group": "rest" if number == 3 else "default"}
+        for number, name in enumerate(NODES, start=1)
+    }
+    declared = {
+        "cluster": {
+            "name": "prod.example.com",
+            "master": NODES[0],
+            "hvparams": {"kvm": {"acpi": False}},
+        },
+        "nodegroups": {"default": {}, "rest": {}},
+        "nodes": nodes,
+        "instances": {
+            "web1": {"primary_node": NODES[1], "hvparams": {"cpu_type": "Haswell"}},
+            "web2": {"primary_node": NODES[1]},
+        },
+    }
+    done = run_here(
+        ["brine", "config", "apply", "-", "--json"], input=json.dumps(declared).encode()
+    )
+    assert done.returncode == 0, done.stderr
+    return file
+
+
+class Uname(NamedTuple):
+    """The part of os.uname() that names the host."""
+
+    nodename: str
+
+
+def written(file: Path) -> Any:
+    """The parameters of KVM in a configuration."""
+    return json.loads(file.read_text())["cluster"]["hvparams"]["kvm"]
+
+
+def test_the_processor_of_all_becomes_the_default(
+    runner: ModuleType, minions: Minions, config: Path
+) -> None:
+    minions.cpus = {NODES[0]: cpu(ICELAKE), NODES[1]: cpu(SKYLAKE), NODES[2]: cpu(ICELAKE)}
+    before = config.read_text()
+    told = runner.cpu_baseline(test=True)
+    assert (told["result"], told["cpu_type"]) == (True, SKYLAKE)
+    assert "would" in told["comment"]
+    assert config.read_text() == before
+    assert minions.applied == []
+    told = runner.cpu_baseline()
+    assert (told["result"], told["cpu_type"], told["own"]) == (True, SKYLAKE, ["web1"])
+    assert "avx512vnni" in told["lacking"][NODES[1]]
+    assert written(config) == {"acpi": False, "cpu_type": SKYLAKE}
+    assert {*minions.applied} == {*NODES}
+    assert {*told["nodes"]} == {*NODES}
+    again = runner.cpu_baseline()
+    assert (again["result"], again["before"]) == (True, SKYLAKE)
+    assert "already" in again["comment"]
+
+
+def test_a_group_has_its_own_nodes_asked(
+    runner: ModuleType, minions: Minions, config: Path
+) -> None:
+    minions.cpus = {NODES[0]: cpu(SKYLAKE), NODES[1]: cpu(SKYLAKE), NODES[2]: cpu(ICELAKE)}
+    told = runner.cpu_baseline("rest", test=True)
+    assert told["cpu_type"] == ICELAKE
+    assert told["other_nodes"] == [*NODES[:2]]
+    assert runner.cpu_baseline("default", test=True)["cpu_type"] == SKYLAKE
+    told = runner.cpu_baseline("none", test=True)
+    assert told["result"] is False
+    assert "default, rest" in told["comment"]
+
+
+@pytest.mark.parametrize("answer", [None, "brine node cpu --json failed", [], {"accel": "kvm"}])
+def test_a_processor_that_is_not_known_changes_nothing(
+    runner: ModuleType, minions: Minions, config: Path, answer: Any
+) -> None:
+    minions.cpus = {NODES[0]: cpu(SKYLAKE), NODES[1]: answer, NODES[2]: cpu(SKYLAKE)}
+    if answer is None:
+        minions.silent = {NODES[1]}
+    before = config.read_text()
+    told = runner.cpu_baseline()
+    assert (told["result"], told["retcode"]) == (False, 1)
+    assert NODES[1] in told["comment"]
+    assert config.read_text() == before
+    assert minions.applied == []
+
+
+def test_vendors_that_differ_are_named(runner: ModuleType, minions: Minions, config: Path) -> None:
+    minions.cpus = dict.fromkeys(NODES, cpu(SKYLAKE))
+    minions.cpus[NODES[2]] = {**cpu(SKYLAKE), "vendor": "AuthenticAMD"}
+    told = runner.cpu_baseline()
+    assert told["result"] is False
+    assert f"AuthenticAMD on {NODES[2]}" in told["comment"]
+    assert "cpu_type" not in written(config)
+
+
+def test_a_master_without_brine_cluster_is_told_so(
+    runner: ModuleType, minions: Minions, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    minions.cpus = dict.fromkeys(NODES, cpu(SKYLAKE))
+    only = EntryPoint("config", "brine.config.cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [only] * (group == "brine.commands"))
+    monkeypatch.setattr(cli, "installed_versions", lambda: {"config": "0.3.0"})
+    told = runner.cpu_baseline()
+    assert told["result"] is False
+    assert "brine-cluster" in told["comment"]
+
+
+def test_a_declared_processor_is_not_written_over(
+    runner: ModuleType, minions: Minions, config: Path
+) -> None:
+    """The next run of the master's states would put it back."""
+    minions.cpus = dict.fromkeys(NODES, cpu(SKYLAKE))
+    declared: Any = {"brine": {"cluster": {"hvparams": {"kvm": {"cpu_type": "Haswell"}}}}}
+    minions.declared = {NODES[0]: declared}
+    for test in (True, False):
+        told = runner.cpu_baseline(test=test)
+        assert told["result"] is False
+        assert SKYLAKE in told["comment"]
+        assert "brine:cluster:hvparams:kvm:cpu_type" in told["comment"]
+    assert "cpu_type" not in written(config)
+    declared["brine"]["cluster"]["hvparams"]["kvm"]["cpu_type"] = SKYLAKE
+    assert runner.cpu_baseline()["result"] is True

@@ -284,6 +284,30 @@ def disk_remove(name: str, disk: str, test: bool = False, **options: Any) -> Any
     return _said("disk", "remove", name, disk, *_options({"dry_run": test, **options}))
 
 
+def node_cpu() -> Any:
+    """
+    Tell which processor QEMU can give a guest on this node: what ``salt-run brine.cpu_baseline``
+    asks.
+
+    CLI Example::
+
+        salt '*' brine.node_cpu
+    """
+    return _said("node", "cpu")
+
+
+def node_facts() -> Any:
+    """
+    Tell what this node can give to instances: processor, machine types, memory, bridges and storage
+    units.
+
+    CLI Example::
+
+        salt '*' brine.node_facts
+    """
+    return _said("node", "facts")
+
+
 def storage_list(type: str | None = None) -> Any:
     """
     List the storage units of a node; type is lvm-pv, lvm-vg or file.

@@ -11,6 +11,8 @@ The nodes of the cluster, from the Salt master
     salt-run brine.redistribute
     salt-run brine.redistribute test=True
     salt-run brine.rotate_key
+    salt-run brine.cpu_baseline
+    salt-run brine.cpu_baseline test=True
 
 These run on the master, whose host has the cluster's configuration. A minion is the node whose name
 is its id, where either may be the short one.
@@ -310,6 +312,122 @@ def rotate_key(timeout: int | None = None) -> Result:
         return _ended(False, str(error))
     except OSError as error:
         return _ended(False, f"{error.filename}: {error.strerror}; nothing more was done")
+
+
+def cpu_baseline(
+    group: str | None = None, test: bool = False, timeout: int | None = None
+) -> Result:
+    """
+    Find a processor that all nodes of a group can give a guest, and make it the cluster's default:
+    ``cpu_type`` of the ``hvparams`` of KVM. A guest that has it can move live between these nodes.
+
+    The nodes say what QEMU can do there, and ``brine config cpu-baseline``, of the package
+    brine-cluster, computes the rest. What is written is then redistributed, as by
+    ``brine.redistribute``. It counts for instances that have no ``cpu_type`` of their own, and
+    from their next start on. If a node has not answered, or has no processor in common with the
+    others, nothing is written.
+
+    :param group: its name; all nodes of the cluster if there is none.
+    :param test: only say what would be written.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    Returns ``cpu_type`` and the one ``before``; ``lacking``, by node the flags that no guest gets
+    because this node lacks them; ``own``, the instances that have a ``cpu_type`` of their own;
+    ``other_nodes``, those of other groups, whose guests get the default, too; ``not_answered``,
+    ``offline`` (in the configuration, and did not answer) and, by node, why it has ``failed``.
+
+    CLI Example::
+
+        salt-run brine.cpu_baseline test=True
+        salt-run brine.cpu_baseline default
+    """
+    try:
+        nodes, others = _nodes_of(group)
+        answers = _execute("brine.node_cpu", nodes, [], timeout=timeout)
+        silent = sorted(name for name in nodes if name not in answers and not nodes[name])
+        away = sorted(name for name in nodes if name not in answers and nodes[name])
+        wrong = {
+            name: _printable(one) for name, one in answers.items() if not isinstance(one, dict)
+        }
+        if silent or wrong or not answers:
+            named = ", ".join([*silent, *wrong]) or "any node"
+            comment = f"the processor of {named} is not known; nothing was changed"
+            more = {"not_answered": silent, "offline": away, "failed": wrong}
+            return _ended(False, comment, **more)
+        found = _baseline(answers)
+        told = {"cpu_type": found["cpu_type"], "before": _cpu_type(), "lacking": found["lacking"]}
+        told |= {"own": _with_own_cpu(nodes), "other_nodes": others, "offline": away}
+        if told["before"] == told["cpu_type"]:
+            return _ended(True, "the cluster's cpu_type is that already", **told)
+        _refuse_declared_cpu(found["cpu_type"])
+        if test:
+            return _ended(True, "the cluster's cpu_type would change", **told)
+        _expect_master()
+        _brine("config", "apply", "-", "--json", stdin=json.dumps(found["declaration"]))
+        return {**told, **redistribute(timeout=timeout)}
+    except _RefusedError as error:
+        return _ended(False, str(error))
+
+
+# The processors of the nodes.
+
+
+def _nodes_of(group: str | None) -> tuple[dict[str, bool], list[str]]:
+    """The nodes of a group, and whether each is offline; and those of other groups."""
+    nodes = _all_nodes()
+    chosen = nodes
+    if group is not None:
+        names = {uuid: one["name"] for uuid, one in _config("/nodegroups").items()}
+        if str(group) not in (*names, *names.values()):
+            known = ", ".join(sorted(names.values()))
+            raise _RefusedError(f"there is no group {_printable(group)}; known are: {known}")
+        chosen = [one for one in nodes if str(group) in (one["group"], names.get(one["group"]))]
+    if not chosen:
+        raise _RefusedError("there are no nodes")
+    others = sorted(one["name"] for one in nodes if one not in chosen)
+    return {one["name"]: bool(one.get("offline")) for one in chosen}, others
+
+
+def _baseline(answers: Mapping[str, Any]) -> Result:
+    try:
+        text = json.dumps(answers)
+    except (TypeError, ValueError, RecursionError) as error:  # Salt also carries bytes and the like
+        raise _RefusedError(f"a node's answer is no JSON: {error}") from None
+    try:
+        found: Result = _brine("config", "cpu-baseline", "-", "--json", stdin=text)
+    except _RefusedError:
+        if "cluster" not in _brine("--version", "--json")["parts"]:
+            raise _RefusedError("this host lacks the package brine-cluster: install it") from None
+        raise
+    return found
+
+
+def _cpu_type() -> str:
+    """The cluster's default; empty if it has none."""
+    hvparams = _config("/cluster").get("hvparams") or {}
+    return str((hvparams.get("kvm") or {}).get("cpu_type") or "")
+
+
+def _with_own_cpu(nodes: Collection[str]) -> list[str]:
+    """The instances of nodes that the default does not count for."""
+    uuids = {uuid for uuid, one in _config("/nodes").items() if one["name"] in nodes}
+    return sorted(
+        one["name"]
+        for one in _config("/instances").values()
+        if one.get("primary_node") in uuids and (one.get("hvparams") or {}).get("cpu_type")
+    )
+
+
+def _refuse_declared_cpu(cpu_type: str) -> None:
+    """Refuse a default that the next run of the master's states would replace."""
+    name = _config(f"/nodes/{_config('/cluster/master_node')}/name")
+    for minion in dict.fromkeys((name, name.partition(".")[0])):
+        found = __salt__["pillar.show_pillar"](minion)
+        for key in ("brine", "cluster", "hvparams", "kvm", "cpu_type"):
+            found = found.get(key) if isinstance(found, dict) else None
+        if found not in (None, cpu_type):
+            text = f"pillar of {minion} declares brine:cluster:hvparams:kvm:cpu_type; there it has"
+            raise _RefusedError(f"{text} to be {cpu_type}")
 
 
 # What is on the nodes.
