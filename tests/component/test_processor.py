@@ -1,0 +1,139 @@
+"""What this host's real QEMU can give guests: its answers, and programs that are none or hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from brine.cluster.cpu_baseline import baseline, nodes_of
+from brine.instance.kvm import processor
+from brine.instance.kvm.processor import Processor, ProcessorError, processor_of
+from brine.vm.spec import WHOLE_CPUS
+from lab.waiting import wait_for
+
+QEMU = "/usr/bin/qemu-system-x86_64"
+
+_ASK = (
+    "import sys; from brine.instance.kvm.processor import processor_of; processor_of(sys.argv[1])"
+)
+
+
+@pytest.fixture(params=["kvm", "tcg"])
+def accel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways that a guest can have a processor, where this host has both."""
+    if request.param == "tcg":
+        monkeypatch.setattr(processor, "KVM_DEVICE", Path("/nonexistent"))
+    elif not processor.KVM_DEVICE.exists():
+        pytest.skip("this host has no KVM")
+    return str(request.param)
+
+
+def starts(accel: str, cpu: str) -> subprocess.CompletedProcess[str]:
+    """Start a QEMU without a guest that refuses a processor which is not whole."""
+    hello = '{"execute": "qmp_capabilities"}{"execute": "quit"}'
+    machine = ["-machine", "q35", "-accel", accel, "-cpu", f"{cpu},enforce", "-m", "16"]
+    command = [QEMU, *machine, "-nodefaults", "-display", "none", "-S", "-qmp", "stdio"]
+    return subprocess.run(
+        command, input=hello, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_qemu_starts_with_what_it_says_to_have(accel: str) -> None:
+    """The whole processor, each model that lacks nothing, and the baseline of this node alone."""
+    found = processor_of(QEMU)
+    assert found.accel == accel
+    assert {"sse2", "lm"} <= {*found.flags}
+    whole = [name for name, one in found.models.items() if one.flags and not one.missing]
+    common = baseline(nodes_of({"n1": json.loads(json.dumps(found.to_json()))}))
+    assert {*common.flags} == {*found.flags} - {*common.nested}
+    for cpu in (WHOLE_CPUS[accel], whole[0], common.cpu_type):
+        done = starts(accel, cpu)
+        assert done.returncode == 0, f"{cpu}: {done.stderr}"
+
+
+def test_a_model_that_lacks_something_is_refused_by_qemu_too(accel: str) -> None:
+    found = processor_of(QEMU)
+    (name, one) = next((name, one) for name, one in found.models.items() if one.missing)
+    done = starts(accel, name)
+    assert done.returncode != 0
+    assert one.missing[0] in done.stderr
+
+
+def test_the_answer_is_read_again_and_leaves_nothing_open(accel: str) -> None:
+    before = os.listdir("/proc/self/fd")
+    found = processor_of(QEMU)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert Processor.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert "q35" in found.machines
+    assert any(one.startswith("pc-q35-") for one in found.machines)
+
+
+def program(folder: Path, *lines: str) -> Path:
+    """A QEMU of our own."""
+    file = folder / "qemu"
+    file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["exit 3"], "status 3"),
+        (["echo no such machine >&2; exit 1"], "no such machine"),
+        (["echo garbage"], "garbage"),
+        (["echo '[]'"], "not a JSON object"),
+        (["cat >/dev/null"], "does not answer"),
+        (['for n in 0 1 2 3 4; do echo "{\\"return\\": 7, \\"id\\": $n}"; done'], "nothing of use"),
+        (['for n in 0 1; do echo "{\\"error\\": {}, \\"id\\": $n}"; done'], "does not answer"),
+    ],
+)
+def test_what_is_no_qemu_is_an_error_in_one_line(
+    tmp_path: Path, lines: list[str], told: str
+) -> None:
+    with pytest.raises(ProcessorError) as refused:
+        processor_of(str(program(tmp_path, *lines)))
+    assert told in str(refused.value)
+    assert str(refused.value).isprintable()
+
+
+def test_a_program_that_is_not_there_can_be_installed(tmp_path: Path) -> None:
+    with pytest.raises(ProcessorError) as refused:
+        processor_of(str(tmp_path / "none"))
+    assert "qemu-system-x86" in (refused.value.hint or "")
+
+
+def test_a_program_of_another_user_is_not_run(tmp_path: Path) -> None:
+    file = program(tmp_path, f"touch {tmp_path}/ran")
+    file.chmod(0o777)
+    with pytest.raises(ProcessorError, match="is not run"):
+        processor_of(str(file))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_qemu_that_hangs_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
+    asking = subprocess.Popen(
+        [sys.executable, "-c", _ASK, str(program(tmp_path, "exec sleep 1000"))]
+    )
+    children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
+
+    def asked() -> Path | None:
+        """The program, once it is no other any more."""
+        found = [Path("/proc", pid) for pid in children.read_text().split()]
+        return next((one for one in found if (one / "comm").read_text() == "sleep\n"), None)
+
+    try:
+        qemu = wait_for("the program's start", asked, timeout_s=120)
+        asking.send_signal(number)
+        assert asking.wait(60) != 0
+        wait_for("the program's end", lambda: not qemu.exists(), timeout_s=120)
+    finally:
+        asking.kill()
+        asking.wait()
