@@ -63,6 +63,7 @@ NOUNS = {
     "lifecycle",
     "lock",
     "nic",
+    "node",
     "operations",
     "outbox",
     "storage",

@@ -57,6 +57,7 @@ MODES = {
     "/run/brine/marks": "root:brine-kvmd 2775",
     "/run/lock/brine": "root:root 755",
     "/var/lib/brine": "root:brine 755",
+    "/var/lib/brine/claims": "root:brine 750",
     "/var/lib/brine/config.versions": "root:brine 750",
     "/var/lib/brine/instances": "root:brine 750",
     "/var/lib/brine/runtime": "root:root 700",

@@ -45,6 +45,8 @@ def own_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(paths, "SPECS_DIR", tmp_path / "instances")
     monkeypatch.setattr(paths, "QEMU_VERSIONS_FILE", tmp_path / "qemu-versions.json")
     monkeypatch.setattr(paths, "NODE_FILE", tmp_path / "node.json")
+    monkeypatch.setattr(paths, "CLAIMS_DIR", tmp_path / "claims")
+    monkeypatch.setattr(paths, "UNASKED_FILE", tmp_path / "unasked")
     monkeypatch.setattr(store, "_GROUP", "none here")
     monkeypatch.setattr(unit, "DROP_INS", tmp_path / "systemd")
     return tmp_path
@@ -70,16 +72,21 @@ def brine(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Callable[..., tuple[int, str, str]]]:
-    """Runs ``brine instance`` on a node of its own: status, output, errors."""
-    entry = EntryPoint("instance", "brine.instance.cli:COMMAND")
-    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
+    """Runs ``brine instance``, or another noun, on a node of its own: status, output, errors."""
+    entries = [
+        EntryPoint("instance", "brine.instance.cli:COMMAND"),
+        EntryPoint("node", "brine.instance.node_cli:COMMAND"),
+    ]
+    monkeypatch.setattr(cli, "entry_points", lambda group: entries * (group == "brine.commands"))
 
-    def run(*arguments: object, stdin: object = None) -> tuple[int, str, str]:
+    def run(
+        *arguments: object, stdin: object = None, noun: str = "instance"
+    ) -> tuple[int, str, str]:
         data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
         with monkeypatch.context() as patched:
             patched.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
             try:
-                status = cli.main(["instance", *map(str, arguments)])
+                status = cli.main([noun, *map(str, arguments)])
             except SystemExit as end:
                 status = int(str(end.code))
         output = capsys.readouterr()

@@ -161,7 +161,7 @@ ELSEWHERE = {
     *("hypervisor", "admin_state", "admin_state_source", "tags", "user_shutdown", "start_order"),
     *("shutdown_timeout", "memory_max_mib", "cpu_limit_percent", "cpu_weight", "io_weight"),
     *("security_model", "security_user", "chroot", "version", "node"),
-    *("start_timeout", "wait_for_network", "owner", "ignored", "slice"),
+    *("start_timeout", "wait_for_network", "owner", "ignored", "slice", "claim_serial"),
 }
 
 
@@ -183,7 +183,9 @@ def test_a_key_changes_what_qemu_is_told(
     assert goes in {*before, ""} - after
 
 
-@pytest.mark.parametrize("name", sorted(ELSEWHERE - {"hypervisor", "security_user"}))
+@pytest.mark.parametrize(
+    "name", sorted(ELSEWHERE - {"hypervisor", "security_user", "claim_serial"})
+)
 def test_what_is_not_qemus_to_know_it_is_not_told(name: str) -> None:
     values = {"admin_state": "up", "admin_state_source": "user", "tags": ["a"], "chroot": True}
     values |= {"user_shutdown": "restart", "security_model": "pool", "wait_for_network": True}

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,11 +48,12 @@ def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> Non
     store.remove(instance_name(3))
     (paths.SPECS_DIR / "damaged.json").write_text("{")
     here = configuration.names("nodes").get(HERE)
-    assert elsewhere(configuration, here) == {THEIRS: node_name(2), "renamed": node_name(3)}
+    found = [(spec.name, claim.node) for spec, claim in elsewhere(configuration, here)]
+    assert found == [(THEIRS, node_name(2)), ("renamed", node_name(3))]
 
 
 @pytest.mark.parametrize("json_too", [False, True])
-def test_define_names_them_and_leaves_them_alone(
+def test_define_names_them_and_sets_them_aside(
     configuration: Configuration,
     brine: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,
@@ -76,7 +78,8 @@ def test_define_names_them_and_leaves_them_alone(
         assert warning.startswith(f"brine: warning: {THEIRS}: is defined here, and is ")
         assert f"{node_name(2)}'s" in warning
         assert hint.startswith(f"brine: hint: brine instance undefine {THEIRS}")
-    assert store.load(THEIRS) == before
+    # It is started here no more.
+    assert store.load(THEIRS) == replace(before, node=node_name(2), claim_serial=1)
     assert store.load(OURS).is_down_by_user()  # which the configuration does not know yet
 
 

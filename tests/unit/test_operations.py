@@ -178,7 +178,7 @@ def test_the_same_on_another_node_is_the_same_machine_and_two_are_not() -> None:
 
 
 def test_another_nodes_instance_is_neither_defined_nor_started() -> None:
-    with pytest.raises(SpecError, match="/node: is elsewhere.example.com, and this is"):
+    with pytest.raises(SpecError, match="/node: is elsewhere.example.com's, and this is"):
         define_instance({"name": "new", "node": "elsewhere.example.com"})
     store.save(completed({"name": "new", "node": "elsewhere.example.com"}))
     with pytest.raises(InstanceError, match="is elsewhere.example.com's, and this is"):

@@ -37,6 +37,7 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "uuid": ("", [UUID], [*TEXT, "9fb0b0f9", UUID.replace("-", ""), f"{{{UUID}}}"]),
     "hypervisor": ("kvm", [], [*TEXT, "", "xen"]),
     "node": ("", ["node1", "node1.example.com"], [*TEXT, "-a", "a b"]),
+    "claim_serial": (0, [7, (1 << 63) - 1], [*NUMBER, -1, 1 << 63]),
     "admin_state": ("down", ["up", "offline"], [*TEXT, "", "running"]),
     "admin_state_source": ("admin", ["user"], [*TEXT, "", "root"]),
     "tags": ([], [["a", "b:c"]], LIST),

@@ -107,7 +107,7 @@ def test_a_routed_nic_has_no_table_of_its_own() -> None:
 ELSEWHERE = {
     *("node", "version", "admin_state", "admin_state_source", "tags", "user_shutdown"),
     *("shutdown_timeout", "start_timeout", "wait_for_network", "start_order", "owner", "ignored"),
-    "slice",
+    *("slice", "claim_serial"),
 }
 VALUES: dict[str, Any] = {
     "uuid": UUID.replace("6", "7"),

@@ -46,6 +46,7 @@ _PACKAGES = {
     "tap": "brine-hotplug",
     "instance": "brine-instance",
     "lifecycle": "brine-lifecycle",
+    "node": "brine-instance",
     "storage": "brine-storage",
     "watcher": "brine-watcher",
 }

@@ -296,7 +296,7 @@ def _data_of(
     for before, after in addresses.items():
         if fault := address_fault(after):
             raise UsageError(f"{name}: --address {before}={after}: {after} {fault}")
-    data = {**to_json(spec), "name": name, "uuid": ""}
+    data = {**to_json(spec), "name": name, "uuid": "", "claim_serial": 0}
     del data["admin_state"], data["admin_state_source"]
     notes = []
     for disk in data["disks"]:

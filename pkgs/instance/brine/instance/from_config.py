@@ -21,6 +21,7 @@ from brine.config.nodes import find_node, find_this_node
 from brine.config.runnable import disk_path, place_fault, spec_link, unsupported
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
+from brine.instance.claim_changes import set_aside
 from brine.instance.definition import (
     DefinitionResult,
     SpecInput,
@@ -31,9 +32,10 @@ from brine.instance.disks.adoption import adopt_disk, unit_of
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
 from brine.instance.registry import without_state
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, is_this_node
+from brine.vm.claim import Claim
 from brine.vm.rules import vnc_listener
-from brine.vm.spec import SecurityModel
+from brine.vm.spec import SecurityModel, Spec
 from brine.vm.values import BOOT_DEVICES
 
 _SAME = {
@@ -82,26 +84,38 @@ def define_all(arguments: argparse.Namespace) -> int:
     # The cluster does not know yet what was decided here on their admin_state.
     unheard = {one.instance for one in outbox.events() if one.kind == ADMIN_STATE}
     given = [
-        _input_of(configuration, one, keeps_state=one.uuid in unheard)
+        _input_of(configuration, one, claim_of(configuration, one), keeps_state=one.uuid in unheard)
         for one in sorted(ours, key=lambda one: one.name)
     ]
     results = define_as_asked(given, arguments)
     if not arguments.dry_run:
         _adopt_disks(results)
     others = elsewhere(configuration, node)
-    rows = [{"name": name, "node": owner} for name, owner in others.items()]
+    if not arguments.dry_run:
+        _set_aside(others)
+    rows = [{"name": spec.name, "node": claim.node} for spec, claim in others]
     as_json = arguments.json
     status = tell_results(results, dry_run=arguments.dry_run, as_json=as_json, elsewhere=rows)
     if as_json:
         return status
     if not results:
         print("no instance is this node's")
-    for name, owner in others.items():
+    for spec, claim in others:
+        name = spec.name
         warn(
-            f"{name}: is defined here, and is {owner}'s in the cluster's configuration",
+            f"{name}: is defined here, and is {claim.node}'s in the cluster's configuration",
             hint=f"brine instance undefine {name}, unless it is to come back",
         )
     return status
+
+
+def _set_aside(others: Sequence[tuple[Spec, Claim]]) -> None:
+    """Have this node start no instance that is another node's by now."""
+    for spec, claim in others:
+        try:
+            set_aside(spec.name, spec.uuid, claim)
+        except BrineError as error:
+            warn(f"{spec.name}: can't be set aside: {error}", hint=error.hint)
 
 
 def _adopt_disks(results: Sequence[DefinitionResult]) -> None:
@@ -128,15 +142,27 @@ def _node_of(configuration: Configuration, arguments: argparse.Namespace) -> str
     return found.uuid
 
 
-def _input_of(configuration: Configuration, instance: Instance, *, keeps_state: bool) -> SpecInput:
+def claim_of(configuration: Configuration, instance: Instance) -> Claim:
+    """The node that may run an instance, by the configuration."""
+    node = configuration.nodes.get(instance.primary_node)
+    return Claim(node.name if node else instance.primary_node, instance.serial_no)
+
+
+def _input_of(
+    configuration: Configuration, instance: Instance, claim: Claim, *, keeps_state: bool
+) -> SpecInput:
     """The spec of an instance.
 
+    :param claim: of the node that it is defined on; one that has no name of this host's is left
+        out, as the admin has named that node.
     :param keeps_state: whether its admin_state stays, unless it is to be offline.
     """
     name = instance.name
     try:
         data, ignored = spec_of(configuration, instance)
         _keep_places(data)
+        if is_this_node(claim.node):
+            data |= {"node": claim.node, "claim_serial": claim.serial}
     except BrineError as error:
         return SpecInput(name, name, fault=error)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -158,21 +184,20 @@ def _keep_places(data: dict[str, Any]) -> None:
             del row["path"], row["format"]
 
 
-def elsewhere(configuration: Configuration, node: str) -> dict[str, str]:
-    """Instances that are defined here and belong to another node now: their names, and its name.
+def elsewhere(configuration: Configuration, node: str) -> list[tuple[Spec, Claim]]:
+    """Instances that are defined here and belong to another node now, with its claim.
 
     They are found by their UUIDs; instances that are not in the configuration are left alone.
 
     :param node: the UUID of this node.
     """
-    found = {}
+    found = []
     for spec in store.load_all():
         if isinstance(spec, InstanceError):
             continue  # which others tell
         instance = configuration.instances.get(spec.uuid)
         if instance and instance.primary_node != node:
-            owner = configuration.nodes.get(instance.primary_node)
-            found[spec.name] = owner.name if owner else instance.primary_node
+            found.append((spec, claim_of(configuration, instance)))
     return found
 
 

@@ -147,7 +147,7 @@ def summary_of(
         "since": since,
         "vnc": _vnc(bind, pid) if runs and pid and with_vnc else None,
         "domain": seen.domain.number if seen.domain else None,
-        "node": os.uname().nodename,
+        "node": (seen.bar and seen.bar.node) or os.uname().nodename,
         "volumes": [one.row() for one in volumes],
     }
 

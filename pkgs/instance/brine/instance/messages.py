@@ -3,7 +3,8 @@
 They have the fields ``BRINE_INSTANCE=``, ``BRINE_EVENT=`` and, as far as they are known,
 ``BRINE_BY=`` (the user), ``BRINE_HOW=``, ``BRINE_REASON=``, ``BRINE_PID=``, ``BRINE_TIMEOUT=``
 (seconds), ``BRINE_SIGNAL=``, ``BRINE_KEYS=`` (of a spec), ``BRINE_NAME=``, ``BRINE_FILE=``,
-``BRINE_UID=`` and ``BRINE_DOMAIN=`` (Xen's number). Without a journal they are dropped.
+``BRINE_UID=``, ``BRINE_DOMAIN=`` (Xen's number), ``BRINE_NODE=`` and ``BRINE_SERIAL=`` (of a
+claim). Without a journal they are dropped.
 """
 
 from __future__ import annotations
@@ -98,6 +99,27 @@ DOMAIN_SUSPENDED = _message(
     "d94ee16eaefb4cd5882d4ab059943865",
     "domain-suspended",
     "is suspended, to be saved or moved, as domain {domain}: it counts as stopped",
+)
+GIVEN_AWAY = _message(
+    "081b888e649a4eb0b19a9eaad416dc35",
+    "given-away",
+    "is {node}'s from now on, by serial {serial} of the configuration",
+)
+TAKEN = _message(
+    "6b0a23538bdc4009a18d66d979375b5b",
+    "taken",
+    "is this node's from now on, by serial {serial} of the configuration, and was {node}'s",
+)
+SET_ASIDE = _message(
+    "60a2ce0dac93487f9eb12df370653de2",
+    "set-aside",
+    "is {node}'s, by serial {serial} of the configuration: it is set aside, and not started here",
+    WARNING,
+)
+CLAIM_FORGOTTEN = _message(
+    "3b2570479dba495a9aa2aeb65c31e784",
+    "claim-forgotten",
+    "{by} has had this node forget whose it is",
 )
 UID_GIVEN = _message(
     "43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", "has the user id {uid} of the pool", INFO

@@ -18,6 +18,7 @@ from brine.common import paths
 from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.instance import store, unit
+from brine.instance.claims import ClaimBar, KnownClaims
 from brine.instance.owner import why_owner_absent
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
@@ -78,6 +79,7 @@ class Status(StrEnum):
     USER_DOWN = "USER_down"
     ADMIN_DOWN = "ADMIN_down"
     ADMIN_OFFLINE = "ADMIN_offline"
+    ELSEWHERE = "elsewhere"
 
 
 class InstanceState(NamedTuple):
@@ -107,6 +109,7 @@ class Observed:
     :param halted: how its QEMU stands still, if no administrator has paused it.
     :param has_room: its storage, which was full, has room again.
     :param lacks_owner: why its owner does not let it start; empty if it does, or there is none.
+    :param bar: why this node may not run it.
     """
 
     spec: Spec
@@ -125,6 +128,7 @@ class Observed:
     halted: Halt | None = None
     has_room: bool = False
     lacks_owner: str = ""
+    bar: ClaimBar | None = None
 
     @cached_property
     def state(self) -> InstanceState:
@@ -132,6 +136,8 @@ class Observed:
         why = self.overdue or self.reason
         if not why and self.lacks_owner and state.status is Status.ERROR_DOWN:
             why = f"its owner is not there: {self.lacks_owner}"
+        if self.bar:
+            return _barred(state, self.bar)
         return InstanceState(state.oper, state.status, why) if why else state
 
     @property
@@ -189,7 +195,8 @@ class Observed:
 
 def look(name: str) -> Observed:
     spec = load_or_why(name)
-    return _observed(spec, unit.find_unit(name), _marked(), Domains().of(spec))
+    domain = Domains().of(spec)
+    return _observed(spec, unit.find_unit(name), _marked(), domain, KnownClaims())
 
 
 def load_or_why(name: str) -> Spec:
@@ -222,13 +229,13 @@ def look_at_all(
     asked = asked or begun(unit.units)
     specs = list(store.load_all())
     loaded = asked()
-    marked = _marked()
+    marked, claims = _marked(), KnownClaims()
     domains = domains or Domains()
     for spec in specs:
         found = loaded.pop(spec.name, None)
         if not isinstance(spec, InstanceError):
             try:
-                yield _observed(spec, found, marked, domains.of(spec))
+                yield _observed(spec, found, marked, domains.of(spec), claims)
             except InstanceError as error:
                 yield error
         elif oper_of(found) is Oper.DOWN:
@@ -279,7 +286,11 @@ class Domains:
 
 
 def _observed(
-    spec: Spec, found: Unit | None, marked: frozenset[str], domain: Domain | None
+    spec: Spec,
+    found: Unit | None,
+    marked: frozenset[str],
+    domain: Domain | None,
+    claims: KnownClaims,
 ) -> Observed:
     name = spec.name
     # Most instances have none of these markers, and there may be hundreds.
@@ -302,6 +313,7 @@ def _observed(
         failed=failed,
         halted=run.halt(),
         lacks_owner=why_owner_absent(spec),
+        bar=claims.bar_to(spec),
     )
 
 
@@ -421,6 +433,17 @@ def _of_domain(seen: Observed) -> InstanceState:
     end = domain.end()
     reason = _STOPPED if is_by_admin(seen.run, end) else domain.how_it_ended()
     return _down(spec, reason, by_user=is_by_user(seen.run, end), note=_TAKES_MEMORY)
+
+
+def _barred(state: InstanceState, bar: ClaimBar) -> InstanceState:
+    """The state of an instance that this node may not run."""
+    if state.oper in GOING:
+        return InstanceState(state.oper, Status.ERROR_UP, f"it runs, but {bar.why}")
+    if bar.node:
+        return InstanceState(state.oper, Status.ELSEWHERE, f"it {bar.why}")
+    if state.status is Status.ERROR_DOWN:
+        return state._replace(why=f"it {bar.why}")
+    return state
 
 
 def _starting(seen: Observed, why: str = "") -> InstanceState:

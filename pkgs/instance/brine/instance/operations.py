@@ -13,6 +13,7 @@ from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.transaction import being_released
 from brine.instance import messages, store
 from brine.instance.action import Done, act_on, act_on_each
+from brine.instance.claims import refuse_barred
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.kvm.guest import monitor_of, press_reset
@@ -40,6 +41,7 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
     seen = _look_to_change(name)
     if seen.spec.admin_state == AdminState.OFFLINE:
         raise offline(name)  # it could not be started again
+    refuse_barred(seen.spec)  # as that
     if timeout_s is None:
         timeout_s = seen.spec.shutdown_timeout
     limits = StopLimits(timeout_s, force)
@@ -91,6 +93,7 @@ def reset_instance(name: str) -> None:
     if (store.started_as(name) or seen.spec).reboot_behavior == "exit":
         if seen.spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # it could not be started again
+        refuse_barred(seen.spec)  # as that
         store.try_files_of_start(seen.spec)
         _reset_by_start(seen)
     else:
@@ -136,6 +139,8 @@ def resume_instance(name: str) -> bool:
 
 def _set_paused(name: str, *, paused: bool) -> bool:
     seen = _look_to_change(name)
+    if not paused:
+        refuse_barred(seen.spec)
     if not hypervisor_of(seen.spec).set_paused(seen, run_of(seen.unit, name).id, paused=paused):
         return False
     messages.tell(messages.PAUSED if paused else messages.RESUMED, name)

@@ -6,7 +6,6 @@ which is pure); then it is compared with the node; then it is committed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Container
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from brine.common.errors import BrineError, UsageError
 from brine.common.operation import OperationKind
 from brine.common.unix_socket import is_listening
 from brine.instance import messages, store, unit
+from brine.instance.claims import note_claim, refuse_old_claim, remove_notes_on
 from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
 from brine.instance.disks.changes import NO_VOLUMES, VolumeChanges, changes_of
@@ -38,7 +38,7 @@ from brine.instance.observe import (
 from brine.instance.owner import make_folder, remove_folder
 from brine.instance.start import forget_end, forget_tries
 from brine.instance.stop import remove_leftover
-from brine.instance.store import ELSEWHERE, InstanceError, cluster_name, is_here
+from brine.instance.store import InstanceError, cluster_name, is_here
 from brine.instance.unit import UnitError
 from brine.instance.validate import completed
 from brine.instance.xen import last_start, xl
@@ -47,7 +47,7 @@ from brine.vm import markers
 from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, identities_lock
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind
-from brine.vm.spec import AdminState, Spec, SpecError, to_json
+from brine.vm.spec import AdminState, Spec, to_json
 from brine.vm.values import new_name_fault
 
 
@@ -110,6 +110,13 @@ class DefinitionPlan:
     def is_first(self) -> bool:
         """Whether no instance of that name has been known."""
         return not (self.known.before or self.known.last)
+
+    def changes_claim_alone(self) -> bool:
+        """Whether all that changes is that the instance is this node's by a newer claim."""
+        before, spec = self.known.before, self.spec
+        if before is None or before == spec or before.node not in ("", spec.node):
+            return False
+        return spec == replace(before, node=spec.node, claim_serial=spec.claim_serial)
 
     def replaces_damaged(self) -> bool:
         return self.known.has_file and not self.known.before
@@ -201,7 +208,11 @@ def define_instance(
             default_unit=default_unit,
         )
         spec, before = plan.spec, plan.known.before
-        _refuse_elsewhere(spec)
+        refuse_old_claim(spec, before)
+        if plan.changes_claim_alone():
+            if not dry_run:
+                store.save(spec)
+            return Defined(spec, changed=False, before=spec)
         if plan.changes():
             _refuse_on_node(plan)
             check = partial(refuse_conflicts, spec, before, planned)
@@ -249,12 +260,6 @@ def _last(name: str, data: dict[str, Any]) -> Spec | None:
     return None if any(one.uuid == spec.uuid for one in others) else spec
 
 
-def _refuse_elsewhere(spec: Spec) -> None:
-    if not is_here(spec):
-        text = f"is {spec.node}, and this is {os.uname().nodename}"
-        raise SpecError(text, where="/node", hint=ELSEWHERE)
-
-
 def _refuse_on_node(plan: DefinitionPlan) -> None:
     """Refuse what the node's programs, domains and disks do not allow."""
     spec = plan.spec
@@ -285,6 +290,8 @@ def _commit(plan: DefinitionPlan) -> Path | None:
         if plan.raises_it():
             _forget_end(before)
     store.save(spec)
+    with store.telling(name, "the note of its claim can't be removed"):
+        remove_notes_on(spec)
     if before is None:
         messages.tell(messages.DEFINED, name)
     else:
@@ -338,12 +345,21 @@ def undefine_instance(name: str, *, over: Spec | None = None) -> None:
         elif (oper := oper_of(unit.find_unit(name))) in GOING:
             raise _is_going(name, oper, "undefine")
         refuse_stray_vm(name, "end it, then undefine the instance")
+        _note_whose(name)
         store.remove(name)
         store.forget(name)
         forget_tries(name)
         messages.tell(messages.UNDEFINED, name)
         remove_folder(name)
         _forget_unit(name)  # before another instance of that name starts
+
+
+def _note_whose(name: str) -> None:
+    """Note the claim of an instance of another node, before its spec is removed."""
+    spec = store.load_sound(name)
+    if spec and spec.claim_serial and not is_here(spec):
+        with store.telling(name, "its claim can't be noted"):
+            note_claim(spec)
 
 
 def _forget_unit(name: str) -> None:

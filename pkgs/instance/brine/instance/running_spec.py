@@ -11,7 +11,7 @@ from brine.vm.spec import to_json
 
 _READ_WHEN_NEEDED = frozenset(
     {
-        *("version", "name", "node", "admin_state", "admin_state_source", "tags"),
+        *("version", "name", "node", "claim_serial", "admin_state", "admin_state_source", "tags"),
         *("user_shutdown", "shutdown_timeout", "start_order", "owner", "ignored"),
     }
 )

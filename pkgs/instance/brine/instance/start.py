@@ -16,13 +16,14 @@ from brine.common.errors import BrineError, UsageError, tell_error, warn
 from brine.common.progress import spoken_wait
 from brine.instance import messages, store, unit
 from brine.instance.action import Done, act_on_each
+from brine.instance.claims import refuse_barred
 from brine.instance.failed_starts import why_not_started
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import forget_user_shutdown, want
 from brine.instance.observe import Observed, Oper, load_or_why, look, look_at_all, oper_of
 from brine.instance.owner import refuse_without_owner, warn_without_handler
 from brine.instance.parallel import SlotPool
-from brine.instance.store import InstanceError, asides_of, refuse_elsewhere, system_error
+from brine.instance.store import InstanceError, asides_of, system_error
 from brine.instance.supervisor import supervisor
 from brine.instance.unit import CalledOffError, Unit, UnitError
 from brine.vm import markers
@@ -105,7 +106,7 @@ def _take_turn(name: str, before: _Turn | None, *, keeps_tries: bool) -> _Turn:
     """
     with store.alone(name):
         spec = load_or_why(name)
-        refuse_elsewhere(spec)
+        refuse_barred(spec)
         # The user's shutdown may have been noted while it ended. This start came after that.
         if before and spec.admin_state != AdminState.UP and not spec.is_down_by_user():
             text = "was not started: its admin_state changed while its QEMU was ending"
@@ -303,7 +304,7 @@ class StillStartingError(InstanceError):
 
 def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     """Start all instances that should be up and are down, but those that their users shut down, and
-    those whose owners are not there.
+    those whose owners are not there, and those that this node may not run.
 
     All instances with a lower ``start_order`` have started or failed before the next ones begin. A
     start that takes longer than *slot_s* holds up no other. Last come the instances that the
@@ -318,8 +319,9 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
         if isinstance(seen, InstanceError):
             yield seen.name, seen
         elif seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN:
-            # The owner of an instance starts it, or the watcher when the owner is there.
-            due += [] if seen.lacks_owner else [seen]
+            # The owner of an instance starts it, or the watcher when the owner is there. One of
+            # another node has no start here.
+            due += [] if seen.lacks_owner or seen.bar else [seen]
     failed = frozenset(supervisor().tried())
     due.sort(key=lambda seen: (seen.spec.start_order, seen.name))
     last = [seen for seen in due if seen.name in failed]

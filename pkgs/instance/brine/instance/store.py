@@ -64,7 +64,7 @@ _KEY = "instance/"
 _MODE = 0o640
 _LEAST_BYTES = 16 * 1024
 _GROUP = "brine"
-_NEWER_KEYS = ("owner", "ignored", "slice")
+_NEWER_KEYS = ("owner", "ignored", "slice", "claim_serial")
 _CONTROL_MODE = 0o2770
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
@@ -427,12 +427,6 @@ def is_this_node(name: str) -> bool:
 def _is_same_host(said: str, here: str) -> bool:
     said, here = said.lower(), here.lower()
     return said in (here, here.partition(".")[0]) or here == said.partition(".")[0]
-
-
-def refuse_elsewhere(spec: Spec) -> None:
-    if not is_here(spec):
-        text = f"is {spec.node}'s, and this is {os.uname().nodename}"
-        raise InstanceError(spec.name, text, hint=ELSEWHERE)
 
 
 def cluster_name() -> str:

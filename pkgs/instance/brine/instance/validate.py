@@ -74,6 +74,8 @@ def completed(
         nics=tuple(_whole_nics(spec, data.get("nics", ()), before, cluster, taken)),
         disks=tuple(_whole_disks(spec, data.get("disks", ()), before)),
     )
+    if spec.claim_serial and not spec.node:
+        raise SpecError("goes with a node, which it is about", where="/claim_serial")
     check(spec)
     for where, text, hint in _limits(spec):
         raise SpecError(text, where=where, hint=hint)
@@ -117,6 +119,10 @@ def _kept(spec: Spec, given: dict[str, Any], before: Spec | None) -> dict[str, A
         kept["machine"] = before.machine  # that its first start has recorded
     if before:
         kept["uuid"] = spec.uuid or before.uuid
+        if "claim_serial" not in given and spec.uuid in ("", before.uuid):
+            kept["claim_serial"] = before.claim_serial
+            if before.claim_serial and "node" not in given:
+                kept["node"] = before.node
         if "admin_state" not in given:
             kept["admin_state"] = before.admin_state
             kept["admin_state_source"] = before.admin_state_source

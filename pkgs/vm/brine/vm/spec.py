@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from brine.common import schema
 from brine.common.schema import SchemaError, shape_of
+from brine.vm.claim import Claim
 from brine.vm.disk import Disk
 from brine.vm.keys import key, path_key, uuid_key
 from brine.vm.nic import Nic
@@ -55,6 +56,7 @@ QEMU_ITSELF_MIB = 256
 
 _LONGEST_WATCHDOG_S = 24 * 3600
 _LARGEST_ID = (1 << 32) - 2  # of users and groups: the next one is none (chown(2))
+_LARGEST_SERIAL = (1 << 63) - 1
 _LONGEST_S = 3600  # a unit waits no longer for a guest to shut down
 _PAGE_TABLES = 256  # this part of the guest's memory: the kernel's, and those of the processor
 _DISK_MIB = 32  # QEMU's largest cache of the clusters of an image
@@ -151,6 +153,7 @@ class Spec:
     uuid: str = uuid_key()
     hypervisor: str = key("kvm", choices=("kvm", "xen-pvm", "xen-pvh"))
     node: str = key("", check=like(_NODE, "is no name of a node, such as node1.example.com"))
+    claim_serial: int = key(0, minimum=0, maximum=_LARGEST_SERIAL)
     admin_state: str = key("down", choices=tuple(AdminState))
     admin_state_source: str = key("admin", choices=tuple(Source))
     tags: tuple[str, ...] = key(())
@@ -199,6 +202,11 @@ class Spec:
     slice: str = key("", check=_slice_fault)
     owner: OwnerSpec | None = None
     ignored: tuple[str, ...] = key(())
+
+    @property
+    def claim(self) -> Claim:
+        """The node that may run it."""
+        return Claim(self.node, self.claim_serial)
 
     def is_xen(self) -> bool:
         """Whether it is a domain of Xen's."""

@@ -201,7 +201,12 @@ def _reason_to_wait(seen: Observed, life: Life) -> Decision | None:
         return Decision(why=seen.overdue, is_odd=True)
     if seen.run.is_being_stopped() or seen.awaits_node:
         return Decision(why="another process is working on it")
-    return Decision(why=_MOVING[life]) if life in _MOVING else None
+    if life in _MOVING:
+        return Decision(why=_MOVING[life])
+    if seen.bar:
+        runs = life in (Life.RUNNING, Life.PAUSED, Life.HALTED)
+        return Decision(why=f"it {'runs, but ' * runs}{seen.bar.why}", is_odd=runs)
+    return None
 
 
 def _should_be_down(seen: Observed, clean_up: tuple[Action, ...]) -> Decision:

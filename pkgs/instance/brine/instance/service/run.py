@@ -15,11 +15,12 @@ from brine.common.errors import BrineError, die, warn
 from brine.common.process import slice_of
 from brine.common.unix_socket import is_listening
 from brine.instance import messages, store
+from brine.instance.claims import refuse_barred
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.owner import note_process, refuse_without_owner
-from brine.instance.store import InstanceError, refuse_elsewhere
+from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError, wait_for_network
 from brine.vm import markers
 from brine.vm.files import InstanceFiles
@@ -68,7 +69,7 @@ def _prepared(name: str) -> Spec:
             raise InstanceError(name, text, hint=hint)
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # also if systemd alone starts the unit
-        refuse_elsewhere(spec)
+        refuse_barred(spec)
         refuse_without_owner(spec)
         _refuse_other_slice(spec)
         prepared = hypervisor_of(spec).prepared(spec)

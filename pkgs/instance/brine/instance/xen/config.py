@@ -33,7 +33,16 @@ domain; pygrub would read the guest's file systems as root of the node."""
 
 KEYS = frozenset(
     {
-        *("name", "node", "version", "uuid", "hypervisor", "admin_state", "admin_state_source"),
+        *(
+            "name",
+            "node",
+            "claim_serial",
+            "version",
+            "uuid",
+            "hypervisor",
+            "admin_state",
+            "admin_state_source",
+        ),
         *("tags", "vcpus", "memory_mib", "kernel", "initrd", "append", "disks", "nics"),
         *("reboot_behavior", "user_shutdown", "shutdown_timeout"),
         *("start_timeout", "wait_for_network", "extra_arguments", "cpu_weight"),
