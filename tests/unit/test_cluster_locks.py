@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from brine.cluster import locks as locks_module
 from brine.cluster.lock_queue import LockDeletedError, LockQueue, RequestState
+from brine.cluster.lock_table import attempt_s
 from brine.cluster.locks import LockSet, SharedLock
 from brine.common.background import begun
 from brine.common.locks import LockError
@@ -106,12 +110,31 @@ def test_a_sharer_neither_deletes_nor_asks_again() -> None:
         turns.queue.downgrade("x1")
 
 
-def test_sharers_whose_turn_it_is_join_one_who_downgrades() -> None:
+def test_sharers_join_one_who_downgrades_ahead_of_exclusive_requests() -> None:
     turns = _Turns()
-    for owner in ("x1", "s1", "x2"):
+    for owner in ("x1", "x2", "s1", "x3", "s2"):
         turns.ask(owner)
     turns.queue.downgrade("x1")
-    assert turns.queue.holders() == {"x1": True, "s1": True}
+    assert turns.queue.holders() == {"x1": True, "s1": True, "s2": True}
+    turns.ask("s3")
+    turns.queue.downgrade("s1")  # shares it already, and lets nobody pass
+    assert turns.granted == ["x1", "s1", "s2"]
+    for owner in ("x1", "s1", "s2"):
+        turns.queue.release(owner)
+    assert turns.granted == ["x1", "s1", "s2", "x2"]
+
+
+def test_a_downgrade_lets_no_less_urgent_sharer_pass() -> None:
+    turns = _Turns()
+    turns.ask("x1")
+    turns.ask("s1", priority=1)
+    turns.ask("x2")
+    turns.queue.downgrade("x1")
+    assert turns.granted == ["x1"]
+    turns.ask("s2")
+    turns.queue.release("x1")
+    turns.queue.release("x2")
+    assert turns.granted == ["x1", "x2", "s2", "s1"]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -225,6 +248,11 @@ def test_threads_at_random_never_hold_what_another_has_alone() -> None:
     assert lock.acquire(timeout=0)
 
 
+def waiting(locks: LockSet, name: str) -> int:
+    """How many threads wait for a name."""
+    return len([*locks._queues[name].waiting()])
+
+
 def test_names_are_taken_together_or_not_at_all() -> None:
     locks = LockSet(["web1", "web2", "web3"], name="instance")
     assert locks.acquire(["web3", "web1"]) == {"web1", "web3"}
@@ -273,20 +301,21 @@ def test_who_waits_for_several_holds_none_meanwhile(monkeypatch: pytest.MonkeyPa
 
 
 def test_after_five_attempts_it_waits_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    locks = LockSet(["web1", "web2"], name="instance")
-    limits: list[float | None] = []
-    acquire = SharedLock.acquire
+    names = ["web1", "web2"]
+    set_ = LockSet(names, name="instance")
+    limits: list[float] = []
 
-    def noting(lock: SharedLock, **how: Any) -> bool:
-        if lock.name.endswith("web2"):
-            limits.append(how["timeout"])
-            return how["timeout"] is None and acquire(lock, **how)
-        return acquire(lock, **how)
+    def shortened(tries: int, count: int) -> float:
+        limits.append(attempt_s(tries, count))
+        return limits[-1] / 1000
 
-    monkeypatch.setattr(SharedLock, "acquire", noting)
-    assert locks.acquire(["web1", "web2"]) == {"web1", "web2"}
-    rounded = [None if one is None else round(one) for one in limits]
-    assert rounded == [1, 2, 4, 8, 16, None]
+    set_.acquire(["web2"])
+    monkeypatch.setattr(locks_module, "attempt_s", shortened)
+    waits = begun(lambda: set_.acquire(names))
+    wait_for("the sixth attempt", lambda: len(limits) == 6 and waiting(set_, "web2") == 1)
+    assert limits == [1, 2, 4, 8, 16, math.inf]
+    set_.release()
+    assert waits() == {*names}
 
 
 def test_the_whole_set_keeps_others_from_adding() -> None:
@@ -310,7 +339,7 @@ def test_the_whole_set_is_whole_though_names_go_meanwhile() -> None:
     locks.acquire(["web1"])
     whole = begun(lambda: locks.acquire(None, timeout=60))
     named = begun(lambda: locks.acquire(["web1"], timeout=60))
-    wait_for("both to wait", lambda: len([*locks._locks["web1"]._queue.waiting()]) == 2)
+    wait_for("both to wait", lambda: waiting(locks, "web1") == 2)
     assert locks.remove(["web1"]) == {"web1"}
     assert whole() == {"web2"}
     with pytest.raises(LockError):
@@ -335,6 +364,72 @@ def test_what_is_not_there_changes_nothing() -> None:
         locks.add(["web1", "web2"])
     assert locks.names() == {"web1"}
     assert locks.remove(["web9"]) == set()
+
+
+def test_a_thread_that_holds_some_names_adds_none() -> None:
+    """Another one may hold the whole set, and wait for these."""
+    locks = LockSet(["web1", "web2"], name="instance")
+    locks.acquire(["web1"])
+    whole = begun(lambda: locks.acquire(None))
+    wait_for("the other to wait", lambda: waiting(locks, "web1") == 1)
+    with pytest.raises(LockError, match="can't add"):
+        locks.add(["web3"], acquired=True)
+    locks.release()
+    assert whole() == {"web1", "web2"}
+
+
+def test_nothing_held_is_nothing_to_downgrade() -> None:
+    locks = LockSet(["web1"], name="instance")
+    with pytest.raises(LockError, match="holds none"):
+        locks.downgrade()
+    locks.acquire(None)
+    locks.remove(["web1"])
+    locks.downgrade()  # the whole of an empty set
+    with pytest.raises(LockError, match="shares all"):
+        locks.add(["web2"])
+    locks.release()
+    locks.add(["web2"])
+
+
+def test_a_removal_that_is_refused_removes_nothing() -> None:
+    locks = LockSet(["web1", "web2"], name="instance")
+    locks.acquire(["web1", "web2"])
+    locks.downgrade(["web2"])
+    with pytest.raises(LockError, match="shares web2"):
+        locks.remove(["web1", "web2"])
+    assert locks.names() == locks.owned() == {"web1", "web2"}
+
+
+def test_an_interrupted_wait_leaves_nothing_behind() -> None:
+    """As at Ctrl-C, when a signal's handler raises an exception."""
+    locks = LockSet(["web1", "web2"], name="instance")
+    held, over = threading.Event(), threading.Event()
+
+    def other() -> None:
+        locks.acquire(["web2"])
+        held.set()
+        over.wait(60)
+        locks.release()
+
+    ends = begun(other)
+    held.wait(60)
+
+    def interrupt(number: int, frame: object) -> None:
+        raise InterruptedError
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(InterruptedError):
+            locks.acquire(["web1", "web2"])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert waiting(locks, "web2") == 0
+    assert locks.owned() == set()
+    assert elsewhere(lambda: locks.acquire(["web1"], timeout=0)) == {"web1"}
+    over.set()
+    assert ends() is None
+    assert elsewhere(lambda: locks.acquire(["web2"], timeout=0)) == {"web2"}
 
 
 def test_removing_needs_all_that_is_removed() -> None:

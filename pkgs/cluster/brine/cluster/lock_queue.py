@@ -68,6 +68,21 @@ class LockQueue:
         self._waiting: dict[int, deque[_Entry]] = {}  # by priority; no queue is empty
         self._is_deleted = False
 
+    def take(self, owner: Hashable, *, shared: bool) -> bool:
+        """Have the lock at once, or not at all.
+
+        :raises LockError: if the lock is deleted, or the owner has it.
+        """
+        holders = self._holders
+        if self._is_deleted:
+            raise LockDeletedError(f"{self.name}: is deleted")
+        if owner in holders:
+            raise LockError(f"{self.name}: {owner} holds it already")
+        if self._waiting or (holders and not self._is_free_for(shared=shared)):
+            return False
+        holders[owner] = shared
+        return True
+
     def request(
         self,
         owner: Hashable,
@@ -82,12 +97,7 @@ class LockQueue:
         :param priority: a smaller number is more urgent.
         :raises LockError: if the lock is deleted, or the owner has it.
         """
-        if self._is_deleted:
-            raise LockDeletedError(f"{self.name}: is deleted")
-        if owner in self._holders:
-            raise LockError(f"{self.name}: {owner} holds it already")
-        if not self._waiting and self._is_free_for(shared=shared):
-            self._holders[owner] = shared
+        if self.take(owner, shared=shared):
             return None
         request = LockRequest(owner, is_shared=shared, priority=priority)
         self._entry_for(request).requests.append(request)
@@ -121,14 +131,22 @@ class LockQueue:
             self._grant()
 
     def downgrade(self, owner: Hashable) -> None:
-        """Share a lock that was held exclusively; sharers whose turn it is get it, too.
+        """Share a lock that was held exclusively. Sharers that wait get it, too: those of the most
+        urgent priority pass exclusive requests of that priority, as they do while all wait.
 
         :raises LockError: if the owner has it not.
         """
-        if not self.is_owned(owner):
+        held_shared = self._holders.get(owner)
+        if held_shared is None:
             raise LockError(f"{self.name}: {owner} does not hold it")
+        if held_shared:
+            return  # or a sharer could let others pass again and again
         self._holders[owner] = True
-        self._grant()
+        if self._waiting:
+            priority = min(self._waiting)
+            for entry in [one for one in self._waiting[priority] if one.is_shared]:
+                self._give(entry, priority)
+            self._grant()
 
     def delete(self, owner: Hashable) -> None:
         """Delete a lock that is held exclusively; all that wait for it are told.
@@ -189,8 +207,11 @@ class LockQueue:
             entry = self._waiting[priority][0]
             if not self._is_free_for(shared=entry.is_shared):
                 return
-            self._drop(entry, priority)
-            for request in entry.requests:
-                self._holders[request.owner] = request.is_shared
-                request.state = RequestState.GRANTED
-                request.settled()
+            self._give(entry, priority)
+
+    def _give(self, entry: _Entry, priority: int) -> None:
+        self._drop(entry, priority)
+        for request in entry.requests:
+            self._holders[request.owner] = request.is_shared
+            request.state = RequestState.GRANTED
+            request.settled()

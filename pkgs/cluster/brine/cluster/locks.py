@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from threading import Lock, Thread, current_thread
 from typing import NamedTuple
 
-from brine.cluster.lock_queue import LockDeletedError, LockQueue, LockRequest, RequestState
+from brine.cluster.lock_queue import LockDeletedError, LockQueue, RequestState
 from brine.cluster.lock_table import attempt_s
 from brine.common.locks import LockError
 
@@ -52,22 +52,10 @@ class SharedLock:
         if timeout is not None and timeout < 0:
             raise ValueError("a timeout must not be negative")
         with self._mutex:
-            signal = _Signal()
-            request = self._queue.request(
-                current_thread(), shared=shared, priority=priority, settled=signal.give
-            )
-        return request is None or self._await(request, signal, timeout)
-
-    def _await(self, request: LockRequest, signal: _Signal, timeout: float | None) -> bool:
-        try:
-            signal.wait(timeout)
-        finally:
-            # Also where a signal's handler has raised an exception.
-            with self._mutex:
-                is_withdrawn = self._queue.withdraw(request)
-        if request.state is RequestState.DELETED:
-            raise LockDeletedError(f"{self.name}: was deleted meanwhile")
-        return not is_withdrawn
+            if self._queue.take(current_thread(), shared=shared):
+                return True
+            wait = _Wait(self._mutex, self._queue, shared=shared, priority=priority)
+        return wait.is_granted(timeout)
 
     def release(self) -> None:
         """Give the lock back.
@@ -78,7 +66,7 @@ class SharedLock:
             self._queue.release(current_thread())
 
     def downgrade(self) -> None:
-        """Share a lock that this thread held alone.
+        """Share a lock that this thread held alone, with sharers that wait, too.
 
         :raises LockError: if this thread has it not.
         """
@@ -104,31 +92,52 @@ class SharedLock:
             return self._queue.is_owned(current_thread(), shared=shared)
 
 
-class _Signal:
-    """Told once, by any thread, to one that waits."""
+class _Wait:
+    """This thread's wait for a lock that is not to be had at once. Its mutex is held when it is
+    made, and is free while it waits."""
 
-    __slots__ = ("_lock",)
+    __slots__ = ("_mutex", "_owner", "_queue", "_request", "_told")
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._lock.acquire()
+    def __init__(self, mutex: Lock, queue: LockQueue, *, shared: bool, priority: int) -> None:
+        self._mutex, self._queue, self._owner = mutex, queue, current_thread()
+        self._told = Lock()
+        self._told.acquire()
+        self._request = queue.request(
+            self._owner, shared=shared, priority=priority, settled=self._told.release
+        )
 
-    def give(self) -> None:
-        self._lock.release()
+    def is_granted(self, timeout: float | None) -> bool:
+        """Wait; False if the lock was not to be had in time.
 
-    def wait(self, timeout: float | None) -> None:
-        self._lock.acquire(timeout=-1 if timeout is None else timeout)
+        :raises LockDeletedError: if it was deleted.
+        """
+        request = self._request
+        if request is None:
+            return True
+        try:
+            self._told.acquire(timeout=-1 if timeout is None else timeout)
+        except BaseException:  # a signal's handler raised it
+            with self._mutex:
+                self._queue.withdraw(request)
+                if request.state is RequestState.GRANTED:
+                    self._queue.release(self._owner)
+            raise
+        with self._mutex:
+            is_withdrawn = self._queue.withdraw(request)
+        if request.state is RequestState.DELETED:
+            raise LockDeletedError(f"{self._queue.name}: was deleted meanwhile")
+        return not is_withdrawn
 
 
 class _Wanted(NamedTuple):
     """What a thread wants of a set of locks.
 
-    :param names: None is all that there are.
+    :param names: in their order; None is all that there are.
     :param deadline: of the monotonic clock; infinity is never.
     :param is_opportunistic: those that are free, and wait for none.
     """
 
-    names: frozenset[str] | None
+    names: list[str] | None
     is_shared: bool
     deadline: float
     priority: int
@@ -150,18 +159,18 @@ class LockSet:
 
     def __init__(self, names: Iterable[str] = (), *, name: str = "locks") -> None:
         self.name = name
-        self._mutex = Lock()
-        self._locks = {each: SharedLock(f"{name} {each}") for each in names}
+        self._mutex = Lock()  # of all that follows but the whole, which has its own
+        self._queues = {each: LockQueue(f"{name} {each}") for each in names}
+        self._owned: dict[Thread, set[str]] = {}  # none of them is empty
         # Its holder has all names, also those that other threads would add.
         self._whole = SharedLock(f"all of {name}")
-        self._owned: dict[Thread, set[str]] = {}
 
     # What there is.
 
     def names(self) -> set[str]:
         """All names."""
         with self._mutex:
-            return {*self._locks}
+            return {*self._queues}
 
     def owned(self) -> set[str]:
         """The names that this thread holds."""
@@ -170,8 +179,9 @@ class LockSet:
 
     def is_owned(self, name: str, *, shared: bool | None = None) -> bool:
         """Whether this thread holds a name; with *shared*, whether in that way."""
-        lock = self._locks.get(name)
-        return lock is not None and lock.is_owned(shared=shared)
+        with self._mutex:
+            queue = self._queues.get(name)
+            return queue is not None and queue.is_owned(current_thread(), shared=shared)
 
     def owns_all(self) -> bool:
         """Whether this thread holds the whole set."""
@@ -197,13 +207,12 @@ class LockSet:
         """
         if timeout is not None and timeout < 0:
             raise ValueError("a timeout must not be negative")
-        if self.owned() or self._whole.is_owned():
+        if current_thread() in self._owned or self._whole.is_owned():
             raise LockError(f"{self.name}: this thread holds some already")
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        wanted = _Wanted(
-            None if names is None else frozenset(names), shared, deadline, priority, opportunistic
-        )
-        if names is not None:
+        given = None if names is None else sorted(dict.fromkeys(names))
+        wanted = _Wanted(given, shared, deadline, priority, opportunistic)
+        if given is not None:
             return self._acquire(wanted)
         if not self._whole.acquire(shared=shared, timeout=timeout, priority=priority):
             return None
@@ -219,52 +228,62 @@ class LockSet:
         """Attempt it until it works, or the time is over."""
         tries = 0
         while True:
-            names = sorted(self.names() if wanted.names is None else wanted.names)
-            limit_s = math.inf if wanted.is_opportunistic else attempt_s(tries, len(names))
-            end = time.monotonic() + limit_s
+            names = sorted(self.names()) if wanted.names is None else wanted.names
+            end = time.monotonic() + attempt_s(tries, len(names))
             found = self._attempt(names, wanted, min(end, wanted.deadline))
-            if found is not None or end == math.inf or time.monotonic() >= wanted.deadline:
+            if found is not None or time.monotonic() >= wanted.deadline:
                 return found
             time.sleep(_PAUSE_S)
             tries += 1
 
-    def _attempt(self, names: list[str], wanted: _Wanted, until: float) -> set[str] | None:
+    def _attempt(self, names: Iterable[str], wanted: _Wanted, until: float) -> set[str] | None:
         """Acquire all of these names, or none."""
-        owned: set[str] = set()
+        taken: list[str] = []
+        rest = iter(names)
         is_done = False
         try:
-            for name in names:
+            while held_up := self._take(rest, wanted, taken):
+                name, wait = held_up
+                timeout = None if until == math.inf else max(0.0, until - time.monotonic())
                 try:
-                    is_had = self._take(name, wanted, until)
+                    if not wait.is_granted(timeout):
+                        return None
+                    taken.append(name)
                 except LockDeletedError:
                     if wanted.names is not None:
                         raise
-                    continue  # of the whole set, those that are left
-                if is_had:
-                    owned.add(name)
-                elif not wanted.is_opportunistic:
-                    return None
+            with self._mutex:
+                self._keep({*taken})
             is_done = True
         finally:
             if not is_done:
-                self._give_back(owned)
-        with self._mutex:
-            self._keep(owned)
-        return {*owned}
+                with self._mutex:
+                    self._give_back(taken)
+        return {*taken}
 
-    def _take(self, name: str, wanted: _Wanted, until: float) -> bool:
-        """Acquire one lock; False if it was not to be had in time."""
-        lock = self._locks.get(name)
-        if lock is None:
-            raise LockDeletedError(f"{self.name}: there is no {name}")
-        timeout: float | None = 0.0
-        if not wanted.is_opportunistic:
-            timeout = None if until == math.inf else max(0.0, until - time.monotonic())
-        return lock.acquire(shared=wanted.is_shared, timeout=timeout, priority=wanted.priority)
+    def _take(
+        self, names: Iterator[str], wanted: _Wanted, taken: list[str]
+    ) -> tuple[str, _Wait] | None:
+        """Take the next names, and note them, until one has to be waited for; returns that."""
+        owner, queues, shared = current_thread(), self._queues, wanted.is_shared
+        with self._mutex:
+            for name in names:
+                queue = queues.get(name)
+                if queue is None:
+                    if wanted.names is None:
+                        continue  # of the whole set, those that are left
+                    raise LockDeletedError(f"{self.name}: there is no {name}")
+                if queue.take(owner, shared=shared):
+                    taken.append(name)
+                elif not wanted.is_opportunistic:
+                    wait = _Wait(self._mutex, queue, shared=shared, priority=wanted.priority)
+                    return name, wait
+        return None
 
     def _give_back(self, names: Iterable[str]) -> None:
+        owner = current_thread()
         for name in names:
-            self._locks[name].release()
+            self._queues[name].release(owner)
 
     def release(self, names: Collection[str] | None = None) -> None:
         """Give locks back; without names, all that this thread holds. A thread that holds the
@@ -272,20 +291,29 @@ class LockSet:
 
         :raises LockError: if this thread does not hold all of them.
         """
-        owned = self.owned()
-        given = owned if names is None else {*names}
-        self._check_held(given, owned)
-        if self._whole.is_owned():
-            self._whole.release()
-        elif not owned and names is None:
-            raise LockError(f"{self.name}: this thread holds none")
+        has_whole = self._whole.is_owned()
         with self._mutex:
+            owned, given = self._held(names, has_whole=has_whole)
             self._keep(owned - given)
-        self._give_back(given)
+            self._give_back(given)
+        if has_whole:
+            self._whole.release()
 
-    def _check_held(self, names: set[str], owned: set[str]) -> None:
-        if missing := names - owned:
-            raise LockError(f"{self.name}: this thread does not hold {', '.join(sorted(missing))}")
+    def _held(self, names: Collection[str] | None, *, has_whole: bool) -> tuple[set[str], set[str]]:
+        """All names that this thread holds, and those of them that it means.
+
+        :raises LockError: if it does not hold all that it means.
+        """
+        owned = self._owned.get(current_thread(), set())
+        if names is None:
+            if not owned and not has_whole:
+                raise LockError(f"{self.name}: this thread holds none")
+            return owned, owned
+        given = {*names}
+        if missing := given - owned:
+            text = ", ".join(sorted(missing))
+            raise LockError(f"{self.name}: this thread does not hold {text}")
+        return owned, given
 
     def _keep(self, names: set[str]) -> None:
         if names:
@@ -298,38 +326,40 @@ class LockSet:
 
         :raises LockError: if this thread does not hold all of them.
         """
-        owned = self.owned()
-        given = owned if names is None else {*names}
-        self._check_held(given, owned)
-        for name in given:
-            self._locks[name].downgrade()
-        if self._whole.is_owned() and all(self.is_owned(name, shared=True) for name in owned):
+        owner, has_whole = current_thread(), self._whole.is_owned()
+        with self._mutex:
+            owned, given = self._held(names, has_whole=has_whole)
+            for name in given:
+                self._queues[name].downgrade(owner)
+            shares_all = all(self._queues[name].is_owned(owner, shared=True) for name in owned)
+        if has_whole and shares_all:
             self._whole.downgrade()
 
     # Names that come and go.
 
     def add(self, names: Iterable[str], *, acquired: bool = False, shared: bool = False) -> None:
-        """Add names; it waits for a thread that holds the whole set.
+        """Add names; it waits for a thread that holds the whole set. The thread itself holds the
+        whole set alone, or nothing of it: else two threads could wait for each other.
 
         :param acquired: this thread holds the new ones then, besides what it holds.
-        :raises LockError: if one is there already, or this thread only shares the whole set.
+        :raises LockError: if one is there already, or this thread holds some names, or shares all.
         """
         given = {*names}
-        has_whole = self._whole.is_owned()
-        if has_whole and not self._whole.is_owned(shared=False):
-            raise LockError(f"{self.name}: this thread shares all names, and can't add any")
+        has_whole = self._whole.is_owned(shared=False)
+        if not has_whole and (self.owned() or self._whole.is_owned()):
+            raise LockError(f"{self.name}: this thread holds some or shares all, and can't add any")
         if not has_whole:
             self._whole.acquire()
         try:
             with self._mutex:
-                if known := given & self._locks.keys():
+                if known := given & self._queues.keys():
                     raise LockError(f"{self.name}: {', '.join(sorted(known))}: there already")
-                locks = {each: SharedLock(f"{self.name} {each}") for each in given}
+                queues = {each: LockQueue(f"{self.name} {each}") for each in given}
                 if acquired:
-                    for lock in locks.values():
-                        lock.acquire(shared=shared)
-                    self._owned.setdefault(current_thread(), set()).update(given)
-                self._locks.update(locks)
+                    for queue in queues.values():
+                        queue.take(current_thread(), shared=shared)
+                    self._keep(given | self._owned.get(current_thread(), set()))
+                self._queues.update(queues)
         finally:
             if not has_whole:
                 self._whole.release()
@@ -338,21 +368,32 @@ class LockSet:
         """Delete names; threads that wait for them get a :class:`LockDeletedError`. A thread that
         holds names of the set must hold all that it removes. Returns those that were there.
 
-        :raises LockError: if this thread holds others, or shares one of them.
+        :raises LockError: if this thread holds others, or shares one of them; then all are left.
         """
-        given, owned = {*names}, self.owned()
-        if owned:
-            self._check_held(given, owned)
-        removed = set()
-        for name in sorted(given):
-            lock = self._locks.get(name)
-            try:
-                if lock is None or not lock.delete():
-                    continue
-            except LockDeletedError:  # another thread was faster
-                continue
-            removed.add(name)
-            with self._mutex:
-                self._locks.pop(name, None)
-                self._keep(self._owned.get(current_thread(), set()) - {name})
-        return removed
+        given, owner = {*names}, current_thread()
+        with self._mutex:
+            if owner in self._owned:
+                self._held(given, has_whole=False)
+                for name in given:
+                    if not self._queues[name].is_owned(owner, shared=False):
+                        raise LockError(f"{self.name}: this thread shares {name}")
+        return {name for name in sorted(given) if self._remove(name)}
+
+    def _remove(self, name: str) -> bool:
+        owner, wait = current_thread(), None
+        with self._mutex:
+            queue = self._queues.get(name)
+            if queue is None:
+                return False
+            if not queue.is_owned(owner) and not queue.take(owner, shared=False):
+                wait = _Wait(self._mutex, queue, shared=False, priority=0)
+        try:
+            if wait:
+                wait.is_granted(None)
+        except LockDeletedError:  # another thread was faster
+            return False
+        with self._mutex:
+            queue.delete(owner)
+            del self._queues[name]
+            self._keep(self._owned.get(owner, set()) - {name})
+        return True
