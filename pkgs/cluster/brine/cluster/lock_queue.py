@@ -4,7 +4,8 @@ A lock is held by one owner alone (*exclusive*) or by several (*shared*). Those 
 queue. An exclusive request has an entry of its own. Shared requests have an entry together, which
 later ones join until it is granted; after that, the next shared request begins another entry at
 the queue's end. So sharers pass exclusive requests that wait, but none waits for ever. A request
-of a more urgent priority is ahead of all others. Source: Ganeti's design for 2.1, "Locking
+of a more urgent priority is ahead of all others. A lock that is free again is granted to the first
+entry; sharers of the next priority wait until it is free once more. Source: Ganeti's design for 2.1, "Locking
 improvements".
 """
 
@@ -127,7 +128,7 @@ class LockQueue:
         """
         if self._holders.pop(owner, None) is None:
             raise LockError(f"{self.name}: {owner} does not hold it")
-        if self._waiting:
+        if self._waiting and not self._holders:
             self._grant()
 
     def downgrade(self, owner: Hashable) -> None:
@@ -146,7 +147,6 @@ class LockQueue:
             priority = min(self._waiting)
             for entry in [one for one in self._waiting[priority] if one.is_shared]:
                 self._give(entry, priority)
-            self._grant()
 
     def delete(self, owner: Hashable) -> None:
         """Delete a lock that is held exclusively; all that wait for it are told.
@@ -201,12 +201,12 @@ class LockQueue:
             del self._waiting[priority]
 
     def _grant(self) -> None:
-        """Grant the lock to the first entry, and to more of them where they can share it."""
-        while self._waiting:
-            priority = min(self._waiting)
-            entry = self._waiting[priority][0]
-            if not self._is_free_for(shared=entry.is_shared):
-                return
+        """Grant the lock to the first entry, if that can have it."""
+        if not self._waiting:
+            return
+        priority = min(self._waiting)
+        entry = self._waiting[priority][0]
+        if self._is_free_for(shared=entry.is_shared):
             self._give(entry, priority)
 
     def _give(self, entry: _Entry, priority: int) -> None:
