@@ -58,12 +58,12 @@ class _Entry:
 class LockQueue:
     """One lock. The caller sees to it that one thread at a time is here.
 
-    :param name: for errors.
+    :param name: for errors, which have its text.
     """
 
     __slots__ = ("_holders", "_is_deleted", "_waiting", "name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: object) -> None:
         self.name = name
         self._holders: dict[Hashable, bool] = {}  # whether each one shares it
         self._waiting: dict[int, deque[_Entry]] = {}  # by priority; no queue is empty
@@ -171,6 +171,11 @@ class LockQueue:
     @property
     def is_deleted(self) -> bool:
         return self._is_deleted
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no owner holds it or waits for it."""
+        return not self._holders and not self._waiting
 
     def holders(self) -> dict[Hashable, bool]:
         """Each owner, and whether it shares the lock."""

@@ -29,6 +29,12 @@ _LONGEST_PURPOSE = 200
 _LONGEST_TIMEOUT_S = 1e6
 _MOST_UNSENT = 4 << 20
 _FULL_S = 0.05
+_DECODER = json.JSONDecoder()
+_GRANTED, _TIMED_OUT, _RELEASED = (
+    b'{"granted": true}\n',
+    b'{"timed_out": true}\n',
+    b'{"released": true}\n',
+)
 
 
 class _BadMessageError(LockError):
@@ -38,9 +44,11 @@ class _BadMessageError(LockError):
 class _Connection:
     """An owner of locks."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, epoll: select.epoll) -> None:
         connection.setblocking(False)
         self.socket = connection
+        self._epoll = epoll
+        self._epoll.register(connection, select.EPOLLIN)
         self.pid = peer_process(connection)
         self.purpose = ""
         self.waits: LockClaim | None = None
@@ -52,17 +60,17 @@ class _Connection:
 
         :raises EOFError: if the client is gone.
         """
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                data = self.socket.recv(1 << 16)
-                if not data:
-                    raise EOFError
-                self._heard += data
-                if len(self._heard) > LONGEST_LINE:
-                    raise _BadMessageError("a message is too long")
-        *lines, self._heard = self._heard.split(b"\n")
         try:
-            return [json.loads(line) for line in lines]
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise EOFError
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        if len(self._heard) > LONGEST_LINE:
+            raise _BadMessageError("a message is too long")
+        try:
+            return [_DECODER.decode(line.decode()) for line in lines]
         except (ValueError, RecursionError):
             raise _BadMessageError("a message is no JSON") from None
 
@@ -71,23 +79,37 @@ class _Connection:
 
         :raises EOFError: if the client is gone, or does not read.
         """
-        self._unsent += json.dumps(message).encode() + b"\n"
-        self.flush()
+        self.send_line(json.dumps(message).encode() + b"\n")
+
+    def send_line(self, line: bytes) -> None:
+        """Send a message that is JSON already."""
+        if self._unsent:
+            self._unsent += line
+        else:
+            self._unsent = line
+            self.flush()
+            if self._unsent:
+                self._epoll.modify(self.socket, select.EPOLLIN | select.EPOLLOUT)
+        if len(self._unsent) > _MOST_UNSENT:
+            raise EOFError
 
     def flush(self) -> None:
-        """Send what the client has not taken yet."""
+        """Send what the client has not taken yet.
+
+        :raises EOFError: if the client is gone.
+        """
         try:
-            while self._unsent:
-                self._unsent = self._unsent[self.socket.send(self._unsent) :]
+            self._unsent = self._unsent[self.socket.send(self._unsent) :]
         except BlockingIOError:
-            if len(self._unsent) > _MOST_UNSENT:
-                raise EOFError from None
+            return
         except OSError:
             raise EOFError from None
 
-    @property
-    def events(self) -> int:
-        return select.POLLIN | (select.POLLOUT if self._unsent else 0)
+    def has_room(self) -> None:
+        """Go on where the client had taken no more."""
+        self.flush()
+        if not self._unsent:
+            self._epoll.modify(self.socket, select.EPOLLIN)
 
 
 class LockServer:
@@ -95,27 +117,25 @@ class LockServer:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
+        self._epoll = select.epoll()
+        self._epoll.register(listener, select.EPOLLIN)
         self._table = LockTable()
         self._connections: dict[int, _Connection] = {}
 
     def serve(self, *, idle_s: float) -> None:
         """Serve until there has been no client for so many seconds."""
         while True:
-            poll = select.poll()
-            poll.register(self._listener, select.POLLIN)
-            for each in self._connections.values():
-                poll.register(each.socket, each.events)
             end = self._table.next_end()
             wait_s = max(0.0, end - time.monotonic()) if end is not None else None
             if not self._connections:
                 wait_s = idle_s
-            ready = poll.poll(None if wait_s is None else wait_s * 1000 + 1)
+            ready = self._epoll.poll(wait_s)
             if not ready and not self._connections:
                 return
             self._table.advance(time.monotonic())
-            for descriptor, _ in ready:
+            for descriptor, events in ready:
                 if client := self._connections.get(descriptor):
-                    self._hear(client)
+                    self._serve(client, events)
                 elif descriptor == self._listener.fileno():
                     self._accept()
 
@@ -125,11 +145,12 @@ class LockServer:
         except OSError:  # it is gone already; or there is no descriptor for it
             time.sleep(_FULL_S)
             return
-        self._connections[connection.fileno()] = _Connection(connection)
+        self._connections[connection.fileno()] = _Connection(connection, self._epoll)
 
-    def _hear(self, client: _Connection) -> None:
+    def _serve(self, client: _Connection, events: int) -> None:
         try:
-            client.flush()
+            if events & select.EPOLLOUT:
+                client.has_room()
             for message in client.messages():
                 try:
                     self._obey(client, message)
@@ -157,7 +178,7 @@ class LockServer:
             case {"release": True}:
                 client.waits = None
                 self._table.release(client, now=time.monotonic())
-                client.send(released=True)
+                client.send_line(_RELEASED)
             case {"list": True}:
                 client.send(locks=self._rows())
             case _:
@@ -168,9 +189,13 @@ class LockServer:
             raise _BadMessageError("a client waits for one claim at a time")
         client.purpose = printable(str(message.get("purpose", "")))[:_LONGEST_PURPOSE]
         timeout, priority = message.get("timeout_s"), message.get("priority", 0)
-        if not (isinstance(timeout, int | float | None) and isinstance(priority, int)):
-            raise _BadMessageError("a claim's timeout_s and priority are numbers")
-        if timeout is not None and not 0 <= timeout <= _LONGEST_TIMEOUT_S:
+        if not isinstance(priority, int):
+            raise _BadMessageError("a claim's priority is a whole number")
+        if timeout is None:
+            pass
+        elif not isinstance(timeout, int | float):
+            raise _BadMessageError("a claim's timeout_s is a number")
+        elif not 0 <= timeout <= _LONGEST_TIMEOUT_S:
             raise _BadMessageError(f"a claim's timeout_s is 0 to {_LONGEST_TIMEOUT_S:g}")
         claim = self._table.claim(
             client,
@@ -182,7 +207,7 @@ class LockServer:
             settled=partial(self._settled, client),
         )
         if claim.state is ClaimState.GRANTED:
-            client.send(granted=True)
+            client.send_line(_GRANTED)
         else:
             client.waits = claim
             self._tell_wait(client, claim)
@@ -192,8 +217,8 @@ class LockServer:
         claim, client.waits = client.waits, None
         if claim:
             is_granted = claim.state is ClaimState.GRANTED
-            with contextlib.suppress(EOFError):  # poll() tells of that
-                client.send(**{"granted" if is_granted else "timed_out": True})
+            with contextlib.suppress(EOFError):  # epoll(7) tells of that
+                client.send_line(_GRANTED if is_granted else _TIMED_OUT)
 
     def _tell_wait(self, client: _Connection, claim: LockClaim) -> None:
         if name := claim.lock_waited_for():

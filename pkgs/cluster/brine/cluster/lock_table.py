@@ -188,10 +188,12 @@ class LockTable:
 
     def _begin(self, claim: LockClaim) -> None:
         """Begin an attempt."""
+        self._take(claim)
+        if claim.state is not ClaimState.WAITING:
+            return
         end = self._now + attempt_s(claim.attempt, len(claim.names))
         end = min(end, math.inf if claim.until is None else claim.until)
-        self._take(claim)
-        if claim.state is ClaimState.WAITING and end < math.inf:
+        if end < math.inf:
             self._number += 1
             heapq.heappush(self._ends, (end, self._number, claim))
 
@@ -201,15 +203,16 @@ class LockTable:
             name = claim.names[len(claim.held)]
             queue = self._queues.get(name)
             if queue is None:
-                queue = self._queues[name] = LockQueue(str(name))
-            claim.waits_for = queue.request(
-                claim,
-                shared=claim.is_shared,
-                settled=lambda: self._granted(claim),
-                priority=claim.priority,
-            )
-            if claim.waits_for:
-                return
+                queue = self._queues[name] = LockQueue(name)
+            if not queue.take(claim, shared=claim.is_shared):
+                claim.waits_for = queue.request(
+                    claim,
+                    shared=claim.is_shared,
+                    settled=lambda: self._granted(claim),
+                    priority=claim.priority,
+                )
+                if claim.waits_for:
+                    return
             claim.held.append(name)
         claim.state = ClaimState.GRANTED
         claim.since = self._now
@@ -230,5 +233,5 @@ class LockTable:
             self._queues[name].release(claim)
         for name in claim.names[: len(held) + 1]:
             queue = self._queues.get(name)
-            if queue and not queue.holders() and not any(queue.waiting()):
+            if queue and queue.is_idle:
                 del self._queues[name]
