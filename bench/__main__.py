@@ -45,8 +45,11 @@ class Subject:
     """A benchmark, which the module of its name measures.
 
     :param packages: of Brine's, which a throw-away node has, with those that they need. Without
-        any, the daemon of the subject's name runs from the source tree, beside Ganeti's.
+        any, and without the rest, the daemon of the subject's name runs from the source tree,
+        beside Ganeti's.
     :param needs: of Debian's, beside those; their archives are fetched as libvirt's are.
+    :param library: a module of Ganeti's library; the subject is measured beside it, from the source
+        tree.
     :param maps_devices: whether it runs on Debian's kernel instead, from the source tree: the
         kernel of a node may lack device-mapper.
     :param rounds: how many, and with ``--quick``; a trial has one.
@@ -57,11 +60,17 @@ class Subject:
     packages: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     with_libvirt: bool = False
+    library: str = ""
     maps_devices: bool = False
     runs_on_xen: bool = False
     rounds: tuple[int, int] = (16, 3)
     sizes: tuple[int, ...] = ()
     smallest: int = 1
+
+    @property
+    def has_daemon(self) -> bool:
+        """Whether it is a daemon from the source tree, beside Ganeti's."""
+        return not (self.packages or self.library or self.maps_devices)
 
 
 SUBJECTS = {
@@ -70,6 +79,7 @@ SUBJECTS = {
     "instance": Subject(("brine-instance", "brine-kvmd"), with_libvirt=True),
     "kvmd": Subject(rounds=(3, 1), sizes=(200, 1000, 5000), smallest=103),
     "lifecycle": Subject(("brine-lifecycle",), rounds=(1, 1), sizes=(10, 100, 1000), smallest=2),
+    "locks": Subject(library="ganeti.locking"),
     "salt": Subject(("brine-instance", "brine-kvmd", "brine-watcher")),
     "storage": Subject(
         ("brine-instance", "brine-storage"), needs=("lvm2",), with_libvirt=True, rounds=(12, 3)
@@ -92,7 +102,8 @@ def main(arguments: Sequence[str]) -> int:
             length=options.length,
             sizes=options.sizes or _sizes(subject, options.length),
             on_xen=options.xen,
-            peer=None if subject.packages or subject.maps_devices else ganeti.daemon(name),
+            peer=ganeti.daemon(name) if subject.has_daemon else None,
+            library=ganeti.library(subject.library) if subject.library else None,
         )
         found = json.loads(_measured(name, subject, plan))
     except LabError as error:
@@ -161,6 +172,9 @@ def _measured(name: str, subject: Subject, plan: Plan) -> str:
     if plan.peer:
         tell(f"peer: {plan.peer.package} {plan.peer.version}")
         return sandbox.run_module("bench", order, needs=[TREE, plan.peer.root])
+    if plan.library:
+        tell(f"peer: {plan.library.package} {plan.library.version}")
+        return sandbox.run_module("bench", order, needs=[TREE, plan.library.root])
     if subject.maps_devices:
         return _measured_on_debian_kernel(order)
     with _xen_node() if plan.on_xen else _node(subject) as node:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.errors import LabError
-from lab.ganeti import Unpacked
+from lab.ganeti import Library, Unpacked
 
 T = TypeVar("T")
 
@@ -38,13 +38,15 @@ class Plan:
 
     :param sizes: how many VMs, or instances, of a subject that has sizes.
     :param peer: Ganeti's daemon, for a subject that is measured beside it.
+    :param library: Ganeti's modules, likewise.
     """
 
     rounds: int
     length: Length
     sizes: Sequence[int]
     on_xen: bool
-    peer: Unpacked | None
+    peer: Unpacked | None = None
+    library: Library | None = None
 
     def pick(self, full: T, quick: T, trial: T) -> T:
         """What belongs to the plan's length."""

@@ -55,6 +55,29 @@ def daemon(name: str) -> Unpacked:
     return Unpacked(package, peer_packages.version(package), root, root / program)
 
 
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Ganeti's Python modules: where they were unpacked to, and from what."""
+
+    package: str
+    version: str
+    root: Path
+    folder: str
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables with which the system's Python imports them."""
+        return peer_packages.python_environment(self.root, self.folder)
+
+
+def library(module: str) -> Library:
+    """The newest that apt has, in which a module can be imported. Raises LabError where it has
+    none."""
+    package = peer_packages.newest(_MODULES)
+    folder = f"usr/share/ganeti/{_number(package)}"
+    root = peer_packages.unpacked_module(package, folder, module)
+    return Library(package, peer_packages.version(package), root, folder)
+
+
 def write_state(folder: Path, config: str | None, key: bytes) -> None:
     """Fill what will be the daemon's STATE; *config* is the text of its configuration file."""
     if config is not None:
@@ -97,9 +120,7 @@ def ask_with_client(
     questions: Sequence[tuple[int, Any]], *, key: bytes, peers: Sequence[str], port: int
 ) -> list[Heard | None]:
     """Have Ganeti's own client ask, one question after the other. None: no daemon answered."""
-    package = peer_packages.newest(_MODULES)
-    folder = f"usr/share/ganeti/{_number(package)}"
-    root = peer_packages.unpacked_module(package, folder, "ganeti.confd.client")
+    modules = library("ganeti.confd.client")
     orders = {
         "key": key.decode(),
         "peers": list(peers),
@@ -108,7 +129,7 @@ def ask_with_client(
     }
     done = subprocess.run(
         [peer_packages.PYTHON, "-P", str(Path(__file__).with_name("ganeti_client.py"))],
-        env={**os.environ, **peer_packages.python_environment(root, folder)},
+        env={**os.environ, **modules.environment()},
         input=json.dumps(orders),
         capture_output=True,
         text=True,
