@@ -78,6 +78,12 @@ def library(module: str) -> Library:
     return Library(package, peer_packages.version(package), root, folder)
 
 
+def lock_tests(modules: Library) -> Path:
+    """Ganeti's own tests of its locks."""
+    member = "test/py/ganeti.locking_unittest.py"
+    return peer_packages.source_file(modules.package, "ganeti", member)
+
+
 def write_state(folder: Path, config: str | None, key: bytes) -> None:
     """Fill what will be the daemon's STATE; *config* is the text of its configuration file."""
     if config is not None:

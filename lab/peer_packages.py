@@ -64,6 +64,19 @@ def unpacked_module(package: str, folder: str, module: str) -> Path:
     return root
 
 
+def source_file(package: str, source: str, member: str) -> Path:
+    """A file of the upstream source that a package was built from.
+
+    `source` is the source package's name, `member` the file's path in it. Apt's own sources need no
+    line for source packages.
+    """
+    root = cache_root() / "peers" / f"{source}-source_{version(package)}"
+    if not root.is_dir():
+        with _made_whole(root) as tree:
+            _fetch_source(package, source, tree)
+    return root / member
+
+
 def archives(packages: Sequence[str], status: Path, key: str) -> list[Path]:
     """The archives of packages, and of all that they need, for a system to install them offline.
 
@@ -192,6 +205,32 @@ def _fetch(packages: Sequence[str], tree: Path) -> None:
         _run("apt-get", "-qq", "-o", "APT::Sandbox::User=root", "download", *packages, cwd=folder)
         for archive in Path(folder).glob("*.deb"):
             _run("dpkg", "-x", str(archive), str(tree))
+
+
+def _fetch_source(package: str, source: str, tree: Path) -> None:
+    # Such as: ganeti-3.0 | 3.0.2-3 | http://deb.debian.org/debian bookworm/main amd64 Packages
+    site, suite = _run("apt-cache", "madison", package)[0].split("|")[2].split()[:2]
+    suite, _, component = suite.partition("/")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "state/lists/partial").mkdir(parents=True)
+        Path(folder, "sources.list").write_text(f"deb-src {site} {suite} {component}\n")
+        options = {
+            "Dir::Etc::sourcelist": f"{folder}/sources.list",
+            "Dir::Etc::sourceparts": "/dev/null",
+            "Dir::State": f"{folder}/state",
+            "Dir::State::status": "/dev/null",
+            "Dir::Cache": folder,
+            "APT::Sandbox::User": "root",
+        }
+        apt = ["apt-get", "-qq", *(part for pair in options.items() for part in _option(*pair))]
+        _run(*apt, "update")
+        _run(*apt, "source", "--download-only", "--tar-only", source, cwd=folder)
+        (archive,) = Path(folder).glob("*.orig.tar.*")
+        _run("tar", "-xf", str(archive), "--strip-components=1", "-C", str(tree))
+
+
+def _option(name: str, value: str) -> tuple[str, str]:
+    return "-o", f"{name}={value}"
 
 
 def _run(*command: str, cwd: str | None = None, env: dict[str, str] | None = None) -> list[str]:

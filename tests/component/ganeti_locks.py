@@ -53,7 +53,10 @@ class _Mutex:
             told()
 
     def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        fault: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         self._mutex.release()
 
@@ -229,7 +232,6 @@ class LockSet:
 
     def names(self) -> set[str]:
         return self._set.names()
-
 
 
 def _names(names: Names) -> list[str]:
