@@ -5,8 +5,8 @@ queue. An exclusive request has an entry of its own. Shared requests have an ent
 later ones join until it is granted; after that, the next shared request begins another entry at
 the queue's end. So sharers pass exclusive requests that wait, but none waits for ever. A request
 of a more urgent priority is ahead of all others. A lock that is free again is granted to the first
-entry; sharers of the next priority wait until it is free once more. Source: Ganeti's design for 2.1, "Locking
-improvements".
+entry; sharers of the next priority wait until it is free once more. Source: Ganeti's design for
+2.1, "Locking improvements".
 """
 
 from __future__ import annotations
