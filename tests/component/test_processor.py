@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brine.cluster.cpu_baseline import baseline, nodes_of
+from brine.common import cli
+from brine.common.entry_points import EntryPoint
 from brine.instance.kvm import processor
 from brine.instance.kvm.processor import Processor, ProcessorError, processor_of
+from brine.instance.node_facts import NodeFacts
 from brine.vm.spec import WHOLE_CPUS
 from lab.waiting import wait_for
 
@@ -75,32 +81,49 @@ def test_the_answer_is_read_again_and_leaves_nothing_open(accel: str) -> None:
 
 
 def program(folder: Path, *lines: str) -> Path:
-    """A QEMU of our own."""
+    """A QEMU of our own, in Python: ``say()`` writes a line to its monitor, ``hear()`` has one."""
+    begin = [
+        "#!/usr/bin/python3",
+        "import os, re, socket, sys, time",
+        "monitor = socket.socket(fileno=int(re.search(r'fd=(\\d+)', ' '.join(sys.argv))[1]))",
+        "say = lambda line: monitor.sendall(line.encode() + b'\\n')",
+        "hear = lambda: monitor.recv(65536)",
+        "greet = lambda: say('{\"QMP\": {}}')",
+    ]
     file = folder / "qemu"
-    file.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    file.write_text("\n".join([*begin, *lines, ""]))
     file.chmod(0o755)
     return file
+
+
+ANSWER = "import json; say(json.dumps({{'{}': {}, 'id': json.loads(hear())['id']}}))"
+"""Answers a command: with ``return`` or ``error``, and what."""
 
 
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (["exit 3"], "status 3"),
-        (["echo no such machine >&2; exit 1"], "no such machine"),
-        (["echo garbage"], "garbage"),
-        (["echo '[]'"], "not a JSON object"),
-        (["cat >/dev/null"], "does not answer"),
-        (['for n in 0 1 2 3 4; do echo "{\\"return\\": 7, \\"id\\": $n}"; done'], "nothing of use"),
-        (['for n in 0 1; do echo "{\\"error\\": {}, \\"id\\": $n}"; done'], "does not answer"),
+        (["sys.exit(3)"], "closed the connection"),
+        (["sys.exit('no such machine')"], "no such machine"),
+        (["say('garbage')", "hear()"], "garbage"),
+        (["say('[]')"], "not a JSON object"),
+        (["greet()", ANSWER.format("error", {"class": "X", "desc": "no"})], "no"),
+        (["greet()", *[ANSWER.format("return", 7)] * 2], "nothing of use"),
+        (["greet()", *[ANSWER.format("return", {})] * 2], "nothing of use"),
+        (["greet()", ANSWER.format("return", {}), "hear()"], "closed the connection"),
     ],
 )
 def test_what_is_no_qemu_is_an_error_in_one_line(
     tmp_path: Path, lines: list[str], told: str
 ) -> None:
+    before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ProcessorError) as refused:
         processor_of(str(program(tmp_path, *lines)))
     assert told in str(refused.value)
     assert str(refused.value).isprintable()
+    del refused  # its frames hold the pipes of the program
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_program_that_is_not_there_can_be_installed(tmp_path: Path) -> None:
@@ -110,7 +133,7 @@ def test_a_program_that_is_not_there_can_be_installed(tmp_path: Path) -> None:
 
 
 def test_a_program_of_another_user_is_not_run(tmp_path: Path) -> None:
-    file = program(tmp_path, f"touch {tmp_path}/ran")
+    file = program(tmp_path, f"open('{tmp_path}/ran', 'w')")
     file.chmod(0o777)
     with pytest.raises(ProcessorError, match="is not run"):
         processor_of(str(file))
@@ -119,9 +142,8 @@ def test_a_program_of_another_user_is_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_qemu_that_hangs_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
-    asking = subprocess.Popen(
-        [sys.executable, "-c", _ASK, str(program(tmp_path, "exec sleep 1000"))]
-    )
+    hangs = "os.execlp('sleep', 'sleep', '1000')"
+    asking = subprocess.Popen([sys.executable, "-c", _ASK, str(program(tmp_path, hangs))])
     children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
 
     def asked() -> Path | None:
@@ -137,3 +159,55 @@ def test_a_qemu_that_hangs_ends_with_the_command(tmp_path: Path, number: signal.
     finally:
         asking.kill()
         asking.wait()
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs ``brine node ... --json``; returns what it printed, and its exit status."""
+    entry = EntryPoint("node", "brine.instance.node_cli:COMMAND")
+    monkeypatch.setattr(cli, "entry_points", lambda group: [entry] * (group == "brine.commands"))
+
+    def run(*arguments: str, stdin: Any = None) -> tuple[Any, int]:
+        given = json.dumps(stdin).encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        status = cli.main(["node", *arguments, "--json"])
+        return json.loads(capsys.readouterr().out), status
+
+    return run
+
+
+def test_a_program_is_told_what_the_node_can_give(node: Any) -> None:
+    cpu, status = node("cpu")
+    assert status == 0
+    assert baseline(nodes_of({"n1": cpu})).accel == cpu["accel"]
+    facts, _ = node("facts")  # a kind of units may not be known here
+    found = NodeFacts.from_json(facts)
+    assert found.cpu == Processor.from_json(cpu)
+    assert 0 < found.memory_available_mib <= found.memory_mib
+    assert found.unfit == ()
+
+
+def test_what_another_nodes_instance_would_lack_here(node: Any) -> None:
+    spec = {"name": "web1", "cdroms": ["/nonexistent.iso"], "vnc_bind": "192.0.2.77"}
+    facts, _ = node("facts", "--spec", "-", stdin={**spec, "accel": "tcg", "newer": 1})
+    first, second = facts["unfit"]
+    assert "/nonexistent.iso" in first
+    assert "192.0.2.77" in second
+    facts, _ = node("facts", "--spec", "-", stdin={"name": "web1", "accel": "tcg"})
+    assert facts["unfit"] == []
+    facts, _ = node("facts", "--spec", "-", stdin={"name": "web1", "qemu": "/nonexistent"})
+    assert facts["cpu"] is None
+    assert "/nonexistent" in facts["cpu_fault"]
+    assert "/nonexistent" in facts["unfit"][0]
+    facts, _ = node("facts", "--spec", "-", stdin={"name": "web1", "hypervisor": "xen-pvh"})
+    assert (facts["cpu"], facts["cpu_fault"], facts["unfit"]) == (None, "", [])
+
+
+@pytest.mark.parametrize("arguments", [["cpu", "--qemu", "qemu"], ["facts", "--spec", "-"]])
+def test_a_mistake_is_one_line(
+    node: Any, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        node(*arguments, stdin=[])
+    assert end.value.code in (1, 2)
+    assert capsys.readouterr().err.startswith("brine: error: ")

@@ -6,8 +6,16 @@ import argparse
 
 from brine.common.cli import Command, add_verb
 from brine.vm.arguments import instance_name
+from brine.vm.spec import USUAL_QEMU
 
 _MODULE = "brine.instance.node_commands"
+_FACTS = "brine.instance.node_facts"
+
+
+def _program(text: str) -> str:
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"no absolute path: {text!r}")
+    return text
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +24,19 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     claims = add_verb(verbs, "claims", f"{_MODULE}:claims", text)
     text = "have this node forget whose an instance is"
     claims.add_argument("--forget", metavar="INSTANCE", type=instance_name, help=text)
-    claims.add_argument("--json", action="store_true", help="print JSON, for programs")
+    text = "show which processor QEMU can give a guest here"
+    cpu = add_verb(verbs, "cpu", f"{_FACTS}:print_cpu", text)
+    text = "show what this node can give to instances"
+    facts = add_verb(verbs, "facts", f"{_FACTS}:print_facts", text)
+    text = "also say why this instance could not start here: JSON, such as the spec of brine"
+    text += " instance info --json on another node; - for stdin"
+    program = facts.add_mutually_exclusive_group()
+    program.add_argument("--spec", metavar="FILE", help=text)
+    for each in (cpu, program):
+        text = "the program (default: %(default)s)"
+        each.add_argument("--qemu", metavar="FILE", type=_program, default=USUAL_QEMU, help=text)
+    for each in (claims, cpu, facts):
+        each.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 COMMAND = Command("show and change what this node knows as a node of its cluster", _configure)

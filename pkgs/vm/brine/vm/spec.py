@@ -48,6 +48,9 @@ MACHINE_VERSIONS = {"pc": "pc-i440fx-", "q35": "pc-q35-"}
 UEFI = "uefi"
 """The firmware that the node has for a machine, and no image by its path."""
 
+USUAL_QEMU = "/usr/bin/qemu-system-x86_64"
+"""The program of specs that name no other."""
+
 WHOLE_CPUS = {"kvm": "host", "tcg": "max"}
 """The processor models of QEMU's that have all that the node has, by accelerator."""
 
@@ -157,7 +160,7 @@ class Spec:
     admin_state: str = key("down", choices=tuple(AdminState))
     admin_state_source: str = key("admin", choices=tuple(Source))
     tags: tuple[str, ...] = key(())
-    qemu: str = path_key("/usr/bin/qemu-system-x86_64")
+    qemu: str = path_key(USUAL_QEMU)
     machine: str = key("pc", check=machine_fault)
     accel: str = key("kvm", choices=("kvm", "tcg"))
     cpu: str = key("")

@@ -110,11 +110,7 @@ class QmpClient:
                     client._socket = through(client._socket)
                 client._negotiate(deadline)
             except (TimeoutError, QmpTimeoutError):
-                raise QmpTimeoutError(
-                    f"{path}: QEMU does not answer: no greeting within {timeout_s:g} s",
-                    hint="see whether it hangs or is stopped; or another client has this monitor, "
-                    "which serves one at a time",
-                ) from None
+                raise client._no_greeting(timeout_s) from None
             except QmpCommandError as error:
                 raise QmpProtocolError(f"{path}: {error}") from error
             except OSError as error:
@@ -122,6 +118,29 @@ class QmpClient:
             yield client
         finally:
             client._socket.close()
+
+    @classmethod
+    @contextlib.contextmanager
+    def over(
+        cls, connection: socket.socket, path: Path, *, timeout_s: float, limit_s: float = math.inf
+    ) -> Iterator[QmpClient]:
+        """Negotiate with a monitor over a connection that there is; disconnect when the block ends.
+
+        :param path: of the program at its other end, which errors name.
+        :param timeout_s: as for :meth:`connect`, and so is *limit_s*.
+        :raises QmpError: if no greeting came in time, or it is no QMP server.
+        """
+        client = cls(path, connection, timeout_s, limit_s)
+        try:
+            try:
+                client._negotiate(time.monotonic() + timeout_s)
+            except (TimeoutError, QmpTimeoutError):
+                raise client._no_greeting(timeout_s) from None
+            except QmpCommandError as error:
+                raise QmpProtocolError(f"{path}: {error}") from error
+            yield client
+        finally:
+            connection.close()
 
     def execute(
         self,
@@ -205,6 +224,13 @@ class QmpClient:
         """A time limit, or what the whole connection has left."""
         left_s = max(self._deadline - time.monotonic(), 0)
         return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def _no_greeting(self, timeout_s: float) -> QmpTimeoutError:
+        return QmpTimeoutError(
+            f"{self.path}: QEMU does not answer: no greeting within {timeout_s:g} s",
+            hint="see whether it hangs or is stopped; or another client has this monitor, "
+            "which serves one at a time",
+        )
 
     def _connect(self, deadline: float) -> None:
         self._socket.setblocking(False)

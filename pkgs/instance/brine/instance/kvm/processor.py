@@ -6,28 +6,36 @@ second, so no command does it that people wait for often. Source: QEMU's QAPI sc
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import socket
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brine.common.errors import BrineError, install_hint, printable, root_hint
 from brine.common.files import fault_of_writers
 from brine.common.process import ENDING_WITH_US
-from brine.common.qmp.wire import QmpError, QmpReply, command, message_of
-from brine.instance.kvm.programs import NOBODY, run_unprivileged
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpCommandError, QmpError
+from brine.instance.kvm.programs import NOBODY, begin_unprivileged
 from brine.vm.spec import WHOLE_CPUS, known_part, parse
+
+if TYPE_CHECKING:
+    import subprocess
+
+_End = Callable[[float | None], "subprocess.CompletedProcess[str]"]
 
 KVM_DEVICE = Path("/dev/kvm")
 PROCESSORS_FILE = Path("/proc/cpuinfo")
 
 _TIMEOUT_S = 30.0
+_END_S = 5.0
 _FLAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _MACHINE = ("-nodefaults", "-no-user-config", "-machine", "none", "-display", "none")
-_EXPANSION = "query-cpu-model-expansion"
 
 
 class ProcessorError(BrineError):
@@ -101,21 +109,16 @@ def processor_of(qemu: str) -> Processor:
     :raises ProcessorError: if QEMU can't be asked, or does not answer in time.
     """
     accel = "kvm" if KVM_DEVICE.exists() else "tcg"
-    whole = WHOLE_CPUS[accel]
-    version, machines, models, host = _ask(
-        qemu,
-        accel,
-        ("query-version", {}),
-        ("query-machines", {}),
-        ("query-cpu-definitions", {}),
-        _expansion(whole),
-    )
     try:
-        props = _props(host)
-        numbers = version["qemu"]
-        flags = _flags_of_models(qemu, accel, [row["name"] for row in models if _is_lasting(row)])
+        with _asked(qemu, accel) as qmp:
+            numbers = qmp.execute("query-version")["qemu"]
+            machines = qmp.execute("query-machines")
+            models = sorted(qmp.execute("query-cpu-definitions"), key=lambda row: str(row["name"]))
+            props = _expanded(qmp, WHOLE_CPUS[accel])
+            lasting = [row["name"] for row in models if _is_lasting(row)]
+            flags = {name: _flags(_expanded(qmp, name)) for name in lasting}
         if accel == "kvm":
-            own = _models_of_vendor(qemu, props["vendor"], [*flags])
+            own = _models_of_vendor(qemu, props["vendor"], lasting)
             flags = {name: flags[name] for name in own}
         return Processor(
             accel=accel,
@@ -130,7 +133,7 @@ def processor_of(qemu: str) -> Processor:
                     missing=tuple(sorted(row.get("unavailable-features", ()))),
                     flags=flags.get(row["name"], ()),
                 )
-                for row in sorted(models, key=lambda row: str(row["name"]))
+                for row in models
             },
             qemu=qemu,
             qemu_version=".".join(str(numbers[key]) for key in ("major", "minor", "micro")),
@@ -140,27 +143,23 @@ def processor_of(qemu: str) -> Processor:
         raise ProcessorError(f"{qemu} says nothing of use of its processors: {error!r}") from error
 
 
-def _flags_of_models(qemu: str, accel: str, models: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    answers = _ask(qemu, accel, *map(_expansion, models))
-    return {name: _flags(_props(one)) for name, one in zip(models, answers, strict=True)}
-
-
 def _models_of_vendor(qemu: str, vendor: str, models: Sequence[str]) -> list[str]:
     """The models that are processors of a vendor. With KVM, QEMU says of each that it is of the
     node's own; the emulator knows better."""
-    answers = _ask(qemu, "tcg", *map(_expansion, models))
-    props = map(_props, answers)
-    return [name for name, one in zip(models, props, strict=True) if one.get("vendor") == vendor]
+    with _asked(qemu, "tcg") as qmp:
+        return [name for name in models if _expanded(qmp, name).get("vendor") == vendor]
 
 
-def _expansion(model: str) -> tuple[str, dict[str, Any]]:
+def _expanded(qmp: QmpClient, model: str) -> Mapping[str, Any]:
+    """The properties of a model; none if QEMU can't tell them."""
     # The static type has one name for each flag, and no property that is none.
-    return _EXPANSION, {"type": "static", "model": {"name": model}}
-
-
-def _props(answer: Any) -> Mapping[str, Any]:
-    """The properties of an expanded model; none if QEMU has not expanded it."""
-    props: Mapping[str, Any] = answer["model"]["props"] if answer else {}
+    question = {"type": "static", "model": {"name": model}}
+    try:
+        props: Mapping[str, Any] = qmp.execute("query-cpu-model-expansion", question)["model"][
+            "props"
+        ]
+    except QmpCommandError:
+        return {}
     return props
 
 
@@ -194,23 +193,49 @@ def _kernels() -> dict[str, str]:
     return {"model_name": rows.get("model name", ""), "microcode": rows.get("microcode", "")}
 
 
-def _ask(qemu: str, accel: str, *questions: tuple[str, Mapping[str, Any]]) -> list[Any]:
-    """QEMU's answers to commands, in their order; None where it has refused an expansion.
+@contextlib.contextmanager
+def _asked(qemu: str, accel: str) -> Iterator[QmpClient]:
+    """The monitor of a QEMU of this block's own, which ends with it.
 
-    :raises ProcessorError: if it can't be run, or has refused another one.
+    :raises ProcessorError: if it can't be run, or does not answer.
     """
     if fault := fault_of_writers(qemu):
         raise ProcessorError(f"{qemu} is not run: {fault}")
-    commands = [("qmp_capabilities", {}), *questions, ("quit", {})]
-    lines = [command(*one, number=number).decode() for number, one in enumerate(commands)]
     user, group = _who_may_use_kvm() if accel == "kvm" else (NOBODY, NOBODY)
+    # Not its standard output: what waits there when QEMU quits is lost.
+    ours, its = socket.socketpair()
+    with ours:
+        with its:
+            monitor = ("-chardev", f"socket,id=qmp,fd={its.fileno()}", "-mon", "qmp,mode=control")
+            end = _begun(
+                qemu,
+                *_MACHINE,
+                "-accel",
+                accel,
+                *monitor,
+                descriptor=its.fileno(),
+                user=user,
+                group=group,
+            )
+        try:
+            with QmpClient.over(ours, Path(qemu), timeout_s=_TIMEOUT_S, limit_s=_TIMEOUT_S) as qmp:
+                yield qmp
+        except QmpError as error:
+            said = _last_words(end) or str(error).removeprefix(f"{qemu}: ")
+            is_forbidden = os.geteuid() != 0 and "ermission" in said
+            text = f"{qemu} does not answer: {said}"
+            raise ProcessorError(text, hint="be root" if is_forbidden else None) from error
+        finally:
+            with contextlib.suppress(TimeoutError):
+                end(0)  # it has nothing that needs an end in order
+
+
+def _begun(qemu: str, *arguments: str, descriptor: int, user: int, group: int) -> _End:
     try:
-        done = run_unprivileged(
+        return begin_unprivileged(
             qemu,
-            *_MACHINE,
-            *("-accel", accel, "-qmp", "stdio"),
-            timeout_s=_TIMEOUT_S,
-            asked="".join(lines),
+            *arguments,
+            descriptors=[descriptor],
             user=user,
             group=group,
             through=ENDING_WITH_US,
@@ -221,34 +246,15 @@ def _ask(qemu: str, accel: str, *questions: tuple[str, Mapping[str, Any]]) -> li
     except OSError as error:
         fault = error.strerror or str(error)
         raise ProcessorError(f"{qemu}: {fault}", hint=root_hint(error)) from error
-    replies = _replies(qemu, done.stdout)
-    if not replies.keys() >= {*range(len(commands) - 1)}:
-        said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
-        is_forbidden = os.geteuid() != 0 and "ermission" in said
-        text = f"{qemu} does not answer: {printable(said)}"
-        raise ProcessorError(text, hint="be root" if is_forbidden else None)
-    return [
-        _answer(qemu, name, replies[number]) for number, (name, _) in enumerate(questions, start=1)
-    ]
 
 
-def _replies(qemu: str, said: str) -> dict[int, QmpReply]:
-    """The answers in QEMU's output, by the numbers of their commands."""
+def _last_words(end: _End) -> str:
+    """What a QEMU said before it ended; empty if it did not, or said nothing."""
     try:
-        messages = [message_of(line.encode()) for line in said.splitlines()]
-    except QmpError as error:
-        raise ProcessorError(f"{qemu}: {error}") from error
-    return {
-        one.id: one for one in messages if isinstance(one, QmpReply) and isinstance(one.id, int)
-    }
-
-
-def _answer(qemu: str, name: str, reply: QmpReply) -> Any:
-    if reply.refusal is None:
-        return reply.value
-    if name == _EXPANSION:
-        return None
-    raise ProcessorError(f"{qemu} has refused {name}: {reply.refusal[1]}")
+        lines = end(_END_S).stderr.strip().splitlines()
+    except TimeoutError:
+        return ""
+    return printable(lines[-1]) if lines else ""
 
 
 def _who_may_use_kvm() -> tuple[int, int]:

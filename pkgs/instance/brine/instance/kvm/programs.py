@@ -6,14 +6,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from brine.common import paths
 from brine.common.files import fault_of_writers, open_regular, read_json, write_whole
-from brine.common.process import run_bounded
+from brine.common.process import begin_program
 from brine.instance.store import InstanceError
 from brine.vm.spec import MACHINE_VERSIONS, UEFI, Spec, SpecError
 
@@ -130,32 +130,31 @@ def _note_versions(versions: Mapping[str, tuple[int, int]]) -> None:
 
 def _answer_of(spec: Spec, *question: str, timeout_s: float = _ANSWER_TIMEOUT_S) -> str:
     """What a spec's QEMU prints of itself. Raises OSError."""
-    return run_unprivileged(spec.qemu, *question, timeout_s=timeout_s).stdout
+    return begin_unprivileged(spec.qemu, *question)(timeout_s).stdout
 
 
-def run_unprivileged(
+def begin_unprivileged(
     program: str,
     *arguments: str,
-    timeout_s: float = _ANSWER_TIMEOUT_S,
-    asked: str | None = None,
+    descriptors: Sequence[int] = (),
     user: int = NOBODY,
     group: int = NOBODY,
     through: Sequence[str] = (),
-) -> subprocess.CompletedProcess[str]:
-    """Run a QEMU that has no guest, by root as a user without any privileges, and return its output
-    and exit status.
+) -> Callable[[float | None], subprocess.CompletedProcess[str]]:
+    """Begin to run a QEMU without a guest, by root as a user without any privileges. The result
+    waits for its end, as that of :func:`~brine.common.process.begin_program` does.
 
-    :param asked: its input.
+    :param descriptors: that it gets, under their numbers.
     :param through: a program that runs it.
-    :raises OSError: if it can't be run, or takes longer; it is killed then.
+    :raises OSError: if it can't be run.
     """
     # By a descriptor: that user need not be able to enter the program's folder.
     descriptor = open_regular(program)
-    how: dict[str, Any] = {"pass_fds": (descriptor,)}
+    how: dict[str, Any] = {"pass_fds": (descriptor, *descriptors)}
     if os.geteuid() == 0:
         how |= {"user": user, "group": group, "extra_groups": ()}
     try:
         command = [*through, f"/proc/self/fd/{descriptor}", *arguments]
-        return run_bounded(command, timeout_s=timeout_s, environment=os.environ, asked=asked, **how)
+        return begin_program(command, environment=os.environ, **how)
     finally:
         os.close(descriptor)
