@@ -212,6 +212,7 @@ EXPOSURES = {
     # They act as root on specs, markers and domains.
     "brine-watcher.service": 3.1,
     "brine-watcher-ended.service": 3.1,
+    "brine-claims.service": 3.1,
     "brine-instances.service": 3.0,
     "brine-user-shutdowns.service": 3.0,
     "brine-instance-failed@web1.service": 2.0,

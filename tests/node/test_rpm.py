@@ -34,6 +34,7 @@ RECOMMENDED = ["brine-confd", "brine-lifecycle", "brine-moves", "brine-watcher"]
 PARTS = sorted([*NEEDED, *RECOMMENDED])
 
 ENABLED = [
+    "brine-claims.service",
     "brine-confd.service",
     "brine-instances.target",
     "brine-kvmd.path",

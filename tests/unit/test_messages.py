@@ -15,6 +15,7 @@ import pytest
 
 import brine.confd.messages
 import brine.kvmd.messages
+import brine.moves.messages
 from brine.common.message import Message
 from brine.hotplug import messages as hotplug
 from brine.instance import messages as instance
@@ -30,6 +31,7 @@ PARTS = [
     pytest.param(instance, "instance", id="instance"),
     pytest.param(brine.kvmd.messages, "kvmd", id="kvmd"),
     pytest.param(lifecycle, "lifecycle", id="lifecycle"),
+    pytest.param(brine.moves.messages, "moves", id="moves"),
     pytest.param(watcher, "watcher", id="watcher"),
 ]
 

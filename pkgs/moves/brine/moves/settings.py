@@ -1,0 +1,40 @@
+"""The settings of ``/etc/brine/moves.toml``; see brine-moves.toml(5)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from brine.common import paths
+from brine.common.errors import BrineError, warn
+from brine.common.settings import load, setting
+
+
+class Unasked(StrEnum):
+    """The instances that start while no candidate has said whose they are."""
+
+    LOCAL = "local"
+    ALL = "all"
+    NONE = "none"
+
+
+@dataclass(frozen=True)
+class MovesSettings:
+    """The settings of a node's moves, each with its default."""
+
+    start_unasked: str = setting(Unasked.LOCAL.value, choices=tuple(Unasked))
+    """Which instances start while no master candidate answers: those whose disks no other node
+    could have, all, or none."""
+
+    ask_timeout: int = setting(20, minimum=1, maximum=600)
+    """Seconds for which a node that boots waits for an answer."""
+
+
+def settings_or_defaults() -> MovesSettings:
+    """The settings of this node. A mistake in them does not keep all instances from starting: the
+    defaults hold, and a warning names it."""
+    try:
+        return load(MovesSettings, paths.settings_file("moves"))
+    except BrineError as error:
+        warn(f"{error}; the defaults are used", hint=error.hint)
+        return MovesSettings()
