@@ -16,11 +16,15 @@ import pytest
 from brine.common import cli, operation, paths
 from brine.common.files import unfinished
 from brine.common.operation import (
+    AnswerState,
     Elsewhere,
     Facts,
+    Following,
+    Operation,
     OperationError,
     OperationKind,
     OperationState,
+    StepAnswer,
     answered,
     awaited,
     begin,
@@ -48,7 +52,24 @@ def _refuse(facts: Facts) -> None:
         raise OSError(errno.EIO, "the storage is dead")
 
 
+def _following(record: Operation) -> Following:
+    """Copy on node2, which may fail; then a note here, or the copy's removal on node2."""
+    last = record.steps[-1] if record.steps else None
+    if last is None:
+        return Following(OperationState.BEGUN, Elsewhere("copy", {}, "node2"))
+    if last.name != "copy":
+        return Following(record.state, None)
+    if last.answer["state"] == AnswerState.FAILED:
+        step = Elsewhere("drop", {}, "node2")
+        return Following(OperationState.UNDOING, step, last.answer["error"])
+    note = {"path": record.facts["path"], "text": last.id}
+    return Following(OperationState.COMMITTED, ("note", note))
+
+
 TOY = OperationKind("toy", {"remove": _remove, "note": _note, "refuse": _refuse})
+
+
+LED = OperationKind("led", {"note": _note}, following=_following)
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +79,8 @@ def kinds(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (cli, "operations", cli.OPERATIONS),
     ):
         entry = SimpleNamespace(name=name, load=lambda loaded=loaded: loaded)
-        known = {"brine.operations": [entry], "brine.commands": [entry], "brine.verbs": []}
+        led = SimpleNamespace(name="led", load=lambda: LED)
+        known = {"brine.operations": [entry, led], "brine.commands": [entry], "brine.verbs": []}
         monkeypatch.setattr(module, "entry_points", known.__getitem__)
 
 
@@ -390,3 +412,62 @@ def test_a_step_elsewhere_keeps_its_answer_while_what_follows_waits(folder: Path
         answered(step.id, {"state": "done"})
     (record,) = pending(KEY)
     assert (record.steps[0].answer, awaited(record)) == ({"state": "done"}, None)
+
+
+def answer_awaited(state: AnswerState, error: str = "") -> None:
+    """Answer the step that node2 is asked for, twice, as a message may come twice."""
+    (record,) = pending(KEY)
+    step = awaited(record)
+    assert step
+    assert (step.node, record.waits_for) == ("node2", f"{step.name}: node2")
+    for _ in range(2):
+        answered(step.id, StepAnswer(step.id, step.name, state, error=error).facts())
+
+
+def test_answers_decide_which_steps_follow(folder: Path) -> None:
+    with begin(LED, KEY, facts={"path": str(folder / "note")}):
+        pass
+    (record,) = pending(KEY)
+    assert (record.state, record.is_interrupted()) == (OperationState.BEGUN, True)
+    settle(KEY)  # as at a boot: it waits for the same answer
+    answer_awaited(AnswerState.DONE)
+    assert (files(folder), left()) == (["note"], [])
+
+
+def test_an_answer_that_a_step_failed_leads_back(folder: Path) -> None:
+    with begin(LED, KEY, facts={"path": str(folder / "note")}):
+        pass
+    answer_awaited(AnswerState.FAILED, "no space")
+    (record,) = pending(KEY)
+    assert (record.state, record.error) == (OperationState.UNDOING, "no space")
+    answer_awaited(AnswerState.DONE)
+    assert (files(folder), left()) == ([], [])
+
+
+def test_killed_at_any_step_what_follows_is_done_at_the_next_answer(folder: Path) -> None:
+    def work() -> None:
+        with begin(LED, KEY, facts={"path": str(folder / "note")}):
+            pass
+        answer_awaited(AnswerState.DONE)
+
+    seen = set()
+    for _ in each_step(work, lambda: (folder / "note").unlink(missing_ok=True)):
+        settle(KEY)
+        if pending(KEY):
+            answer_awaited(AnswerState.DONE)
+        assert pending(KEY) == []
+        seen.add(tuple(files(folder)))
+    assert seen == {(), ("note",)}  # it had not begun, or it is whole
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"state": "perhaps"}, {"id": 3}, {"progress": "half"}, {"found": []}, {"error": None}],
+)
+def test_what_is_no_answer_to_a_step_is_refused(change: Facts) -> None:
+    data = StepAnswer("1-0", "copy", AnswerState.RUNNING, 0.5).facts()
+    assert StepAnswer.of(json.loads(json.dumps(data))).progress == 0.5
+    with pytest.raises(OperationError, match="no answer"):
+        StepAnswer.of(data | change)
+    with pytest.raises(OperationError, match="no answer"):
+        StepAnswer.of([data])

@@ -25,7 +25,10 @@ settle``. An operation that can't be settled yet stays recorded, with the reason
 not write to storage names in ``$BRINE_SETTLED_BY`` the service that settles in its place.
 
 A step after the commit may be other nodes' (:class:`Elsewhere`). The operation is pending, though
-no process works on it, until :func:`answered` records their answer, and then goes on.
+no process works on it, until :func:`answered` records their answer, and then goes on. A kind whose
+steps are all elsewhere, and depend on the answers, decides each of them by a function of the record
+(:attr:`OperationKind.following`), and its state too: such an operation has no undos, but steps that
+go back.
 """
 
 from __future__ import annotations
@@ -73,6 +76,65 @@ class Elsewhere(NamedTuple):
     node: str
 
 
+class Following(NamedTuple):
+    """What follows the steps that an operation has done.
+
+    :param state: of the operation from now on.
+    :param next: the next step; None ends the operation.
+    :param error: why it is undone.
+    """
+
+    state: OperationState
+    next: Call | Elsewhere | None
+    error: str = ""
+
+
+class AnswerState(StrEnum):
+    """How far a node is with a step that it was asked for."""
+
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """What a node answers about a step that it was asked for. It is asked again and again until the
+    answer is final, so the same step may be asked for twice.
+
+    Example::
+
+        StepAnswer("01760000000000000000-6f0c21aa-1", "copy", AnswerState.RUNNING, 0.5).facts()
+
+    :param id: of the step, and *step* is its name.
+    :param progress: from 0 to 1.
+    :param error: why it failed.
+    :param found: what later steps need of this node.
+    """
+
+    id: str
+    step: str
+    state: AnswerState
+    progress: float = 0.0
+    error: str = ""
+    found: Facts = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: object) -> StepAnswer:
+        """:raises OperationError: if it is no answer to a step."""
+        try:
+            known = {one.name: data[one.name] for one in fields(cls)}  # type: ignore[index]
+            answer = cls(**known | {"state": AnswerState(known["state"])})
+            _check_types(known, asdict(cls("", "", AnswerState.DONE)))
+        except (LookupError, TypeError, ValueError) as error:
+            raise OperationError(f"no answer to a step: {error!r:.200}") from None
+        return answer
+
+    def facts(self) -> Facts:
+        """It as JSON."""
+        return asdict(self)
+
+
 class OperationError(BrineError):
     """An operation that can't be recorded, undone or completed now. Its record says why."""
 
@@ -106,12 +168,15 @@ class OperationKind:
         the functions need more than their facts.
     :param is_volatile: the node's end ends such operations: no record survives a reboot, and none
         is synced.
+    :param following: decides from the record alone what follows; see :func:`lead`. None if the
+        steps are those that a process adds.
     """
 
     name: str
     functions: Mapping[str, Callable[[Facts], object]]
     alone: Callable[[Sequence[str]], AbstractContextManager[OperationKind | None]] | None = None
     is_volatile: bool = False
+    following: Callable[[Operation], Following] | None = None
 
 
 @dataclass(slots=True)
@@ -325,6 +390,8 @@ class Work:
         if self._is_over:
             _remove(record.id)
             return True
+        if self._kind.following:
+            return self._follow(self._kind.following)
         if record.state is OperationState.BEGUN:
             is_decided = record.decided_by and self._call(*record.decided_by)
             record.state = OperationState.COMMITTED if is_decided else OperationState.UNDOING
@@ -346,6 +413,19 @@ class Work:
         _remove(record.id)
         return True
 
+    def _follow(self, following: Callable[[Operation], Following]) -> bool:
+        """Do what follows, up to a step that is elsewhere."""
+        record = self.record
+        while step := lead(record, following):
+            record.waits_for = f"{step.name}: {step.node}" if step.node else ""
+            self._write()  # before it is asked or done
+            if step.node:
+                return False
+            self._call(step.name, step.facts)
+            step.state = StepState.DONE
+        _remove(record.id)
+        return True
+
     def _call(self, name: str, facts: Facts) -> object:
         try:
             return self._kind.functions[name](facts)
@@ -355,9 +435,7 @@ class Work:
             raise waiting_error(self.record) from error
 
     def _added(self, name: str, **known: Any) -> Step:
-        steps = self.record.steps
-        steps.append(Step(f"{self.record.id}-{len(steps)}", name, **known))
-        return steps[-1]
+        return _add_step(self.record, name, **known)
 
     def _done(self) -> None:
         for step in self.record.steps:
@@ -417,7 +495,8 @@ def begin(
         work._write()
         try:
             yield work
-            if record.state is not OperationState.COMMITTED and not work.is_left:
+            is_committed = record.state is OperationState.COMMITTED
+            if not (is_committed or work.is_left or kind.following):
                 work.commit()
         except BaseException as error:
             if record.state is not OperationState.COMMITTED:
@@ -480,7 +559,11 @@ def _check(known: Facts, identity: str) -> None:
     """Refuse a copy of another operation's record, which would never end, and other types."""
     if known["id"] != identity:
         raise ValueError(f"is of the operation {known['id']}")
-    for name, usual in asdict(Operation(identity, "", "")).items():
+    _check_types(known, asdict(Operation(identity, "", "")))
+
+
+def _check_types(known: Facts, example: Facts) -> None:
+    for name, usual in example.items():
         of_type = next((one for one in (str, float, list, dict) if isinstance(usual, one)), object)
         # JSON may have a number of seconds without a point.
         if not isinstance(known[name], (int, float) if of_type is float else of_type):
@@ -571,8 +654,30 @@ def answered(step_id: str, answer: Facts) -> None:
 
 
 def awaited(record: Operation) -> Step | None:
-    """The step of a committed operation that waits for other nodes; None if there is none."""
+    """The step of an operation that waits for other nodes; None if there is none."""
     return next(filter(_is_awaited, record.steps), None)
+
+
+def lead(record: Operation, following: Callable[[Operation], Following]) -> Step | None:
+    """The step of an operation that waits to be done or answered. If there is none, that which
+    follows is added. None if nothing follows: the operation has ended.
+
+    :param following: that of the operation's kind.
+    """
+    waiting = next((one for one in record.steps if one.state is StepState.WAITING), None)
+    if waiting:
+        return waiting
+    record.state, call, error = following(record)
+    record.error = record.error or error
+    if call is None:
+        return None
+    name, facts, *node = call
+    return _add_step(record, name, facts=facts, state=StepState.WAITING, node="".join(node))
+
+
+def _add_step(record: Operation, name: str, **known: Any) -> Step:
+    record.steps.append(Step(f"{record.id}-{len(record.steps)}", name, **known))
+    return record.steps[-1]
 
 
 def _is_awaited(step: Step) -> bool:
