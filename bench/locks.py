@@ -119,18 +119,22 @@ def _median(samples: Samples, contender: str, what: str) -> float | None:
 
 def _worker(environment: Mapping[str, str], *order: object) -> Mapping[str, float]:
     """What a worker has measured."""
-    done = subprocess.run(
-        [PYTHON, "-P", str(_WORKER), *map(str, order)],
-        env={**os.environ, "PYTHONPATH": "", **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_LONGEST_S,
-    )
+    what = " ".join(map(str, order))
+    try:
+        done = subprocess.run(
+            [PYTHON, "-P", str(_WORKER), *map(str, order)],
+            env={**os.environ, "PYTHONPATH": "", **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_LONGEST_S,
+        )
+    except subprocess.TimeoutExpired:
+        raise LabError(f"{what}: no end after {_LONGEST_S:g} s") from None
     if done.returncode:
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
-        raise LabError(f"{' '.join(map(str, order))} ended with {done.returncode}: {said}")
+        raise LabError(f"{what} ended with {done.returncode}: {said}")
     found: Mapping[str, float] = json.loads(done.stdout)
     return found
 

@@ -186,6 +186,25 @@ def test_a_client_that_does_not_read_is_left(server: _Server) -> None:
         assert len(good.rows()) == 1
 
 
+def test_a_client_that_reads_late_gets_all_its_answers(server: _Server) -> None:
+    count = 1000  # of more than a socket holds
+    with LockClient() as holder, socket.socket(socket.AF_UNIX) as client:
+        holder.claim([f"instance/web{number}" for number in range(50)], purpose="test")
+        client.settimeout(60)
+        client.connect(str(server.path))
+        client.sendall(b'{"list": true}\n' * count)
+        assert len(holder.rows()) == 1  # meanwhile another one is served
+        with client.makefile("rb") as answers:
+            for _ in range(count):
+                assert len(json.loads(answers.readline())["locks"]) == 1
+        client.sendall(b'{"claim": ["instance/other"]}\n{"release": true}\n')
+        with client.makefile("rb") as answers:
+            assert [json.loads(answers.readline()) for _ in range(2)] == [
+                {"granted": True},
+                {"released": True},
+            ]
+
+
 def test_run_has_the_locks_while_its_command_runs(
     server: _Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
