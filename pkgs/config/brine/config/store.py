@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from brine.common import paths
+from brine.common import operation, paths
 from brine.common.files import second_name, sync_folder, write_whole
 from brine.common.locks import locked
 from brine.config.model import KINDS, Configuration, Stamped
@@ -244,6 +244,11 @@ class ConfigStore:
         )
 
 
+def move_key(instance: str) -> str:
+    """The key of the operation that moves an instance, on the master."""
+    return f"move/{instance}"
+
+
 def read_configuration(file: str) -> Configuration:
     """The configuration in a file; ``-`` is standard input.
 
@@ -287,7 +292,7 @@ class Writer:
         """Whether the file is another one by now."""
         return _identity(self.path) != self._identity
 
-    def write(self, new: Configuration) -> Configuration:
+    def write(self, new: Configuration, *, moved: str = "") -> Configuration:
         """Replace the current configuration, once; returns the present one.
 
         Serial numbers and the mtime of what changed rise. A first configuration keeps its own. If
@@ -297,9 +302,13 @@ class Writer:
         the file was removed, or an older one was put in its place. An older file is kept aside
         as ``config.data.older-TIME``, and replaced even if only its serial numbers change.
 
+        :param moved: the instance whose move is what changes it. No other write may change an
+            instance while its move is pending: the claim that its target takes has the next serial.
         :raises ConfigError: if it can't be written, which changes nothing, or is not safely on the
             disk.
         """
+        if self._store.is_usual and self.current:
+            _expect_unmoved(new, self.current, moved)
         current, lowest = self.current, self.floor + 1
         written = _stamped(new, current, self._store.clock())
         self.new = written
@@ -388,6 +397,20 @@ class Writer:
 
 
 # Serial numbers and times: what rises when a configuration is changed.
+
+
+def _expect_unmoved(new: Configuration, current: Configuration, moved: str) -> None:
+    """Refuse a change of instances whose moves are pending, but for one."""
+    pending = {key: one for one in operation.pending() for key in one.keys}
+    for uuid, old in current.instances.items() if pending else ():
+        move = pending.get(move_key(old.name))
+        changed = new.instances.get(uuid)
+        if not move or old.name == moved or (changed and same(changed, old)):
+            continue
+        raise ConfigError(
+            f"{old.name} can't change while it moves (operation {move.id})",
+            hint="try again when the move has ended; brine operations list shows it",
+        )
 
 
 def _stamped(new: Configuration, old: Configuration | None, now: float) -> Configuration:
