@@ -25,6 +25,7 @@ class BrineError(Exception):
         +-- NoSlotError, RuntimeFileError, ConflictError                     (brine.vm)
         +-- HotplugError                                                     (brine.hotplug)
         +-- TapError, LinkError, OpenVswitchError, ScriptError, RecordError  (brine.hotplug.net)
+        +-- MoveError, MoveKeyError                                          (brine.moves)
         +-- InstanceError      an instance that can't be worked on (brine.instance)
         +-- QmpError           talking to a QEMU monitor
             +-- QmpProtocolError   the peer does not speak QMP
