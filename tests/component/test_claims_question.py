@@ -184,6 +184,15 @@ def test_it_goes_on_asking_and_starts_what_it_held_back(node: BootingNode) -> No
     assert node.barred() == []
 
 
+def test_what_is_released_is_not_held_back_again(node: BootingNode) -> None:
+    """As when the network fails later, and an admin asks."""
+    assert node.ask(start_unasked="all").error
+    assert node.systemctl.asked("start") == [["--", "brine-claims.timer"]]  # it goes on asking
+    found = node.ask(start_unasked="none")
+    assert found.error
+    assert (found.held, node.barred()) == ({}, [])
+
+
 def test_a_wrong_key_is_no_answer(node: BootingNode) -> None:
     node.configure(2, node=2, serial=4)
     node.answers()

@@ -296,7 +296,7 @@ def test_what_the_journal_does_not_take_goes_to_the_console(installed_node: Node
 
 def test_every_message_has_its_entry_in_the_catalog(installed_node: Node) -> None:
     ids = set()
-    for part in ("confd", "hotplug", "instance", "kvmd", "lifecycle", "watcher"):
+    for part in ("confd", "hotplug", "instance", "kvmd", "lifecycle", "moves", "watcher"):
         module = f"import brine.{part}.messages as m; print(open(m.__file__).read())"
         source = installed_node.run(["python3", "-c", module]).stdout
         ids |= set(re.findall(r'"([0-9a-f]{32})"', source))

@@ -438,7 +438,9 @@ def _of_domain(seen: Observed) -> InstanceState:
 def _barred(state: InstanceState, bar: ClaimBar) -> InstanceState:
     """The state of an instance that this node may not run."""
     if state.oper in GOING:
-        return InstanceState(state.oper, Status.ERROR_UP, f"it runs, but {bar.why}")
+        # One that is only held back was running before.
+        why = f"it runs, but {bar.why}"
+        return InstanceState(state.oper, Status.ERROR_UP, why) if bar.node else state
     if bar.node:
         return InstanceState(state.oper, Status.ELSEWHERE, f"it {bar.why}")
     if state.status is Status.ERROR_DOWN:

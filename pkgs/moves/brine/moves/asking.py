@@ -3,7 +3,8 @@
 systemd-tmpfiles makes the file of what is held back when the node boots, before anything else: all
 instances are held back until the answer, also if this is killed at any step. What is another
 node's is set aside. If no candidate answers, instances stay held back whose disks another node
-could have, and a timer asks again.
+could have, and a timer asks again until one answers. What was released once is not held back again
+before the next boot.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def ask_whose(settings: MovesSettings) -> AskedResult:
     others, held = dict[str, Claim](), dict[str, str]()
     if claims is None:
         storage = Storage()
-        found = ((one, why_held(one, settings.start_unasked, storage)) for one in specs)
+        waiting = [one for one in specs if before is None or one.uuid in before]
+        found = ((one, why_held(one, settings.start_unasked, storage)) for one in waiting)
         held = {spec.uuid: why for spec, why in found if why}
     for spec, claim in others_among(specs, claims or {}):
         try:
@@ -101,20 +103,25 @@ def ask_whose(settings: MovesSettings) -> AskedResult:
             held[spec.uuid] = f"it is {claim.node}'s, and can't be set aside: {fault}"
     _hold_back(held)
     names = {spec.uuid: spec.name for spec in specs}
-    for uuid in held.keys() - before:
+    told = before or frozenset()
+    for uuid in held.keys() - told:
         of_instances.tell(messages.HELD_BACK, names[uuid], reason=held[uuid])
-    for uuid in (before & names.keys()) - held.keys():
+    for uuid in (told & names.keys()) - held.keys():
         if names[uuid] not in others:
             of_instances.tell(messages.RELEASED, names[uuid])
-    _go_on(is_held=bool(held), is_released=bool(before - held.keys()))
+    _go_on(asks_again=bool(error or held), is_released=bool(told - held.keys()))
     return AskedResult(others, {names[uuid]: why for uuid, why in held.items()}, error)
 
 
-def _held_before() -> frozenset[str]:
-    """The UUIDs of the instances that an earlier question has held back."""
-    with suppress(OSError, ValueError, AttributeError, RecursionError):
+def _held_before() -> frozenset[str] | None:
+    """The UUIDs of the instances that are held back by an earlier question; None are all, by the
+    boot."""
+    try:
         return frozenset(json.loads(paths.UNASKED_FILE.read_bytes()).keys())
-    return frozenset()  # none was asked since the boot
+    except FileNotFoundError:
+        return frozenset()
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
 
 
 def _hold_back(held: Mapping[str, str]) -> None:
@@ -129,12 +136,12 @@ def _hold_back(held: Mapping[str, str]) -> None:
         raise BrineError(f"{paths.UNASKED_FILE}: {error.strerror}") from error
 
 
-def _go_on(*, is_held: bool, is_released: bool) -> None:
-    """Have the timer ask again while instances are held back, and systemd start those that were.
+def _go_on(*, asks_again: bool, is_released: bool) -> None:
+    """Have the timer ask again, or no more, and systemd start what was held back.
 
     When the node boots, its start of all instances comes after the first question anyway.
     """
-    jobs = [("start" if is_held else "stop", TIMER)]
+    jobs = [("start" if asks_again else "stop", TIMER)]
     jobs += [("start", START_ALL)] * is_released
     for verb, unit in jobs:
         command = ["systemctl", "--quiet", "--no-block", verb, "--", unit]

@@ -203,8 +203,8 @@ def _reason_to_wait(seen: Observed, life: Life) -> Decision | None:
         return Decision(why="another process is working on it")
     if life in _MOVING:
         return Decision(why=_MOVING[life])
-    if seen.bar:
-        runs = life in (Life.RUNNING, Life.PAUSED, Life.HALTED)
+    runs = life in (Life.RUNNING, Life.PAUSED, Life.HALTED)
+    if seen.bar and (seen.bar.node or not runs):
         return Decision(why=f"it {'runs, but ' * runs}{seen.bar.why}", is_odd=runs)
     return None
 
