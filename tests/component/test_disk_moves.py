@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -21,6 +22,8 @@ from brine.instance import store
 from brine.instance.disks.moves import move_disk
 from brine.instance.registry import define_instance
 from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.orphans import orphans
+from brine.storage.volume import VolumeRequest
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from killing import each_step
@@ -238,6 +241,40 @@ def test_a_folder_is_emptied_and_what_fails_stops_nothing(
     assert brine("storage", "evacuate", "file", first, "--to", second) == 0
     assert capsys.readouterr().out.endswith(f"evacuated: {first}\n")
     assert files_in(first) == []
+
+
+def test_a_folder_is_not_empty_while_volumes_are_left_or_a_spec_can_not_be_used(
+    folders: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = folders
+    disk = have_web1(folders)
+    for uuid in (str(uuid4()), str(uuid4())):
+        FileVolume(first, uuid).create(VolumeRequest(size=MIB, owner="gone", name="data"))
+    evacuate = ("storage", "evacuate", "file", first, "--to", second)
+    spec = paths.SPECS_DIR / "web1.json"
+    sound = spec.read_bytes()
+    spec.write_text(json.dumps({**json.loads(sound), "disks": None}))
+    assert brine(*evacuate) == 1
+    said = capsys.readouterr()
+    assert "web1" in said.err
+    last = said.out.splitlines()[-1]
+    assert (last.startswith("evacuated:"), "3 left" in last, "web1" in last) == (False, True, True)
+    assert brine(*evacuate, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["result"], told["moved"]) == ("incomplete", [])
+    assert [one["instance"] for one in told["failed"]] == ["web1", None, None, None]
+    spec.write_bytes(sound)
+    assert brine(*evacuate, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert [one["volume"] for one in told["moved"]] == [disk.path]
+    left = {one.volume.uuid for one in orphans()}
+    assert {one["volume"].rpartition("/")[2] for one in told["failed"]} == left
+    assert brine(*evacuate) == 1
+    assert capsys.readouterr().out == f"incomplete: {first}, 2 left\n"
+    assert brine("storage", "orphans", "--remove", "--yes") == 0
+    capsys.readouterr()
+    assert brine(*evacuate) == 0
+    assert capsys.readouterr().out == f"evacuated: {first}\n"
 
 
 def test_disks_of_a_configuration_are_adopted_and_stay_where_they_were_moved(

@@ -330,7 +330,7 @@ def test_where_a_device_fails_a_disk_stays_whole(
             assert brine("storage", "orphans", "--json") == 0
             left = json.loads(capsys.readouterr().out)
             assert [one["unit"] for one in left] == ([SECOND] if target == SECOND else [])
-            assert brine("storage", "orphans", "--remove") == 0
+            assert brine("storage", "orphans", "--remove", "--yes") == 0
             check_place(web1, units, before.unit)
             assert brine("disk", "move", NAME, "data", "--to", target) == 0
         check_writes(web1)

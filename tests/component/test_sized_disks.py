@@ -18,6 +18,7 @@ import pytest
 
 from brine.common import cli, operation, paths
 from brine.common.entry_points import EntryPoint
+from brine.common.errors import BrineError
 from brine.common.operation import OperationKind, Work
 from brine.instance import store
 from brine.instance.clone import SNAPSHOT_OF_SOURCE, clone_instance
@@ -29,7 +30,7 @@ from brine.storage.file_volume import RECORDS, FileVolume
 from brine.storage.orphans import orphans
 from brine.storage.unit import StorageError
 from brine.vm.disk import Disk
-from brine.vm.spec import SpecError
+from brine.vm.spec import SpecError, to_json
 
 pytestmark = [
     pytest.mark.usefixtures("own_node"),
@@ -127,6 +128,11 @@ def test_it_grows_and_is_not_made_smaller(unit: str) -> None:
         ({**ROOT, "size_mib": 1 << 40}, "/disks/0/size_mib", ""),
         ({**ROOT, "format": "vmdk"}, "/disks/0/format", "vmdk"),
         ({"path": "/srv/a", "size_mib": 4}, "/disks/0/size_mib", "unit"),
+        (
+            {**ROOT, "format": "qcow2", "backing": {"path": "/srv/base", "format": "raw"}},
+            "/disks/0/backing",
+            "adopt",
+        ),
     ],
 )
 def test_what_can_not_be_is_one_line_and_changes_nothing(
@@ -188,10 +194,20 @@ def test_a_snapshot_below_a_disk_is_not_lost_to_a_spec_that_does_not_know_it(uni
         store.save(replace(spec, disks=(volume.disk(disk),)))
     layered = disks_of()["root"]
     assert layered.backing
-    for row in (ROOT, {"path": disk.path}, {"uuid": disk.uuid, "path": disk.path}):
+    below = to_json(layered)["backing"]
+    rows: list[dict[str, Any]] = [ROOT, {"path": disk.path}, {"uuid": disk.uuid, "path": disk.path}]
+    rows.append({**ROOT, "format": "qcow2", "backing": below})
+    for row in rows:
         again = define_instance(web1(row))
         assert again.spec.disks == (layered,)
         assert not again.changed
+    other = {"path": f"{unit}/other.raw", "format": "raw"}
+    with pytest.raises(SpecError, match="/disks/0/backing"):
+        define_instance(web1({**ROOT, "format": "qcow2", "backing": other}))
+    undefine_instance("web1")
+    with pytest.raises(SpecError, match="/disks/0/backing"):
+        define_instance(web1({**to_json(layered), "backing": other}))
+    assert define_instance(web1(to_json(layered))).spec.disks == (layered,)
 
 
 def test_what_no_instance_has_is_listed_and_removed_on_demand(
@@ -224,11 +240,23 @@ def test_what_no_instance_has_is_listed_and_removed_on_demand(
     damaged.write_text("{")
     with pytest.raises(SystemExit):
         cli.main(["storage", "orphans", "--remove"])
+    with pytest.raises(SystemExit):
+        cli.main(["storage", "orphans", "--remove", "--yes"])
     damaged.unlink()
     assert "web3" in capsys.readouterr().err
-    for words in (["--remove", "x"], [kept["root"].uuid]):
-        with pytest.raises(SystemExit):
+    before = files_in(unit)
+    for words in (["--remove", "x"], ["--remove", "", "--yes"], [kept["root"].uuid], ["--remove"]):
+        with pytest.raises(SystemExit) as ended:
             cli.main(["storage", "orphans", *words])
+        assert ended.value.code == 2
+    assert "--yes" in capsys.readouterr().err
+    for answer in ("n", ""):
+        monkeypatch.setattr("sys.stdin", Terminal(f"{answer}\n"))
+        with pytest.raises(SystemExit):
+            cli.main(["storage", "orphans", "--remove"])
+        assert kept["root"].path in capsys.readouterr().err
+    assert files_in(unit) == before
+    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     with open(kept["root"].path, "rb"):
         assert cli.main(["storage", "orphans", "--remove"]) == 1
     assert kept["root"].path in capsys.readouterr().err
@@ -236,6 +264,59 @@ def test_what_no_instance_has_is_listed_and_removed_on_demand(
     assert cli.main(["storage", "orphans", "--remove", kept["root"].uuid]) == 0
     capsys.readouterr()
     assert (files_in(unit), listed()) == (set(), [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: {**spec, "disk": spec["disks"], "disks": []},
+        lambda spec: {key: value for key, value in spec.items() if key != "disks"} | {"disk": []},
+        lambda spec: {**spec, "disks": {}},
+        lambda spec: {**spec, "disks": None},
+        lambda spec: {**spec, "disks": [{**one, "uuid": ""} for one in spec["disks"]]},
+        lambda spec: [spec],
+    ],
+)
+def test_a_spec_that_can_not_be_used_keeps_all_volumes(
+    unit: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[dict[str, Any]], Any],
+) -> None:
+    nouns = [EntryPoint("storage", "brine.storage.cli:COMMAND")]
+    nouns += [EntryPoint("instance", "brine.instance.cli:COMMAND")]
+    nouns += [EntryPoint("disk", "brine.hotplug.cli:DISK")]
+    verbs = [EntryPoint("disk", "brine.instance.disks.cli:add_disk_verbs")]
+    known = {"brine.commands": nouns, "brine.verbs": verbs}
+    monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
+    define_instance(web1(ROOT))
+    kept = disks_of()["root"]
+    define_instance({**web1(DATA), "name": "web2"})
+    mine = to_json(disks_of("web2")["data"])
+    file = paths.SPECS_DIR / "web1.json"
+    sound = file.read_bytes()
+    file.write_text(json.dumps(change(json.loads(sound))))
+    before = files_in(unit)
+    assert cli.main(["storage", "orphans", "--json"]) == 0
+    assert "web1" in capsys.readouterr().err
+    for words in (
+        ["storage", "orphans", "--remove", "--yes"],
+        ["storage", "orphans", "--remove", kept.uuid],
+        ["instance", "undefine", "web2", "--delete-volumes", "--yes"],
+        ["disk", "remove", "web2", "data", "--delete"],
+        ["storage", "remove", "file", unit],
+    ):
+        with pytest.raises(SystemExit):
+            cli.main(words)
+        said = capsys.readouterr().err
+        assert "web1" in said or words[1] == "remove", words
+        assert "Traceback" not in said
+        assert files_in(unit) == before
+    with pytest.raises(BrineError, match="web1"):
+        define_instance({**web1(mine, to_json(kept)), "name": "web2"})
+    assert disks_of("web2").keys() == {"data"}
+    file.write_bytes(sound)
+    assert orphans() == []
 
 
 def test_a_volume_that_is_there_is_neither_made_anew_nor_removed(unit: str) -> None:

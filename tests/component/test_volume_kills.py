@@ -176,7 +176,7 @@ VERBS = {
     "clone": Verb(("instance", "clone", "web1", "web2")),
     "undefine": Verb(("instance", "undefine", "web1")),
     "undefine all": Verb(("instance", "undefine", "web1", "--delete-volumes", "--yes")),
-    "orphans": Verb(("storage", "orphans", "--remove"), with_orphans),
+    "orphans": Verb(("storage", "orphans", "--remove", "--yes"), with_orphans),
     "define": Verb(("define",), lambda _: None, contents=("",)),
     "define larger": Verb(("define", "9")),
 }

@@ -206,7 +206,7 @@ def test_disks_by_size_in_pillar_are_made_and_grown_in_its_units(node: Node) -> 
     # What pillar has no more stays, and is named.
     done = applied(node, {"web1": WEB1})["web1"].changes
     assert [one["path"] for one in done["volumes"]["kept"]] == [status[0]["path"]]
-    node.run(["brine", "storage", "orphans", "--remove"])
+    node.run(["brine", "storage", "orphans", "--remove", "--yes"])
 
 
 def test_a_changed_spec_needs_a_reboot(node: Node) -> None:

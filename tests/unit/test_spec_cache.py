@@ -14,6 +14,7 @@ from brine.common import paths
 from brine.instance import spec_cache, store
 from brine.instance.store import DamagedSpecError
 from brine.instance.validate import completed
+from brine.vm import stored_spec
 from brine.vm.spec import Spec, parse
 
 NAMES = [f"vm{number:02}" for number in range(20)]
@@ -44,13 +45,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(data["name"])
         return parse(kind, data)
 
-    monkeypatch.setattr("brine.instance.store.parse", noted)
-    store._spec_of.cache_clear()
+    monkeypatch.setattr("brine.vm.stored_spec.parse", noted)
+    stored_spec._spec_of.cache_clear()
     return names
 
 
 def memory_of_all() -> dict[str, int]:
-    store._spec_of.cache_clear()  # each list is a process
+    stored_spec._spec_of.cache_clear()  # each list is a process
     return {one.name: one.memory_mib for one in store.load_all() if isinstance(one, Spec)}
 
 

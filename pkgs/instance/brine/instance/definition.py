@@ -465,8 +465,7 @@ def undefine(arguments: argparse.Namespace) -> int:
     disks = [disk for disk in spec.disks if disk.unit] if spec else []
     if arguments.delete_volumes:
         store.load(arguments.name)  # a damaged spec does not tell which they are
-        for disk in disks:
-            refuse_to_delete(arguments.name, disk)
+        refuse_to_delete(arguments.name, disks)
         if disks and not arguments.yes:
             _ask_to_delete(arguments.name, disks)
 

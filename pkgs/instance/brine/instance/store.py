@@ -6,7 +6,6 @@ that fails leaves what was there.
 
 from __future__ import annotations
 
-import errno
 import grp
 import json
 import os
@@ -14,9 +13,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from brine.common import operation, paths
 from brine.common.errors import BrineError, nearest, root_hint
@@ -51,11 +48,11 @@ from brine.vm.spec import (
     Source,
     Spec,
     SpecError,
-    known_part,
     parse,
     to_json,
     with_unknown,
 )
+from brine.vm.stored_spec import UnusableSpecError, read_spec, usable_as
 from brine.vm.values import vm_name_fault
 
 LOCK_TIMEOUT_S = 10.0
@@ -169,7 +166,7 @@ def load_all() -> Iterator[Spec | InstanceError]:
             if (spec := cache.find(name, mark)) is None:
                 spec = _read(name, file)
                 cache.add(name, mark, spec)
-            yield _usable(name, file, spec)
+            yield _usable(name, spec)
         except FileNotFoundError:
             continue  # it was undefined just now
         except InstanceError as error:
@@ -292,45 +289,26 @@ def held(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
 
 
 def _parse(name: str, file: Path) -> Spec:
-    return _usable(name, file, _read(name, file))
+    return _usable(name, _read(name, file))
 
 
-def _usable(name: str, file: Path, spec: Spec) -> Spec:
-    if spec.name != name:
-        # The file's name counts, unless the file is a copy of another instance's.
-        if InstanceFiles(spec.name).spec.exists():
-            raise DamagedSpecError(name, f"{file}: is the spec of {spec.name}", hint=_ANEW)
-        spec = replace(spec, name=name)
-    # A definition completes it; but it may have been written by hand.
-    has_all_macs = all(nic.uuid and nic.mac for nic in spec.nics)
-    if not (spec.uuid and has_all_macs and all(disk.uuid for disk in spec.disks)):
-        raise DamagedSpecError(name, f"{file}: lacks UUIDs or MAC addresses", hint=_ANEW)
-    return spec
+def _usable(name: str, spec: Spec) -> Spec:
+    try:
+        return usable_as(name, spec)
+    except UnusableSpecError as error:
+        raise DamagedSpecError(name, str(error), hint=_ANEW) from error
 
 
 def _read(name: str, file: Path) -> Spec:
     try:
-        return _spec_of(read_regular(file))
+        return read_spec(file)
+    except UnusableSpecError as error:
+        raise DamagedSpecError(name, str(error), hint=_ANEW) from error
     except FileNotFoundError:
         raise
-    except OSError as error:
-        text = f"{file}: can't be read"
-        if error.errno in (errno.EINVAL, errno.ENXIO):  # it is no file, and will never be a spec
-            raise DamagedSpecError(name, f"{text}: {error.strerror}", hint=_ANEW) from error
-        with telling(name, text, hint=READERS):
+    except OSError:
+        with telling(name, f"{file}: can't be read", hint=READERS):
             raise
-    except (SpecError, ValueError, RecursionError) as error:
-        raise DamagedSpecError(name, f"{file}: {error}", hint=_ANEW) from error
-
-
-@lru_cache(maxsize=64)
-def _spec_of(content: bytes) -> Spec:
-    # A process reads a spec several times to see changes; mostly there are none.
-    data: Any = json.loads(content)
-    version = data.get("version") if isinstance(data, dict) else None
-    if type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
-        data = known_part(Spec, data)
-    return parse(Spec, data)
 
 
 def group() -> int | None:

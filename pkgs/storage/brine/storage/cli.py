@@ -54,6 +54,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     orphans = verb("orphans", "orphan_commands:list_orphans", text)
     text = "remove them, or those that are named"
     orphans.add_argument("--remove", action="store_true", help=text)
+    text = "do not ask before all of them are removed"
+    orphans.add_argument("--yes", action="store_true", help=text)
     orphans.add_argument("uuid", metavar="UUID", nargs="*", type=str.lower, help="of a volume")
 
 

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from brine.common.cli import print_table
-from brine.common.errors import BrineError, UsageError, printable, tell_error
+from brine.common.errors import BrineError, UsageError, printable, tell_error, warn
 from brine.common.progress import size_text
-from brine.storage.orphans import Orphan, orphans
+from brine.storage.orphans import Orphan, orphans, possible_orphans, refuse_unknown
 
 _HEADING = ("UUID", "UNIT", "SIZE", "USED", "AGE", "OWNER", "DISK", "WHY")
+_NONE = "each volume is an instance's"
 _AGES = (("d", 86400), ("h", 3600), ("min", 60))
 
 
 def list_orphans(arguments: argparse.Namespace) -> int:
     """``brine storage orphans``: lists them; with ``--remove`` removes those that are named, or
     all. 1 if one can't be removed."""
-    found = orphans()
     if arguments.uuid and not arguments.remove:
         raise UsageError("a UUID goes with --remove")
+    if "" in arguments.uuid:
+        raise UsageError("an empty argument is no UUID")
+    found, faults = possible_orphans()
+    if arguments.remove:
+        refuse_unknown(faults)
+    for name, fault in faults.items():
+        text = f"{name}: its spec can't be used, and these volumes may be its own: {fault}"
+        warn(text, hint=f"brine instance info {name}")
     if unknown := {*arguments.uuid} - {one.volume.uuid for one in found}:
         hint = "brine storage orphans lists those that there are"
         raise UsageError(f"{min(unknown)}: is no volume without an instance", hint=hint)
@@ -29,6 +39,8 @@ def list_orphans(arguments: argparse.Namespace) -> int:
         _print(arguments, found)
         return 0
     chosen = [one for one in found if not arguments.uuid or one.volume.uuid in arguments.uuid]
+    if chosen and not arguments.uuid and not arguments.yes:
+        _ask_to_remove(chosen)
     removed = []
     for one in chosen:
         if one.volume not in [other.volume for other in orphans()]:
@@ -44,15 +56,32 @@ def list_orphans(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([_facts(one) for one in removed], indent=2))
     elif not chosen:
-        print("each volume is an instance's")
+        print(_NONE)
     return 0 if len(removed) == len(chosen) else 1
+
+
+def _ask_to_remove(found: Sequence[Orphan]) -> None:
+    """Ask a person whether all volumes that no instance has may go.
+
+    :raises UsageError: if they may not, or there is no one to ask.
+    """
+    if not sys.stdin.isatty():
+        text = f"--remove asks about {len(found)} volumes, and standard input is no terminal"
+        raise UsageError(text, hint="--yes, or name the UUIDs of those that may go")
+    for one in found:
+        owner = f"  {one.status.owner} {one.status.name}".rstrip()
+        print(printable(f"{one.status.path}  {size_text(one.status.size)}{owner}"), file=sys.stderr)
+    print("Remove these volumes, with all data? [y/N] ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("the volumes stay")
 
 
 def _print(arguments: argparse.Namespace, found: list[Orphan]) -> None:
     if arguments.json:
         print(json.dumps([_facts(one) for one in found], indent=2))
     else:
-        print_table(_HEADING, map(_row, found), none="each volume is an instance's")
+        print_table(_HEADING, map(_row, found), none=_NONE)
 
 
 def _facts(one: Orphan) -> dict[str, Any]:

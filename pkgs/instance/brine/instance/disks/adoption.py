@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from brine.instance import store
 from brine.instance.store import InstanceError
+from brine.storage.orphans import VolumeClaims
 from brine.storage.settings import is_within, load_settings
 from brine.storage.volumes import volume_in
 from brine.vm.address import DeviceKind
@@ -49,6 +50,7 @@ def adopt_disk(name: str, uuid: str, *, unit: str = "", called: str = "") -> Dis
             raise InstanceError(name, f"its disk {disk.path} is in no storage unit", hint=hint)
         if not disk.name and called not in [one.name for one in spec.disks]:
             disk = replace(disk, name=called)
+        VolumeClaims.read()  # no other instance may have it
         volume = volume_in(unit, uuid)
         volume.adopt(disk, owner=name)
         disk = volume.disk(disk)

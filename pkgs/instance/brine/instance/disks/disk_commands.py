@@ -24,6 +24,7 @@ from brine.instance.messages import log_to_journal
 from brine.instance.observe import Oper, look
 from brine.instance.registry import Defined, define_instance
 from brine.instance.store import InstanceError
+from brine.storage.orphans import VolumeClaims
 from brine.storage.unit import UnitStatus
 from brine.storage.volume import Wipe
 from brine.storage.volumes import volume_in
@@ -197,9 +198,11 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     if arguments.delete and (snapshots := volume.status().snapshots):
         hint = f"brine disk snapshot {name} --remove {snapshots[-1].name}"
         raise InstanceError(name, f"{disk.path}: has {len(snapshots)} snapshots", hint=hint)
+    if arguments.delete:
+        VolumeClaims.read()  # before the disk is gone
     is_plugged = not spec.is_xen() and look(name).state.oper is Oper.RUNNING
     if arguments.delete and not is_plugged:  # it stays in use until the instance has ended
-        refuse_to_delete(name, disk)
+        refuse_to_delete(name, [disk])
     is_deleted = arguments.delete
     if not arguments.dry_run:
         if is_plugged:

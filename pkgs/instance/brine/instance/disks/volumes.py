@@ -68,6 +68,10 @@ def refuse_volumes(spec: Spec, changes: VolumeChanges, before: Spec | None) -> N
             if os.path.realpath(status.path) != os.path.realpath(disk.path):
                 text = f"the volume of the disk {disk.uuid} is {status.path}"
                 raise SpecError(text, where=f"/disks/{index}/path")
+            if disk.backing and disk.backing != volume_in(disk.unit, disk.uuid).disk(disk).backing:
+                text = f"is not what the volume {status.path} has below it"
+                raise SpecError(text, where=f"/disks/{index}/backing", hint="leave it out")
+            VolumeClaims.read(but=spec.name)  # no other instance may have it
     for disk in changes.grown:
         volume = volume_in(disk.unit, disk.uuid)
         status = volume.status()
@@ -171,14 +175,17 @@ def refuse_existing(volume: Volume) -> None:
         raise StorageError(f"{status.path}: is there already", hint=hint)
 
 
-def refuse_to_delete(name: str, disk: Disk) -> None:
-    """Refuse to delete a volume that is in use.
+def refuse_to_delete(name: str, disks: Sequence[Disk]) -> None:
+    """Refuse to delete volumes of which one is in use, or may be another instance's.
 
-    :raises store.InstanceError: why it can't be deleted.
+    :raises BrineError: why they can't be deleted.
     """
-    if _status_when_closed(volume_in(disk.unit, disk.uuid)).is_open:
-        hint = f"brine instance stop {name}, if it runs"
-        raise store.InstanceError(name, f"{disk.path}: is in use", hint=hint)
+    if disks:
+        VolumeClaims.read()
+    for disk in disks:
+        if _status_when_closed(volume_in(disk.unit, disk.uuid)).is_open:
+            hint = f"brine instance stop {name}, if it runs"
+            raise store.InstanceError(name, f"{disk.path}: is in use", hint=hint)
 
 
 def delete_volume(disk: Disk) -> bool:
