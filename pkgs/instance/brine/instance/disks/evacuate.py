@@ -8,31 +8,32 @@ with what is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from brine.common.errors import BrineError, tell_error
 from brine.common.progress import Tell, tell_nothing
-from brine.instance import store
 from brine.instance.disks.moves import move_disk
-from brine.instance.store import InstanceError
 from brine.storage import pvmove
 from brine.storage.file_directory import FileDirectory
+from brine.storage.file_volume import FileVolume
 from brine.storage.lvm_units import LvmPv, LvmVg
 from brine.storage.pvmove import Occupant
 from brine.storage.settings import is_within
 from brine.storage.unit import StorageError, UnitStatus
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec
+from brine.vm.stored_spec import stored_specs
 
 
 @dataclass(frozen=True, slots=True)
 class LeftVolume:
     """What became of one volume.
 
-    :param volume: its name in the unit, for people.
+    :param volume: its name in the unit, for people; empty stands for the volumes of an instance of
+        which nothing is known.
     :param instance: whose it is; empty if it is no instance's, and so is the name of the *disk*.
     :param to: where it is now: another unit, or its volume group; empty if it is where it was.
     """
@@ -44,7 +45,11 @@ class LeftVolume:
     error: BrineError | None = None
 
     def to_json(self) -> dict[str, Any]:
-        row = {"volume": self.volume, "instance": self.instance or None, "disk": self.disk or None}
+        row = {
+            "volume": self.volume or None,
+            "instance": self.instance or None,
+            "disk": self.disk or None,
+        }
         if self.error is None:
             return {**row, "to": self.to}
         return {**row, "error": str(self.error), "hint": self.error.hint}
@@ -81,7 +86,7 @@ class Evacuation:
             raise StorageError(text, hint="give another unit: --to")
         pv.modify(allocatable=False)
         pvmove.finish_interrupted(self.tell)
-        owners = _owners()
+        owners = self._owners()
         for occupant in pvmove.occupants(pv):
             self._try(_named(occupant, owners), partial(self._off, pv, occupant))
 
@@ -107,16 +112,30 @@ class Evacuation:
         unit = FileDirectory.find(name)
         if not self.to or self.to == unit.name:
             raise StorageError(f"{unit.name}: where are its volumes to go?", hint="give --to UNIT")
-        for spec in list(_specs()):
-            for disk in spec.disks:
-                if is_within(disk.path, unit.name):
-                    row = LeftVolume(disk.path, spec.name, disk.name or disk.uuid)
-                    self._try(row, self._elsewhere)
+        owned = self._owners()
+        for spec, disk in owned.values():
+            if is_within(disk.path, unit.name):
+                row = LeftVolume(disk.path, spec.name, disk.name or disk.uuid)
+                self._try(row, self._elsewhere)
+        for volume in FileVolume.list(unit.name):
+            if (volume.unit, volume.uuid) not in owned:
+                self._try(LeftVolume(f"{volume.unit}/{volume.uuid}"), self._elsewhere)
+
+    def _owners(self) -> dict[tuple[str, str], tuple[Spec, Disk]]:
+        """The disks of this node's instances, by unit and UUID. Instances whose disks are not known
+        have failed."""
+        specs, faults = stored_specs()
+        for name, fault in faults.items():
+            text = f"{name}: its spec can't be used, and its volumes stay: {fault}"
+            error = BrineError(text, hint=f"brine instance info {name}")
+            tell_error(error)
+            self.failed.append(LeftVolume("", name, error=error))
+        return {(disk.unit, disk.uuid): (spec, disk) for spec in specs for disk in spec.disks}
 
     def _elsewhere(self, row: LeftVolume) -> str:
         if not row.instance:
             raise StorageError(
-                f"{row.volume}: is no instance's disk, so Brine does not move it",
+                f"{row.volume}: is in no spec that can be used, so Brine does not move it",
                 hint="brine storage orphans; or move or remove it by hand",
             )
         move_disk(row.instance, row.disk, self.to, rate=self.rate, tell=self.tell)
@@ -128,17 +147,6 @@ class Evacuation:
         except BrineError as error:
             tell_error(error, "" if row.volume in str(error) else row.volume)
             self.failed.append(replace(row, error=error))
-
-
-def _specs() -> Iterator[Spec]:
-    for spec in store.load_all():
-        if not isinstance(spec, InstanceError):
-            yield spec
-
-
-def _owners() -> dict[tuple[str, str], tuple[Spec, Disk]]:
-    """The disks of this node's instances, by unit and UUID."""
-    return {(disk.unit, disk.uuid): (spec, disk) for spec in _specs() for disk in spec.disks}
 
 
 def _named(occupant: Occupant, owners: dict[tuple[str, str], tuple[Spec, Disk]]) -> LeftVolume:

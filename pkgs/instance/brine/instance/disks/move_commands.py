@@ -49,12 +49,21 @@ def evacuate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         rows = {"moved": work.moved, "failed": work.failed}
         facts = {key: [one.to_json() for one in found] for key, found in rows.items()}
-        result = "incomplete" if work.failed else "evacuated"
-        named = {"type": arguments.type, "name": arguments.unit, "result": result}
+        named = {"type": arguments.type, "name": arguments.unit, "result": _result(work)}
         print(json.dumps({**named, **facts}, indent=2))
     else:
         for one in work.moved:
             print(printable(f"moved: {one.volume} to {one.to}"))
-        left = f", {len(work.failed)} left" if work.failed else ""
-        print(printable(f"evacuated: {arguments.unit}{left}"))
+        print(printable(f"{_result(work)}: {arguments.unit}{_left(work)}"))
     return 1 if work.failed else 0
+
+
+def _result(work: Evacuation) -> str:
+    return "incomplete" if work.failed else "evacuated"
+
+
+def _left(work: Evacuation) -> str:
+    volumes = sum(1 for one in work.failed if one.volume)
+    unknown = ", ".join(one.instance for one in work.failed if not one.volume)
+    left = f", {volumes} left" if volumes else ""
+    return left + (f", the volumes of {unknown} not known" if unknown else "")

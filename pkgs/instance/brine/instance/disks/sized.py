@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from brine.storage.volume import path_of_new
 from brine.vm.disk import Disk
+from brine.vm.identities import layers_of
 from brine.vm.spec import Spec, SpecError, to_json
 from brine.vm.values import tidy_path, unit_fault
 
@@ -100,6 +101,10 @@ def _refuse_change(row: Mapping[str, Any], old: Disk, where: str) -> None:
     if isinstance(path := row.get("path"), str) and tidy_path(path) not in files:
         text = f"the volume of the disk is {old.path}"
         raise SpecError(text, where=f"{where}/path", hint="give another disk another name and UUID")
+    for layer in layers_of(row):
+        if layer.get("path") not in files:
+            text = f"{layer.get('path')} is not below the disk's volume {old.path}"
+            raise SpecError(text, where=f"{where}/backing", hint="leave it out")
     # The format of an overlay is that of a snapshot, and no one's wish.
     image = old.format if old.backing else row.get("format", old.format)
     if image != old.format:
@@ -115,6 +120,10 @@ def _new(row: dict[str, Any], where: str, default_unit: Callable[[], str]) -> di
     if not row.get("name"):
         hint = 'give "name": "data", by which the next definition knows it again'
         raise SpecError("a disk by its size needs a name", where=where, hint=hint)
+    if row.get("backing"):
+        text = "a volume that Brine makes has no backing file"
+        hint = "leave it out; or give the path of an image in the place of size_mib, and adopt it"
+        raise SpecError(text, where=f"{where}/backing", hint=hint)
     unit = row.get("unit") or default_unit()
     if not unit:
         hint = "brine storage list shows them; default_unit in storage.toml is for all disks"
