@@ -107,7 +107,11 @@ class PairQemu:
         return self.process.poll() is None
 
     def state(self) -> str:
-        """Its run state; empty if it has ended."""
+        """Its run state; empty if it has ended, or hangs."""
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] == "T":
+                return ""
         with contextlib.suppress(QmpError):
             return str(self.execute("query-status")["status"])
         return ""
@@ -208,7 +212,7 @@ class Pair:
         self.disk = next(
             str(row["hvinfo"]["id"]) for row in self.runtime.devices[DeviceKind.DISK][:1]
         )
-        self._device = f"/machine/peripheral/{self.disk}/virtio-backend"
+        self.device = f"/machine/peripheral/{self.disk}/virtio-backend"
         self.mirrored = () if is_shared else (self.disk,)
         self.source = Outgoing(NAME, self.a.connect, self.source_key)
         self._connections: list[Any] = []
@@ -363,11 +367,11 @@ class Pair:
 
     def write(self, qemu: PairQemu, value: int, *, at: int = MIB) -> None:
         """Write to the disk as a guest does; it is acknowledged."""
-        said = qemu.io(self._device, f"write -P {value} {at} 64k")
+        said = qemu.io(self.device, f"write -P {value} {at} 64k")
         assert "wrote 65536/65536" in said, said
 
     def reads(self, qemu: PairQemu, value: int, *, at: int = MIB) -> bool:
-        said = qemu.io(self._device, f"read -P {value} {at} 64k")
+        said = qemu.io(self.device, f"read -P {value} {at} 64k")
         assert "read 65536/65536" in said, said
         return "verification failed" not in said
 

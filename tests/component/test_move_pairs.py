@@ -29,6 +29,7 @@ from brine.moves.migration import (
 )
 from brine.moves.move_key import MoveKey
 from component.move_pair import HERE, MIB, WAIT_S, Pair, is_counting, qemu_of
+from lab.debian import RELEASES
 from lab.waiting import wait_for
 
 STEPS = (
@@ -50,11 +51,15 @@ SLOW = MoveOptions(rate=400_000, max_downtime_ms=50, patience=2, patience_s=1)
 """With this the guest changes its memory faster than that is sent."""
 
 
-@pytest.fixture
-def make(tmp_path: Path, own_node: None) -> Iterator[Any]:
+@pytest.fixture(params=["own", *(pytest.param(one, marks=pytest.mark.long) for one in RELEASES)])
+def make(tmp_path: Path, own_node: None, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Makes a pair of QEMUs, of this host or of a release."""
+    release = request.param
+    qemus = ("", "") if release == "own" else (qemu_of(release),) * 2
     with contextlib.ExitStack() as stack:
 
         def made(**keys: Any) -> Pair:
+            keys.setdefault("qemus", qemus)
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
             folder.mkdir()
             pair = Pair(folder, **keys)
@@ -250,6 +255,60 @@ def test_the_target_is_killed_before_the_mirrors_are_left(make: Any) -> None:
     pair.settle()
     runs_on_here(pair)
     pair.write(pair.a, 5)
+
+
+def test_the_target_hangs_while_a_disk_is_copied(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "STALLED_S", 1.0)
+    pair = make()
+    pair.run(until="mirror")
+    channel.connect_bare(pair.reserved, *pair.listener.getsockname())
+    pair.source.mirror(pair.disk, pair.reserved, rate=64 << 10)
+    pair.b.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(MoveError, match="has taken nothing"):
+        pair.await_mirrors()
+    assert pair.source.cancel(pair.mirrored)
+    runs_on_here(pair)
+    pair.write(pair.a, 5)
+
+
+def test_the_target_hangs_while_the_guest_writes(make: Any) -> None:
+    """The write waits for the target until the move is cancelled."""
+    pair = make()
+    pair.run(until="receive")
+    pair.b.process.send_signal(signal.SIGSTOP)
+    pair.a.human(f'qemu-io -d {pair.device} "aio_write -P 6 {MIB} 64k"')
+    assert pair.source.cancel(pair.mirrored)
+    assert pair.running() == [pair.a]
+    assert pair.reads(pair.a, 6)
+
+
+def test_the_target_hangs_while_memory_is_sent(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "STALLED_S", 1.0)
+    options = MoveOptions(rate=3_000_000, max_downtime_ms=1, patience_s=1000)
+    pair = make(options=options, is_shared=True)
+    assert is_counting(pair.a)
+    pair.run(until="await_standstill")
+    pair.b.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(MoveError, match="has taken nothing"):
+        pair.await_standstill()
+    assert pair.source.cancel(pair.mirrored)
+    runs_on_here(pair)
+
+
+def test_the_target_hangs_when_the_guest_is_to_stand_still(make: Any) -> None:
+    """QEMU waits for its disk and answers no one, until the target's QEMU is killed."""
+    pair = make()
+    pair.run(until="await_standstill")
+    pair.b.process.send_signal(signal.SIGSTOP)
+    killer = threading.Timer(1, pair.b.kill)
+    killer.start()
+    with pytest.raises(BrineError):
+        pair.run_from("await_standstill")
+    killer.join()
+    pair.settle()
+    runs_on_here(pair)
 
 
 def test_cancelled_when_the_guest_stands_still(make: Any) -> None:
@@ -665,7 +724,7 @@ def test_kills_at_any_moment(make: Any) -> None:
 @pytest.mark.long
 def test_a_thousand_kills(make: Any) -> None:
     seed = random.randrange(1 << 32)
-    for number in range(1000):
+    for number in range(1000 // (1 + len(RELEASES))):
         print(f"seed {seed}, {number}")
         moment = random.Random(f"{seed}-{number}")
         encrypted = moment.random() < 0.2

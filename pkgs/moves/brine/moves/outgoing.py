@@ -41,6 +41,9 @@ from brine.moves.migration import (
 
 CONNECT_S = 15.0
 """How long a target may take to answer to a new connection."""
+STALLED_S = 30.0
+"""How long a target may take nothing. A guest's writes wait for it meanwhile."""
+
 _ENDS_S = 60.0
 _LOOK_S = 0.25
 _BEGINS_S = 0.01
@@ -84,6 +87,10 @@ class Outgoing(MoveSide):
 
     :meth:`cancel` undoes all of it at any time before *switch_over* has returned, also what another
     process has begun. :meth:`take_back` is for a guest that has left and was not claimed.
+
+    From *await_standstill* on, a target that hangs without being dead holds this QEMU up, which
+    waits for its disk: no step is answered (:class:`QmpTimeoutError`) until the target's QEMU is
+    killed. So whoever gives a move up ends the target first.
     """
 
     def look(self, device_ids: Sequence[str] = ()) -> Leaving:
@@ -169,6 +176,7 @@ class Outgoing(MoveSide):
         """
         began = time.monotonic()
         deadline, first = began + timeout_s, -1
+        stall = _Stall(self.name)
         while True:
             jobs = self.look(device_ids).mirrors
             for device_id in device_ids:
@@ -181,6 +189,7 @@ class Outgoing(MoveSide):
             tell(MoveProgress(CopyPhase.DISKS, done, total, rate, rest_s))
             if all(job.state is JobState.READY for job in jobs.values()):
                 return
+            stall.refuse(done)
             if time.monotonic() > deadline:
                 raise MoveError(f"{self.name}: its disks were not copied within {timeout_s:g} s")
             time.sleep(_LOOK_S if spent_s > 1 else _LOOK_S / 10)
@@ -234,7 +243,7 @@ class Outgoing(MoveSide):
 
         :raises MoveError: if it runs on here: the target is gone, or there is no end to it.
         """
-        watch = DirtyWatch(options)
+        watch, stall = DirtyWatch(options), _Stall(self.name)
 
         def is_over(_machine: Machine, seen: Migration) -> bool:
             done = max(seen.total - seen.remaining, 0)
@@ -243,6 +252,7 @@ class Outgoing(MoveSide):
                 if why := watch.hopeless(time.monotonic(), seen):
                     text = f"{self.name}: can't be moved as fast as it works: {why}"
                     raise MoveError(text, hint=watch.choices())
+                stall.refuse(seen.sent)
                 return False
             return seen.state is MigrationState.PRE_SWITCHOVER or _is_settled(seen)
 
@@ -342,9 +352,30 @@ class Outgoing(MoveSide):
     def _forget(self, machine: Machine, device_ids: Sequence[str]) -> None:
         """Remove what a move has made in this QEMU."""
         for device_id in device_ids:
+            node = _node_of(device_id)
+            # A target that hangs holds what was sent to it, and with it the guest's writes.
+            with contextlib.suppress(QmpCommandError):
+                instance = {"type": "block-node", "node-name": node}
+                machine.qmp.execute("yank", {"instances": [instance]})
             block_jobs.cancel_job(machine, device_id)
-            machine.remove("blockdev-del", {"node-name": _node_of(device_id)})
+            machine.remove("blockdev-del", {"node-name": node})
         self._clear_key(machine)
+
+
+class _Stall:
+    """Looks at a number that rises while a target takes what it gets."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._most = -1
+        self._at = time.monotonic()
+
+    def refuse(self, done: int) -> None:
+        """Refuse a target that takes nothing any more."""
+        if done > self._most:
+            self._most, self._at = done, time.monotonic()
+        elif time.monotonic() - self._at > STALLED_S:
+            raise MoveError(f"{self._name}: the target has taken nothing for {STALLED_S:g} s")
 
 
 def _node_of(device_id: str) -> str:
