@@ -810,6 +810,7 @@ def test_disks_and_nics_are_in_their_slots_and_in_the_runtime_file(node: Node) -
     recorded = {one["hvinfo"]["id"]: one["pci"] for one in runtime["nics"]}
     assert recorded == {name: slots[name] for name in recorded}
     assert len(recorded) == 2
+    assert {one["id"] for one in info(node, "web1")["obstacles"]} == {"cpu", "disk"}
     assert "198.51.100.9 dev vm-web1" in node.run(["ip", "route"]).stdout
     node.run(["brine", "instance", "stop", "web1"])
     assert left_of(node, "web1") == {}
@@ -824,6 +825,8 @@ def test_what_is_plugged_in_is_there_after_a_restart(node: Node) -> None:
     assert len(json.loads(node.run(["brine", "disk", "list", "web1", "--json"]).stdout)) == 1
     found = info(node, "web1")
     assert (found["restart_pending"], found["nics"]) == ([], [])
+    # QEMU and the runtime file agree on its devices.
+    assert {one["id"] for one in found["obstacles"]} == {"cpu", "disk"}
     assert [(one["path"], one["since_start"]) for one in found["disks"]] == [
         (f"{DISKS}/hot.img", False)
     ]

@@ -20,7 +20,7 @@ from brine.vm.values import Mode
 if TYPE_CHECKING:
     from brine.instance.node_facts import NodeFacts
 
-_HOST_DEVICE = re.compile(
+_HOST_DEVICE = (  # compiled for the few that have further arguments
     r"\b(vfio-[a-z]|usb-host|scsi-generic|pci-assign|host-cdrom|hostdev|tpm-passthrough|passthrough,"
     r"|usbdev\s*=|usbdevice\s*=|pci\s*=)"
 )
@@ -135,7 +135,7 @@ def _of_instance(movee: Movee) -> Iterator[Obstacle]:
     spec = movee.spec
     if spec.is_xen():
         yield Obstacle(ObstacleId.XEN, "a domain of Xen's moves only while it does not run")
-    devices = [one for one in spec.extra_arguments if _HOST_DEVICE.search(one)]
+    devices = [one for one in spec.extra_arguments if re.search(_HOST_DEVICE, one)]
     for device in devices:
         why = printable(f"it has a device of this node: {device}")
         yield Obstacle(ObstacleId.HOST_DEVICE, why, cold=True)

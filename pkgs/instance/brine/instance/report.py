@@ -305,8 +305,10 @@ def _as_it_runs(seen: Observed, running: RunningSpec) -> Movee:
     try:
         runtime = Runtime.load(InstanceFiles(seen.name).runtime)
         disks = [Disk.from_recorded(one) for one in runtime.devices[DeviceKind.DISK]]
-    except (BrineError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except BrineError as error:
         return Movee(spec, file_fault=str(error))
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return Movee(spec, file_fault="a disk in it is damaged")
     # The file does not have the units, and a disk may have been adopted since.
     units = {disk.uuid: disk.unit for disk in spec.disks}
     disks = [replace(one, unit=units.get(one.uuid, "")) for one in disks]
