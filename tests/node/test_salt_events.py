@@ -372,6 +372,34 @@ def test_the_runner_shows_the_whole_cluster(cluster: Fleet) -> None:
     assert not cluster.run("brine.find", "web9", check=False)["result"]
 
 
+def test_the_processor_that_all_nodes_have_becomes_the_default(cluster: Fleet) -> None:
+    """A guest that starts with it is tied to its node no more."""
+    node = cluster.nodes[0]
+    wait_status(node, WEB1, "running")
+    assert "cpu" in {one["id"] for one in info(node, WEB1)["obstacles"]}
+
+    def comment() -> str:
+        told: str = cluster.run("brine.cpu_baseline", check=False)["comment"]
+        return told
+
+    wait_for("all to answer", lambda: "brine-cluster" in comment(), timeout_s=LONG_S)
+    cluster.master.shell("apt-get install --yes --quiet brine-cluster")
+    told = cluster.run("brine.cpu_baseline", "test=True")
+    cpu_type, serial = told["cpu_type"], serial_of(cluster.master)
+    assert "before" not in told
+    told = cluster.run("brine.cpu_baseline")
+    assert (told["result"], told["cpu_type"]) == (True, cpu_type)
+    assert serial_of(cluster.master) > serial
+    for each in cluster.nodes:
+        assert f"cpu_type={cpu_type}\n" in each.read("/var/lib/brine/ssconf/ssconf_hvparams_kvm")
+    assert info(node, WEB1)["restart_pending"] == ["cpu"]
+    node.run(["brine", "instance", "reboot", "--force", WEB1], timeout_s=LONG_S)
+    wait_ready(node, WEB1)
+    found = info(node, WEB1)
+    assert (found["spec"]["cpu"], found["movable"], found["obstacles"]) == (cpu_type, True, [])
+    assert "already" in cluster.run("brine.cpu_baseline")["comment"]
+
+
 def test_health_names_who_does_not_answer(cluster: Fleet) -> None:
     with cluster.silent(cluster.nodes[2]):
         found = cluster.run("brine.health", check=False)
@@ -405,27 +433,3 @@ def test_a_node_that_is_to_have_no_beacon_loses_it_without_a_restart(cluster: Fl
     beacons = cluster.call("beacons.list", "return_yaml=False", nodes=[node])
     assert beacons == {NODES[2]: {}}
     assert node.run(["systemctl", "show", "--property=MainPID", "salt-minion"]).stdout == pid
-
-
-def test_the_processor_that_all_nodes_have_becomes_the_default(cluster: Fleet) -> None:
-    """A guest that starts with it is tied to its node no more."""
-    node = cluster.nodes[0]
-    wait_status(node, WEB1, "running")
-    assert "cpu" in {one["id"] for one in info(node, WEB1)["obstacles"]}
-    refused = cluster.run("brine.cpu_baseline", check=False)
-    assert "brine-cluster" in refused["comment"]
-    cluster.master.shell("apt-get install --yes --quiet brine-cluster")
-    told = cluster.run("brine.cpu_baseline", "test=True")
-    cpu_type, serial = told["cpu_type"], serial_of(cluster.master)
-    assert told["before"] == ""
-    told = cluster.run("brine.cpu_baseline")
-    assert (told["result"], told["cpu_type"]) == (True, cpu_type)
-    assert serial_of(cluster.master) > serial
-    for each in cluster.nodes:
-        assert f"cpu_type={cpu_type}\n" in each.read("/var/lib/brine/ssconf/ssconf_hvparams_kvm")
-    assert info(node, WEB1)["restart_pending"] == ["cpu"]
-    node.run(["brine", "instance", "reboot", "--force", WEB1], timeout_s=LONG_S)
-    wait_ready(node, WEB1)
-    found = info(node, WEB1)
-    assert (found["spec"]["cpu"], found["movable"], found["obstacles"]) == (cpu_type, True, [])
-    assert "already" in cluster.run("brine.cpu_baseline")["comment"]

@@ -331,7 +331,7 @@ def cpu_baseline(
     :param test: only say what would be written.
     :param timeout: how long a minion may take to say that it is there, in seconds.
 
-    Returns ``cpu_type`` and the one ``before``; ``lacking``, by node the flags that no guest gets
+    Returns ``cpu_type`` and the one ``before``, if there was one; ``lacking``, by node the flags that no guest gets
     because this node lacks them; ``own``, the instances that have a ``cpu_type`` of their own;
     ``other_nodes``, those of other groups, whose guests get the default, too; ``not_answered``,
     ``offline`` (in the configuration, and did not answer) and, by node, why it has ``failed``.
@@ -350,8 +350,11 @@ def cpu_baseline(
             name: _printable(one) for name, one in answers.items() if not isinstance(one, dict)
         }
         if silent or wrong or not answers:
-            named = ", ".join([*silent, *wrong]) or "any node"
-            comment = f"the processor of {named} is not known; nothing was changed"
+            reasons = {**dict.fromkeys(silent, "has not answered"), **wrong}
+            named = (
+                "; ".join(f"{name}: {why}" for name, why in reasons.items()) or "no node answers"
+            )
+            comment = f"nothing was changed, as processors are not known: {named}"
             more = {"not_answered": silent, "offline": away, "failed": wrong}
             return _ended(False, comment, **more)
         found = _baseline(answers)
@@ -364,7 +367,7 @@ def cpu_baseline(
             return _ended(True, "the cluster's cpu_type would change", **told)
         _expect_master()
         _brine("config", "apply", "-", "--json", stdin=json.dumps(found["declaration"]))
-        return {**told, **redistribute(timeout=timeout)}
+        return {key: one for key, one in told.items() if one} | redistribute(timeout=timeout)
     except _RefusedError as error:
         return _ended(False, str(error))
 
