@@ -331,8 +331,8 @@ def cpu_baseline(
     :param test: only say what would be written.
     :param timeout: how long a minion may take to say that it is there, in seconds.
 
-    Returns ``cpu_type`` and the one ``before``, if there was one; ``lacking``, by node the flags that no guest gets
-    because this node lacks them; ``own``, the instances that have a ``cpu_type`` of their own;
+    Returns ``cpu_type`` and the one ``before``, if there was one; ``lacking``, by node the flags
+    that no guest gets because this node lacks them; ``own``, the instances with one of their own;
     ``other_nodes``, those of other groups, whose guests get the default, too; ``not_answered``,
     ``offline`` (in the configuration, and did not answer) and, by node, why it has ``failed``.
 
