@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from brine.cluster.moves import Move, MoveStep, abandoned, following_step, is_final
@@ -15,8 +17,29 @@ from brine.common.operation import (
     StepState,
     lead,
 )
-from brine.moves.source import SourceGuest, SourceMove, SourceStep, source_guest
-from brine.moves.target import TargetStep
+from brine.moves.source import (
+    FirstAct,
+    SourceAct,
+    SourceGuest,
+    SourceMove,
+    SourceStep,
+    SourceView,
+    TargetWord,
+    source_act,
+    source_guest,
+    source_without_record,
+)
+from brine.moves.target import (
+    TargetAct,
+    TargetGuest,
+    TargetMove,
+    TargetStep,
+    TargetView,
+    drop_act,
+    go_act,
+    hold_act,
+    prepare_act,
+)
 from lab.move_history import EventKind, HistoryEvent, faults_of, history_line, read_history
 
 FOUND = {"port": 4096}
@@ -175,6 +198,85 @@ def test_the_migration_of_an_earlier_move_is_not_taken_for_this_ones() -> None:
     for left in ("failed", "cancelled", "completed"):
         guest = source_guest(move, run="a", status="running", migration=left)
         assert guest is SourceGuest.RUNS
+
+
+# Messages that come late, twice, or from a liar.
+
+HERE = TargetMove("1", "web1", "n1", 8, True, True, runs=True, is_prepared=True)
+
+
+@pytest.mark.parametrize("guest", TargetGuest)
+def test_a_go_that_is_repeated_after_the_end_starts_nothing(guest: TargetGuest) -> None:
+    view = TargetView(guest, is_taken=True, is_ended=True)
+    assert go_act(None, view).act is TargetAct.ANSWER_RUNS
+
+
+@pytest.mark.parametrize("guest", TargetGuest)
+def test_a_target_takes_no_claim_of_a_move_that_it_does_not_know(guest: TargetGuest) -> None:
+    for view in (TargetView(guest), TargetView(guest, is_ended=True)):
+        assert go_act(None, view).act is TargetAct.REFUSE
+        assert hold_act(None, view).act is TargetAct.REFUSE
+
+
+@pytest.mark.parametrize("guest", TargetGuest)
+def test_a_target_runs_a_guest_only_with_its_claim(guest: TargetGuest) -> None:
+    runs = {TargetAct.CONTINUE, TargetAct.START}
+    view = TargetView(guest, is_open=False, is_whole=True)
+    acts = {decide(HERE, view).act for decide in (prepare_act, hold_act, drop_act, go_act)}
+    assert not acts & runs
+    assert go_act(HERE, view).act is TargetAct.TAKE
+
+
+def test_a_target_that_has_taken_the_claim_drops_nothing() -> None:
+    for move in (HERE, None):
+        assert drop_act(move, TargetView(TargetGuest.RUNS, is_taken=True)).act is TargetAct.REFUSE
+
+
+GOING = SourceMove("1", "web1", "n2", 8, True, True, "a", True, SourceStep.HAND_OVER, True)
+
+
+@pytest.mark.parametrize("guest", SourceGuest)
+@pytest.mark.parametrize("word", TargetWord)
+@pytest.mark.parametrize("step", SourceStep)
+@pytest.mark.parametrize("is_live", [True, False])
+def test_what_a_source_never_does(
+    guest: SourceGuest, word: TargetWord, step: SourceStep, is_live: bool
+) -> None:
+    """Whatever a target says: it runs no guest whose claim it gave away, and gives no claim away
+    while its guest may run, after an error, or before it is asked to hand over."""
+    move = replace(GOING, asked=step, is_live=is_live)
+    given = source_act(move, SourceView(guest, is_given=True, word=word)).act
+    assert given in (SourceAct.GO, SourceAct.CLEAR)
+    act = source_act(move, SourceView(guest, is_copied=True, word=word)).act
+    assert act not in (SourceAct.GO, SourceAct.CLEAR, SourceAct.RESUME)
+    if act is SourceAct.GIVE:
+        down = SourceGuest.SENT if is_live else SourceGuest.OFF
+        assert (guest, word, step) == (down, TargetWord.HELD, SourceStep.HAND_OVER)
+    failed = source_act(replace(move, error="it failed"), SourceView(guest, word=word)).act
+    assert failed in (SourceAct.RESUME, SourceAct.WAIT, SourceAct.NOTHING, SourceAct.END)
+
+
+def test_a_guest_that_was_sent_by_others_is_not_continued() -> None:
+    """Such as by a user, to a QEMU elsewhere that may run it."""
+    view = SourceView(SourceGuest.SENT)
+    move = replace(GOING, asked=SourceStep.COPY, has_sent=False)
+    decision = source_act(move, view)
+    assert decision.act is SourceAct.FAIL
+    failed = replace(move, error=decision.error)
+    assert source_act(failed, view).act is SourceAct.NOTHING
+    sent = replace(failed, has_sent=True)
+    assert source_act(sent, view).act is SourceAct.RESUME
+
+
+def test_steps_that_come_after_the_end_of_a_move_begin_nothing() -> None:
+    for step in SourceStep:
+        for is_given, is_ended in ((True, True), (True, False), (False, True)):
+            act, answer = source_without_record(step, is_given=is_given, is_ended=is_ended)
+            assert act is FirstAct.ANSWER
+            is_done = step is (SourceStep.HAND_OVER if is_given else SourceStep.CANCEL)
+            assert answer.state is (AnswerState.DONE if is_done else AnswerState.FAILED)
+    late = GOING.asked_for(SourceStep.CANCEL).asked_for(SourceStep.COPY)
+    assert late.asked is SourceStep.CANCEL
 
 
 # The checker of histories.

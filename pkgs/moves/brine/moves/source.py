@@ -80,6 +80,14 @@ _MIGRATION = {
 }
 
 
+_UNDERWAY = {
+    SourceGuest.SENDING,
+    SourceGuest.SWITCHING,
+    SourceGuest.FINISHING,
+    SourceGuest.SENT,
+}
+
+
 class TargetWord(Enum):
     """The target's last word about this move, to this process."""
 
@@ -191,8 +199,10 @@ def _fault(move: SourceMove, view: SourceView) -> str:
         return "QEMU's migration failed"
     if move.is_live and guest is SourceGuest.OFF:
         return "the guest ended during the move"
-    if not move.is_live and guest is SourceGuest.RUNS and move.asked is not SourceStep.STOP:
-        return "the guest runs"
+    if not move.is_live and guest is not SourceGuest.OFF and move.asked is not SourceStep.STOP:
+        return "the guest is not off"
+    if guest in _UNDERWAY and not (hands_over and move.has_sent):
+        return "QEMU sends the guest, and not for this move"
     is_mirrored = guest in (SourceGuest.RUNS, SourceGuest.SWITCHING)
     if hands_over and move.copies and is_mirrored and not view.is_copied:
         return "the mirrors of its volumes ended"
@@ -227,12 +237,11 @@ def _held(view: SourceView) -> SourceAct:
 
 def _back(move: SourceMove, view: SourceView) -> SourceAct:
     """The guest runs on here, if it did before the move and has not ended."""
-    guest = view.guest
-    if guest is SourceGuest.FINISHING:
+    is_sent = move.has_sent and view.guest in _UNDERWAY  # what others have sent is theirs
+    if is_sent and view.guest is SourceGuest.FINISHING:
         return SourceAct.WAIT
-    was_stopped = guest is SourceGuest.OFF and not move.is_live and move.runs
-    is_paused = guest in (SourceGuest.SENDING, SourceGuest.SWITCHING, SourceGuest.SENT)
-    if was_stopped or is_paused or view.has_mirrors:
+    was_stopped = view.guest is SourceGuest.OFF and not move.is_live and move.runs
+    if was_stopped or is_sent or view.has_mirrors:
         return SourceAct.RESUME
     # The master hears of the error before the record goes.
     return SourceAct.END if move.asked is SourceStep.CANCEL else SourceAct.NOTHING
