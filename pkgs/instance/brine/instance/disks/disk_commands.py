@@ -31,6 +31,7 @@ from brine.storage.volumes import volume_in
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import Runtime, change_file
 from brine.vm.spec import Spec, to_json
 
 _MIB = 1 << 20
@@ -207,6 +208,7 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     if not arguments.dry_run:
         if is_plugged:
             _unplug(arguments, name, disk)
+            _note_removal(name, disk)
         _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
         is_deleted = arguments.delete and delete_volume(disk)
     would = "would be " if arguments.dry_run else ""
@@ -225,6 +227,21 @@ def _unplug(arguments: argparse.Namespace, name: str, disk: Disk) -> None:
             remove_device(vm, found)
         else:
             vm.refuse_boot_device(DeviceKind.DISK, disk.uuid)
+
+
+def _note_removal(name: str, disk: Disk) -> None:
+    """Have the spec of the start lack a disk, too: what was plugged since is kept at the next
+    start, unless that spec and the one of the start have other disks."""
+
+    def noted(runtime: Runtime) -> Runtime:
+        rows = (runtime.started_with() or {}).get("disks")
+        if not isinstance(rows, list):
+            return runtime
+        return runtime.with_started(disks=[one for one in rows if one.get("uuid") != disk.uuid])
+
+    file = InstanceFiles(name).runtime
+    if file.exists():
+        change_file(file, noted)
 
 
 def adopt(arguments: argparse.Namespace) -> int:

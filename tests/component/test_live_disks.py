@@ -1,0 +1,45 @@
+"""Disks that are added to, and removed from, an instance whose guest runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from brine.instance import store
+from brine.instance.kvm.runtime_devices import with_last_run
+from brine.instance.registry import define_instance
+from component.live_instance import NAME, LiveInstance, brine
+from component.test_sized_disks import DATA, MIB, ROOT, unit, web1
+
+__all__ = ["unit"]
+
+pytestmark = [
+    pytest.mark.usefixtures("own_node"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="makes disks as root; ./dev test runs as root"),
+]
+
+
+@pytest.fixture
+def live(unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LiveInstance:
+    """An instance with two disks with volumes."""
+    made = LiveInstance(tmp_path, monkeypatch)
+    define_instance(web1(ROOT, DATA | {"interface": "virtio"}))
+    return made
+
+
+def raw_image(file: Path) -> str:
+    file.write_bytes(bytes(MIB))
+    return str(file)
+
+
+def test_what_was_plugged_in_stays_when_another_disk_is_removed(
+    live: LiveInstance, tmp_path: Path
+) -> None:
+    plain = raw_image(tmp_path / "plain.raw")
+    with live.running():
+        assert brine("disk", "add", NAME, "--path", plain) == 0
+        assert brine("disk", "remove", NAME, "data") == 0
+    root = live.disk("root")
+    assert [one.path for one in with_last_run(store.load(NAME)).disks] == [root.path, plain]
