@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_an_instance_is_meant_by_its_socket_or_its_runtime_file(own_node: Path) 
 
 def parsed(*words: str) -> Namespace:
     """The arguments of `brine nic WORDS...`, parsed."""
-    parser = ArgumentParser()
+    parser = cli.Parser(prog="brine nic")
     NIC.configure(parser)
     return parser.parse_args(words)
 
@@ -144,6 +144,11 @@ def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:
     [
         ["list", "--qmp", ""],
         ["remove", "web1", "M", "--runtime", ""],
+        ["remove", "web1", ""],
+        ["add", "web1", "--link", ""],
+        ["add", "web1", "--link", "br0", "--vlan="],
+        ["add", "web1", "--link", "br0", "--mac", ""],
+        ["add", "web1", "--link", "br0", "--ip", ""],
         ["add", "web1", "--link", "br0", "--mac", "00:00:00:00:00:00"],
         ["add", "web1", "--link", "br0", "--mac", "01:00:5e:00:00:01"],
     ],

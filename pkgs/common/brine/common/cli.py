@@ -110,6 +110,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors look like all others of Brine's.
 
     With *takes_command*, all words after ``--`` are the attribute ``command`` of what it parses.
+    An empty argument is refused, if its type does not do that: verbs take it for one that is not
+    given. An argument of the type :class:`str` may be empty.
 
     :param verb: the verb that it is to parse, where that is known before.
     """
@@ -140,6 +142,14 @@ class Parser(argparse.ArgumentParser):
             if unknown:
                 self.error(f"unrecognized arguments: {' '.join(unknown)}; a command comes after --")
         return parsed, unknown
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """As argparse has it, for what the command line has, but not for defaults."""
+        is_for_others = action.nargs in (argparse.PARSER, argparse.REMAINDER)
+        is_lenient = action.type is None or action.default == ""
+        if "" in arg_strings and is_lenient and action.type is not str and not is_for_others:
+            raise argparse.ArgumentError(action, "can't be empty")
+        return super()._get_values(action, arg_strings)
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
         """Leave; argparse has printed help, or a version, and does not see whether that worked."""

@@ -41,7 +41,7 @@ def _configure_query(parser: argparse.ArgumentParser) -> None:
         one.set_defaults(type=request_type)
         if command.argument:
             count = "+" if command.argument == "IP" else None
-            one.add_argument("argument", metavar=command.argument, nargs=count)
+            one.add_argument("argument", metavar=command.argument, nargs=count, type=str)
         if "link" in command.options:
             one.add_argument("--link", metavar="LINK", help="default: the cluster's default link")
         if "field" in command.options:
@@ -49,7 +49,7 @@ def _configure_query(parser: argparse.ArgumentParser) -> None:
             one.add_argument("--field", action="append", choices=FIELDS, metavar="NAME", help=help_)
         if "after" in command.options:
             help_ = "a page of those that follow NAME; '' for the first"
-            one.add_argument("--after", metavar="NAME", help=help_)
+            one.add_argument("--after", type=str, metavar="NAME", help=help_)
         help_ = "ask N peers, or all, and wait for each; default: ask six, until enough answer"
         one.add_argument("--coverage", type=_coverage, metavar="N", help=help_)
         _add_options(one, 10.0)

@@ -30,7 +30,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "print the configuration, or a part of it, as JSON"
     show = _add(verbs, "show", "show", text, json="there is no other format")
     text = "JSON pointer, with names in place of UUIDs: /instances/web1/nics/0/ip"
-    show.add_argument("pointer", nargs="?", default="", metavar="POINTER", help=text)
+    show.add_argument("pointer", nargs="?", type=str, default="", metavar="POINTER", help=text)
 
     verify = _add(verbs, "verify", "verify", "look for faults; status 1 if there are any")
     verify.add_argument("file", nargs="?", type=Path, metavar="FILE", help="another configuration")
@@ -63,7 +63,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "give a node another name; it stays what it is"
     rename = _add(verbs, "rename-node", "rename_node", text)
     rename.add_argument("old", metavar="OLD", help="its name, or UUID")
-    rename.add_argument("new", metavar="NEW", help="its new name")
+    rename.add_argument("new", type=str, metavar="NEW", help="its new name")
     _add_dry_run(rename)
 
     record = _add(verbs, "record", "record_events", "record events of a node's outbox")
@@ -92,7 +92,7 @@ def _configure_uidpool(parser: argparse.ArgumentParser) -> None:
     ):
         change = _add(verbs, name, "change_pool", summary)
         text = "user ids and ranges, such as 4000-4099,5000"
-        change.add_argument("ranges", nargs="+", metavar="RANGES", help=text)
+        change.add_argument("ranges", nargs="+", type=str, metavar="RANGES", help=text)
         change.set_defaults(change=name)
         _add_dry_run(change)
 

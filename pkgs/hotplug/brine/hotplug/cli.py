@@ -49,7 +49,13 @@ def _seconds(group: Any, name: str, default: float, text: str) -> None:
 
 def _repeated(group: Any, name: str, unit: str | None, text: str, *, changes: bool) -> None:
     default: list[str] | None = None if changes else []
-    group.add_argument(name, action="append", default=default, metavar=unit, help=text)
+    may = _may_be_empty(changes=changes)
+    group.add_argument(name, action="append", default=default, metavar=unit, help=text, **may)
+
+
+def _may_be_empty(*, changes: bool) -> dict[str, Any]:
+    """How argparse has an argument: with an empty one, a change takes away what was there."""
+    return {"type": str} if changes else {}
 
 
 def _path(text: str) -> Path:
@@ -128,9 +134,10 @@ def add_wiring(parser: Parser, *, changes: bool = False) -> None:
     wiring.add_argument("--mode", choices=[mode.value for mode in Mode], help=text)
     text = "the bridge; or, routed, the table, by number or name; "
     text += _AS_IT_IS if changes else "default: the cluster's, or the main table"
-    wiring.add_argument("--link", default=nothing, help=text)
+    may = _may_be_empty(changes=changes)
+    wiring.add_argument("--link", default=nothing, help=text, **may)
     text = "100 untagged, :100:200 tagged, .100:200 both"
-    wiring.add_argument("--vlan", default=nothing, metavar="VLANS", help=text)
+    wiring.add_argument("--vlan", default=nothing, metavar="VLANS", help=text, **may)
     text = "the guest's address; may be repeated; routed needs one"
     _repeated(wiring, "--ip", "ADDRESS", text, changes=changes)
     text = _AS_IT_IS if changes else "default: the link's"

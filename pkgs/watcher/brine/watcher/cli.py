@@ -30,7 +30,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         verb("cleanup", "clean_up", "remove what is left of ended domains, and start nothing")
     )
     pause = verb("pause", "pause_passes", "pause the watcher")
-    pause.add_argument("time", metavar="TIME", help="how long: 90s, 30m, 2h, 3d, 1w")
+    pause.add_argument("time", type=str, metavar="TIME", help="how long: 90s, 30m, 2h, 3d, 1w")
     resume = verb("resume", "resume_passes", "end a pause")
     status = verb("status", "print_status", "show the pause, and the tries of each instance")
     forget = verb("forget", "forget_instance", "forget the tries of an instance")
