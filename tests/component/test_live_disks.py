@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from brine.common import operation
 from brine.instance import store
 from brine.instance.kvm.runtime_devices import with_last_run
+from brine.instance.observe import Oper, look
 from brine.instance.registry import define_instance
 from component.live_instance import NAME, LiveInstance, brine
-from component.test_sized_disks import DATA, MIB, ROOT, unit, web1
+from component.test_sized_disks import DATA, MIB, ROOT, full, small, unit, web1
 
-__all__ = ["unit"]
+__all__ = ["small", "unit"]
 
 pytestmark = [
     pytest.mark.usefixtures("own_node"),
@@ -43,3 +45,22 @@ def test_what_was_plugged_in_stays_when_another_disk_is_removed(
         assert brine("disk", "remove", NAME, "data") == 0
     root = live.disk("root")
     assert [one.path for one in with_last_run(store.load(NAME)).disks] == [root.path, plain]
+
+
+def test_a_rollback_for_which_there_is_no_room_stops_nothing(
+    small: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    live = LiveInstance(tmp_path, monkeypatch)
+    define_instance(web1({**ROOT, "unit": small}))
+    assert brine("disk", "snapshot", NAME, "--name", "one") == 0
+    with live.running() as guest:
+        capsys.readouterr()
+        with full(small):
+            assert brine("disk", "rollback", NAME, "one", "--force-stop") == 1
+        assert small in capsys.readouterr().err
+        assert guest.run("echo runs") == "runs\n"
+        assert look(NAME).state.oper is Oper.RUNNING
+    assert operation.pending() == []

@@ -800,6 +800,41 @@ def test_a_folder_that_is_full_or_read_only_holds_up_no_instance(
     assert files_in(small) == set()
 
 
+def test_no_rollback_to_a_snapshot_whose_removal_has_begun(
+    unit: str, small: str, disk: Brine
+) -> None:
+    settings = paths.ETC_DIR / "storage.toml"
+    os.mkdir(large := f"{unit}/large")
+    settings.write_text(f'directories = ["{large}", "{small}"]\ndefault_unit = "{large}"\n')
+    define_instance(web1(ROOT, {**DATA, "unit": small}))
+    assert disk("snapshot", "web1", "--name", "one")[0] == 0
+    for each in disks_of().values():
+        write = ["qemu-io", "-f", "qcow2", "-c", "write -P 1 0 3M", each.path]
+        subprocess.run(write, check=True, capture_output=True)
+    with full(small):
+        os.truncate(ballast := f"{small}/in-the-way", os.stat(ballast).st_size - 128 * 1024)
+        said = disk("snapshot", "web1", "--remove", "one")
+        assert is_one_line(said), said
+        assert "data" in said[2]
+        before = store.load("web1")
+        assert before.disks[0].backing is None
+        assert "partial" in disk("snapshot", "web1", "--list")[1]
+        said = disk("rollback", "web1", "one")
+        assert is_one_line(said), said
+        assert "data: partial" in said[2]
+        assert store.load("web1") == before
+    said = disk("rollback", "web1", "one")
+    assert is_one_line(said), said
+    assert disk("snapshot", "web1", "--remove", "one")[0] == 0
+    assert all(one.backing is None for one in disks_of().values())
+    for each in disks_of().values():
+        read = ["qemu-io", "-f", each.format, "-c", "read -P 1 0 3M", each.path]
+        assert (
+            "read 3145728"
+            in subprocess.run(read, check=True, capture_output=True, text=True).stdout
+        )
+
+
 def test_a_rollback_is_refused_before_it_begins_if_a_disk_is_missing(
     unit: str, disk: Brine
 ) -> None:

@@ -30,6 +30,7 @@ from brine.storage.file_directory import FileDirectory
 from brine.storage.settings import is_within
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import (
+    REMOVAL_BEGUN,
     Volume,
     VolumeRequest,
     VolumeSnapshot,
@@ -66,7 +67,7 @@ class Layer:
     """A file of a volume: the first one, or the overlay of a snapshot.
 
     :param snapshot: empty is the first one.
-    :param is_merging: a part of it is in the layer below, too.
+    :param is_merging: a part of it may be in the layer below, too, and its snapshot is removed.
     """
 
     path: str
@@ -214,7 +215,7 @@ class FileVolume(Volume):
                 name=one.snapshot,
                 since=one.since,
                 used=_used(one.path),
-                why="its removal was begun, and must be completed" if one.is_merging else "",
+                why=REMOVAL_BEGUN if one.is_merging else "",
             )
             for one in layers[1:]
         ]

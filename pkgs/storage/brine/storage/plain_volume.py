@@ -22,6 +22,7 @@ from brine.storage import lvm, qemu_img
 from brine.storage.lvm_units import LvmVg
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import (
+    REMOVAL_BEGUN,
     UnusableVolumeError,
     Volume,
     VolumeRequest,
@@ -50,6 +51,7 @@ _NAME = "brine.name="
 _SNAPSHOT = "brine.snapshot="
 _ORDER = "brine.order="
 _MAKING = "brine.making"
+_LEAVING = "brine.leaving"
 _GROWING = "brine.growing="
 _GOING_BACK = "brine.rollback="
 
@@ -156,8 +158,8 @@ class PlainVolume(Volume):
             status = UnitStatus.DEGRADED
         elif not _is_active(row):
             why = "it is not active"
-        elif bad := [one for one in map(_snapshot_of, snapshots) if one.why]:
-            status, why = UnitStatus.DEGRADED, bad[0].fault()
+        elif lost := list(filter(_is_lost, snapshots)):
+            status, why = UnitStatus.DEGRADED, _snapshot_of(lost[0]).fault()
         return VolumeStatus(
             path=row["lv_path"],
             size=int(row["lv_size"]),
@@ -266,7 +268,10 @@ class PlainVolume(Volume):
                     lvm.change("lvremove", "--yes", self._full(row))
 
     def merging(self, name: str) -> None:
-        """Nothing, as :meth:`merged`."""
+        with self._alone():
+            for row in self._snapshots():
+                if lvm.tag_of(row, _SNAPSHOT) == name and _LEAVING not in _tags(row):
+                    self._change_tags(row, "--addtag", _LEAVING)
 
     def merged(self, name: str) -> None:
         """Nothing: the snapshots of LVM are no layers of an image."""
@@ -437,16 +442,20 @@ def _order_of(row: lvm.Row) -> tuple[int, float, str]:
     return int(order) if order.isdecimal() else 0, float(row["lv_time"] or 0), row["lv_name"]
 
 
+def _is_lost(row: lvm.Row) -> bool:
+    return row["lv_snapshot_invalid"] == "1" or float(row["snap_percent"] or 0) >= 100
+
+
 def _snapshot_of(row: lvm.Row) -> VolumeSnapshot:
     size = int(row["lv_size"])
     percent = float(row["snap_percent"] or 0)
-    is_lost = row["lv_snapshot_invalid"] == "1" or percent >= 100
+    why = REMOVAL_BEGUN if _LEAVING in _tags(row) else ""
     return VolumeSnapshot(
         name=lvm.tag_of(row, _SNAPSHOT),
         since=float(row["lv_time"] or 0),
         used=int(size * percent / 100),
         size=size,
-        why="its space is full, and it is lost" if is_lost else "",
+        why="its space is full, and it is lost" if _is_lost(row) else why,
         path=row["lv_path"],
     )
 

@@ -17,6 +17,9 @@ from brine.common.progress import Tell, tell_nothing
 from brine.storage.unit import StorageError, UnitStatus
 from brine.vm.disk import Disk
 
+REMOVAL_BEGUN = "partial: its removal has begun, and must be completed"
+"""Why a snapshot can't be used, of which a part may be gone."""
+
 _MIB = 1 << 20
 
 
@@ -211,8 +214,8 @@ class Volume(ABC):
 
     @abstractmethod
     def merging(self, name: str) -> None:
-        """Note that the layer of a snapshot is merged into the one below from now on: until that is
-        done, the volume is as it was, and no rollback to this snapshot is possible any more."""
+        """Note that a snapshot is removed from now on, here or on another disk: until that is done,
+        the volume is as it was, and no rollback to this snapshot is possible any more."""
 
     @abstractmethod
     def merged(self, name: str) -> None:

@@ -391,10 +391,20 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
     if left := operation.find(work.record.id):
         raise operation.waiting_error(left)
     if faults:
-        text = f"the snapshot {snapshot} is not removed: {faults[0]}"
-        hint = faults[0].hint or "mend that, and remove it again; its disks are as before"
-        raise InstanceError(name, text, hint=hint)
+        kept = [called(one) for one in disks if _may_have(one, snapshot)]
+        gone = [called(one) for one in disks if called(one) not in kept]
+        word = f"removed of {', '.join(gone)} alone, not of {', '.join(kept)}" if gone else ""
+        text = f"the snapshot {snapshot} is {word or 'not removed'}: {faults[0]}"
+        hint = "mend that, and remove it again; what the disks have is as before"
+        raise InstanceError(name, text, hint=faults[0].hint or hint)
     return disks
+
+
+def _may_have(disk: Disk, snapshot: str) -> bool:
+    try:
+        return snapshot in _names(_volume(disk))
+    except StorageError:  # which is not seen now
+        return True
 
 
 def _hold(name: str) -> AbstractContextManager[None]:
@@ -420,20 +430,35 @@ def _merge(
     """
     spec = store.load_sound(facts["name"])
     rows = {one["uuid"] for one in facts["disks"]}
-    for disk in spec.disks if spec else ():
-        if disk.uuid in rows and disk.unit:
-            with ExitStack() as held:
-                # From the switch on, no start goes by the former spec.
-                hold = _holder(held, lock, facts["name"])
-                try:
-                    _merge_of(disk, facts, tell, hold)
-                except (StorageError, HotplugError) as error:
-                    if disk.uuid in facts["merged"]:  # the guest may write below by now
-                        raise
-                    (failed or partial(_warn, facts))(error)
-                    continue
-                hold()
-                _save({**facts, "disks": [{"unit": disk.unit, "uuid": disk.uuid}]})
+    disks = [one for one in (spec.disks if spec else ()) if one.uuid in rows and one.unit]
+    failed = failed or partial(_warn, facts)
+    try:
+        _note_merging(disks, facts["snapshot"])
+    except StorageError as error:
+        if facts["merged"]:
+            raise
+        failed(error)
+        return
+    for disk in disks:
+        with ExitStack() as held:
+            # From the switch on, no start goes by the former spec.
+            hold = _holder(held, lock, facts["name"])
+            try:
+                _merge_of(disk, facts, tell, hold)
+            except (StorageError, HotplugError) as error:
+                if disk.uuid in facts["merged"]:  # the guest may write below by now
+                    raise
+                failed(error)
+                continue
+            hold()
+            _save({**facts, "disks": [{"unit": disk.unit, "uuid": disk.uuid}]})
+
+
+def _note_merging(disks: Sequence[Disk], snapshot: str) -> None:
+    """Have no rollback be possible to a snapshot that a part of its disks may lack soon."""
+    if len(disks) > 1:
+        for disk in disks:
+            _volume(disk).merging(snapshot)
 
 
 def _warn(facts: Facts, error: BrineError) -> None:
@@ -555,6 +580,7 @@ def roll_back(
         _refuse_work(name)
         spec, is_running = _look(name)
         _refuse_rollback(spec, snapshot, discard_newer=discard_newer)
+        _try_to_write(spec)
     if is_running:
         if not force_stop:
             hint = f"brine instance stop {name}, or --force-stop"
@@ -581,9 +607,10 @@ def roll_back(
 
 def _refuse_rollback(spec: Spec, snapshot: str, *, discard_newer: bool) -> list[str]:
     """Refuse a snapshot that the disks can't be rolled back to; returns the newer ones."""
-    for one in _refuse_unknown(spec, snapshot):
-        if why := one.snapshot.why:
-            raise InstanceError(spec.name, f"the snapshot of {called(one.disk)}: {why}")
+    if bad := [one for one in _refuse_unknown(spec, snapshot) if one.snapshot.why]:
+        text = f"the snapshot of {', '.join(called(one.disk) for one in bad)}: "
+        hint = f"brine disk snapshot {spec.name} --remove {snapshot}"
+        raise InstanceError(spec.name, text + bad[0].snapshot.why, hint=hint)
     for disk in spec.disks:
         if disk.unit and (why := _why_not_whole(disk)):
             hint = f"brine disk status {spec.name} shows its disks"
