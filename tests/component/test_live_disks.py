@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from brine.common import operation
 from brine.instance import store
-from brine.instance.kvm.runtime_devices import with_last_run
+from brine.instance.disks import disk_commands
+from brine.instance.kvm.runtime_devices import devices_now, with_last_run
 from brine.instance.observe import Oper, look
 from brine.instance.registry import define_instance
+from brine.storage.orphans import orphans
 from component.live_instance import NAME, LiveInstance, brine
 from component.test_sized_disks import DATA, MIB, ROOT, full, small, unit, web1
 
@@ -64,3 +67,38 @@ def test_a_rollback_for_which_there_is_no_room_stops_nothing(
         assert guest.run("echo runs") == "runs\n"
         assert look(NAME).state.oper is Oper.RUNNING
     assert operation.pending() == []
+
+
+def test_an_addition_that_was_killed_before_the_guest_had_the_disk_is_completed(
+    live: LiveInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = ("disk", "add", NAME, "--size", "4M", "--name", "k")
+    with live.running():
+        row = {"name": "k", "size_mib": 4}
+        define_instance(web1(ROOT, DATA | {"interface": "virtio"}, row))  # all but the plugging
+        assert brine(*add, "--unit", "/srv/other") == 1
+        assert brine(*add) == 0
+        assert brine(*add) == 1
+        now = [one.uuid for one in devices_now(NAME).now.disks]
+        assert live.disk("k").uuid in now
+
+        def told_to_end(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(disk_commands, "change_live", told_to_end)
+        assert brine("disk", "add", NAME, "--size", "4M", "--name", "m") == 130
+        assert [one.name for one in store.load(NAME).disks] == ["root", "data", "k"]
+        assert orphans() == []
+
+
+def test_a_growth_that_the_guest_sees_later_is_no_failure(
+    live: LiveInstance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live.running():
+        define_instance(web1(ROOT, DATA | {"interface": "virtio"}, {"name": "k", "size_mib": 4}))
+        for word in ("grown", "unchanged"):
+            capsys.readouterr()
+            assert brine("disk", "grow", NAME, "k", "6M", "--json") == 0
+            told = json.loads(capsys.readouterr().out)
+            assert (told["result"], told["seen_by_guest"]) == (word, False)
+    assert os.stat(live.disk("k").path).st_size == 6 * MIB

@@ -22,6 +22,7 @@ from brine.common.errors import BrineError
 from brine.common.operation import OperationKind, Work
 from brine.instance import store
 from brine.instance.clone import SNAPSHOT_OF_SOURCE, clone_instance
+from brine.instance.disks import disk_commands
 from brine.instance.disks.snapshots import SNAPSHOT, snapshots_of
 from brine.instance.disks.volumes import VOLUMES
 from brine.instance.registry import define_instance, undefine_instance
@@ -526,6 +527,55 @@ def test_a_disk_is_added_grown_and_removed_with_its_volume_or_without(
     assert (status, json.loads(out)["deleted"]) == (0, True)
     assert disks_of() == {}
     assert files_in(unit) == {os.path.basename(added.path)}
+
+
+def test_an_adopted_disk_gets_a_name_and_nothing_wrong_is_taken_for_done(
+    unit: str, disk: Brine
+) -> None:
+    Path(path := f"{unit}/hand").write_bytes(bytes(MIB))
+    define_instance(web1(ROOT, {"path": path, "format": "raw"}))
+    assert disk("adopt", "web1", path)[0] == 0
+    for words in (("--name", "../x"), ("--name", "root"), ("--unit", "/srv/none")):
+        said = disk("adopt", "web1", path, *words)
+        assert is_one_line(said), said
+    assert disk("adopt", "web1", path, "--name", "hand")[1] == f"named: web1 hand, in {unit}\n"
+    assert disks_of()["hand"].path == path
+    assert disk("adopt", "web1", path, "--name", "hand", "--unit", unit)[1].startswith("unchanged")
+    said = disk("adopt", "web1", path, "--name", "other")
+    assert is_one_line(said), said
+
+
+def test_commands_on_one_instance_wait_for_each_other(
+    unit: str, disk: Brine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    define_instance(web1(ROOT))
+    others = iter([DATA])
+
+    def define_after_another(*arguments: Any, **options: Any) -> Any:
+        for other in others:
+            define_instance(web1(ROOT, other))
+        return define_instance(*arguments, **options)
+
+    monkeypatch.setattr(disk_commands, "define_instance", define_after_another)
+    assert disk("add", "web1", "--size", "4M", "--name", "k")[0] == 0
+    assert sorted(disks_of()) == ["data", "k", "root"]
+    assert len(files_in(unit)) == 3
+
+
+def test_disks_are_added_at_once_by_several_commands(unit: str, disk: Brine) -> None:
+    define_instance(web1(ROOT))
+    children = []
+    for number in range(5):
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(disk("add", "web1", "--size", "4M", "--name", f"k{number}")[0])
+            finally:
+                os._exit(9)
+        children.append(child)
+    ended = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    assert ended == [0] * 5
+    assert len(disks_of()) == len(files_in(unit)) == 6
 
 
 def test_a_volume_that_is_gone_is_told(unit: str, disk: Brine) -> None:

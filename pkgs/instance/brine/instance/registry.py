@@ -51,6 +51,10 @@ from brine.vm.spec import AdminState, Spec, to_json
 from brine.vm.values import new_name_fault
 
 
+class SpecChangedError(InstanceError):
+    """The spec is not the one any more from which a new one was made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Defined:
     """The result of a definition.
@@ -160,9 +164,11 @@ def plan_definition(
     """
     before = known.before
     if over and before != over:
-        done = "its spec changed" if before else "it was undefined, or its spec was damaged,"
-        hint = f"brine instance edit {over.name}, again" if before else None
-        raise InstanceError(over.name, f"{done} during this edit", hint=hint)
+        if before is None:
+            text = "it was undefined, or its spec was damaged, during this edit"
+            raise InstanceError(over.name, text)
+        hint = f"brine instance edit {over.name}, again"
+        raise SpecChangedError(over.name, "its spec changed during this edit", hint=hint)
     if keeps_user_state and before and before.is_down_by_user():
         data = without_state(data)
     sized = with_volumes(data, before or known.last, default_unit)

@@ -17,6 +17,8 @@ from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime, change_file
+from brine.vm.spec import Spec, parse, to_json
+from brine.vm.values import tidy_path
 
 _OF_VOLUME = re.compile(r"/dev/(?!mapper/)([^/]+)/[^/]+")
 
@@ -31,7 +33,7 @@ def unit_of(path: str) -> str:
 
 
 def adopt_disk(name: str, uuid: str, *, unit: str = "", called: str = "") -> Disk:
-    """Adopt a disk of an instance as it is. A disk that was adopted before stays as it is.
+    """Adopt a disk of an instance as it is. A disk that was adopted before may get a name.
 
     :param uuid: of the disk.
     :param unit: where it is; empty is found out by its path.
@@ -43,21 +45,44 @@ def adopt_disk(name: str, uuid: str, *, unit: str = "", called: str = "") -> Dis
         disk = next((one for one in spec.disks if one.uuid == uuid), None)
         if disk is None:
             raise InstanceError(name, f"has no disk {uuid}")
+        named = _named_so(spec, disk, called)
         if disk.unit:
-            return disk
+            if unit and tidy_path(unit) != disk.unit:
+                raise InstanceError(name, f"its disk {disk.path} is in {disk.unit}, not in {unit}")
+            if named != disk:
+                _save(spec, named)
+            return named
+        disk = named
         if not (unit := unit or unit_of(disk.path)):
             hint = "brine storage create file DIR makes its folder one"
             raise InstanceError(name, f"its disk {disk.path} is in no storage unit", hint=hint)
-        if not disk.name and called not in [one.name for one in spec.disks]:
-            disk = replace(disk, name=called)
         VolumeClaims.read()  # no other instance may have it
         volume = volume_in(unit, uuid)
         volume.adopt(disk, owner=name)
         disk = volume.disk(disk)
-        disks = tuple(disk if one.uuid == uuid else one for one in spec.disks)
-        store.save(replace(spec, disks=disks))
-        _note_in_runtime(name, disk)
+        _save(spec, disk)
     return disk
+
+
+def _named_so(spec: Spec, disk: Disk, called: str) -> Disk:
+    """The disk with a name, if it has none.
+
+    :raises BrineError: if it has another one, or the name can't be.
+    """
+    if called in ("", disk.name):
+        return disk
+    if disk.name:
+        raise InstanceError(spec.name, f"its disk {disk.path} is called {disk.name}")
+    if called in [one.name for one in spec.disks]:
+        hint = "give another --name"
+        raise InstanceError(spec.name, f"has a disk {called} already", hint=hint)
+    return parse(Disk, to_json(replace(disk, name=called)), "/disk")
+
+
+def _save(spec: Spec, disk: Disk) -> None:
+    disks = tuple(disk if one.uuid == disk.uuid else one for one in spec.disks)
+    store.save(replace(spec, disks=disks))
+    _note_in_runtime(spec.name, disk)
 
 
 def _note_in_runtime(name: str, disk: Disk) -> None:

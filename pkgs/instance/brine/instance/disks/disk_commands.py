@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 from brine.common.cli import print_done, print_table, undo_when_told_to_end
-from brine.common.errors import BrineError, UsageError, printable
+from brine.common.errors import BrineError, UsageError, printable, warn
 from brine.common.progress import size_text
 from brine.hotplug import commands as hotplug_commands
 from brine.hotplug.session import remove_device, working_on
@@ -20,9 +23,10 @@ from brine.instance.disks.live import show_growth
 from brine.instance.disks.states import DiskState
 from brine.instance.disks.volumes import delete_volume, refuse_to_delete
 from brine.instance.kvm.live_definition import change_live
+from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Oper, look
-from brine.instance.registry import Defined, define_instance
+from brine.instance.registry import Defined, SpecChangedError, define_instance
 from brine.instance.store import InstanceError
 from brine.storage.orphans import VolumeClaims
 from brine.storage.unit import UnitStatus
@@ -65,22 +69,73 @@ def _add_sized(arguments: argparse.Namespace) -> int:
     log_to_journal("brine")
     undo_when_told_to_end()
     name, dry_run = arguments.vm, arguments.dry_run
-    spec = store.load(name)
-    row = _row_of(arguments, spec)
-    if any(row["name"] == one.name for one in spec.disks):
-        raise InstanceError(name, f"has a disk {row['name']} already", hint="give another --name")
-    wipe = Wipe(arguments.wipe or Wipe.ZERO)
-    defined = _define(spec, [*to_json(spec)["disks"], row], dry_run=dry_run, wipe=wipe)
-    disk = find_disk(defined.spec, row["name"])
-    is_plugged = False
-    if not dry_run:
-        is_plugged = _plug(defined, disk, arguments)
+    uuid = arguments.uuid or str(uuid4())
+    if left := _left_unplugged(arguments):
+        disk, is_plugged = left, not dry_run and _plug(store.load(name), None, left, arguments)
+    else:
+        try:
+            disk, is_plugged = _make_and_plug(arguments, uuid)
+        except (KeyboardInterrupt, SystemExit):
+            _undo_addition(name, uuid)
+            raise
     where = f"{size_text(disk.size_mib * _MIB)} in {disk.unit}"
     text = f"{'would be added' if dry_run else 'added'}: {name} {disk.name}, {where}"
     text += ", plugged in" if is_plugged else ""
     facts = {"name": name, "disk": _named(disk), "plugged": is_plugged, "dry_run": dry_run}
     print_done(printable(text), as_json=arguments.json, **facts)
     return 0
+
+
+def _left_unplugged(arguments: argparse.Namespace) -> Disk | None:
+    """The disk that the same command has added before it was killed: its running guest lacks it."""
+    spec = store.load(arguments.vm)
+    for disk in spec.disks if arguments.name else ():
+        is_it = disk.size_mib == -(-arguments.size // _MIB) and disk.unit
+        if disk.name == arguments.name and is_it and arguments.unit in (None, disk.unit):
+            return None if spec.is_xen() or _has_now(spec.name, disk.uuid) else disk
+    return None
+
+
+def _has_now(name: str, uuid: str) -> bool:
+    """Whether a running instance has a disk; also if it does not run."""
+    if look(name).state.oper is not Oper.RUNNING:
+        return True
+    return any(one.uuid == uuid for one in devices_now(name).now.disks)
+
+
+def _make_and_plug(arguments: argparse.Namespace, uuid: str) -> tuple[Disk, bool]:
+    """Add a new disk; returns it, and whether it is plugged in."""
+
+    def with_it(spec: Spec) -> list[dict[str, Any]]:
+        row = {**_row_of(arguments, spec), "uuid": uuid}
+        if any(row["name"] == one.name for one in spec.disks):
+            text = f"has a disk {row['name']} already"
+            raise InstanceError(spec.name, text, hint="give another --name")
+        return [*to_json(spec)["disks"], row]
+
+    wipe = Wipe(arguments.wipe or Wipe.ZERO)
+    defined = _define(arguments.vm, with_it, dry_run=arguments.dry_run, wipe=wipe)
+    disk = find_disk(defined.spec, uuid)
+    if arguments.dry_run:
+        return disk, False
+    return disk, _plug(defined.spec, defined.before, disk, arguments)
+
+
+def _undo_addition(name: str, uuid: str) -> None:
+    """Undo an addition that was told to end, and say in a line what is so."""
+    disk = next((one for one in store.load(name).disks if one.uuid == uuid), None)
+    if disk is None:
+        return
+    try:
+        if look(name).state.oper is Oper.RUNNING and _has_now(name, uuid):
+            warn(f"{name}: the disk {disk.name} is added, and plugged in")
+            return
+        _take_back(name, disk)
+    except BrineError as error:
+        hint = f"the same command with --name {disk.name} plugs it in"
+        warn(f"{name}: the disk {disk.name} is in its spec, not plugged in: {error}", hint=hint)
+    else:
+        warn(f"{name}: the addition of the disk {disk.name} is undone")
 
 
 def _row_of(arguments: argparse.Namespace, spec: Spec) -> dict[str, Any]:
@@ -104,21 +159,33 @@ def _free_name(spec: Spec) -> str:
 
 
 def _define(
-    spec: Spec, rows: list[dict[str, Any]], *, dry_run: bool = False, wipe: Wipe = Wipe.ZERO
+    name: str,
+    rows: Callable[[Spec], list[dict[str, Any]]],
+    *,
+    dry_run: bool = False,
+    wipe: Wipe = Wipe.ZERO,
 ) -> Defined:
-    data = {**to_json(spec), "disks": rows}
-    return define_instance(data, over=spec, dry_run=dry_run, wipe=wipe)
+    """Define an instance with other disks. If another command changes its spec meanwhile, it is
+    done anew with that."""
+    while True:
+        spec = store.load(name)
+        data = {**to_json(spec), "disks": rows(spec)}
+        with suppress(SpecChangedError):
+            return define_instance(data, over=spec, dry_run=dry_run, wipe=wipe)
 
 
-def _plug(defined: Defined, disk: Disk, arguments: argparse.Namespace) -> bool:
+def _without(disk: Disk) -> Callable[[Spec], list[dict[str, Any]]]:
+    return lambda spec: [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid]
+
+
+def _plug(spec: Spec, before: Spec | None, disk: Disk, arguments: argparse.Namespace) -> bool:
     """Plug a new disk into its instance if that runs, or undo all."""
-    spec = defined.spec
     seen = look(spec.name)
     if spec.is_xen() or seen.state.oper is not Oper.RUNNING:
         return False
     live = change_live(
         spec,
-        defined.before,
+        before,
         seen,
         dry_run=False,
         only=disk.uuid,
@@ -137,8 +204,7 @@ def _waits(arguments: argparse.Namespace) -> Waits:
 
 
 def _take_back(name: str, disk: Disk) -> None:
-    spec = store.load(name)
-    _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
+    _define(name, _without(disk))
     volume_in(disk.unit, disk.uuid).remove()
 
 
@@ -157,22 +223,42 @@ def grow(arguments: argparse.Namespace) -> int:
         text = f"{disk.name or disk.path} has {size_text(made.size)}: a disk can't shrink"
         raise InstanceError(name, text)
     mib = max(-(-wanted // _MIB), disk.size_mib)
-    rows = [
-        {**row, "size_mib": mib} if row["uuid"] == disk.uuid else row
-        for row in to_json(spec)["disks"]
-    ]
-    defined = _define(spec, rows, dry_run=arguments.dry_run)
+
+    def grown(spec: Spec) -> list[dict[str, Any]]:
+        rows = to_json(spec)["disks"]
+        return [{**one, "size_mib": mib} if one["uuid"] == disk.uuid else one for one in rows]
+
+    defined = _define(name, grown, dry_run=arguments.dry_run)
     if not arguments.dry_run and not defined.changed and made.size < mib * _MIB:
         # It was killed before the image had grown.
         volume_in(disk.unit, disk.uuid).grow(mib * _MIB)
-    sees = False if arguments.dry_run else show_growth(name, [find_disk(defined.spec, disk.uuid)])
+    sees, late = False, ""
+    if not arguments.dry_run:
+        sees, late = _show(name, find_disk(defined.spec, disk.uuid))
     word = "grown" if defined.changed or made.size < mib * _MIB else "unchanged"
     word = f"would be {word}" if arguments.dry_run and word == "grown" else word
     text = f"{word}: {name} {disk.name or disk.path}, {size_text(mib * _MIB)}"
     text += ", and the guest sees it" if sees else ""
+    text += f"; the guest sees it at its next start: {late}" if late else ""
     facts = {"name": name, "disk": _named(replace(disk, size_mib=mib)), "seen_by_guest": sees}
     print_done(printable(text), as_json=arguments.json, **facts, dry_run=arguments.dry_run)
     return 0
+
+
+def _show(name: str, disk: Disk) -> tuple[bool, str]:
+    """Have a running guest see that a disk has grown; returns whether it does, and why it does not.
+
+    :raises InstanceError: if the volume has not grown, as one that QEMU alone can have grow.
+    """
+    try:
+        return show_growth(name, [disk]), ""
+    except BrineError as error:
+        if volume_in(disk.unit, disk.uuid).status().size >= disk.size_mib * _MIB:
+            return False, str(error)
+        size = size_text(disk.size_mib * _MIB)
+        text = f"{disk.path}: has {size} in the spec, and its volume has not grown: {error}"
+        hint = f"stop it, then: brine disk grow {name} {disk.name or disk.uuid} {disk.size_mib}M"
+        raise InstanceError(name, text, hint=hint) from error
 
 
 def remove(arguments: argparse.Namespace) -> int:
@@ -209,7 +295,7 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
         if is_plugged:
             _unplug(arguments, name, disk)
             _note_removal(name, disk)
-        _define(spec, [one for one in to_json(spec)["disks"] if one["uuid"] != disk.uuid])
+        _define(name, _without(disk))
         is_deleted = arguments.delete and delete_volume(disk)
     would = "would be " if arguments.dry_run else ""
     text = f"{would}removed: {name} {disk.name or disk.path}; its volume {disk.path} "
@@ -250,7 +336,7 @@ def adopt(arguments: argparse.Namespace) -> int:
     name = arguments.instance
     before = find_disk(store.load(name), arguments.disk)
     disk = adopt_disk(name, before.uuid, unit=arguments.unit, called=arguments.name)
-    word = "unchanged" if before.unit else "adopted"
+    word = "adopted" if not before.unit else "named" if disk.name != before.name else "unchanged"
     text = f"{word}: {name} {disk.name or disk.path}, in {disk.unit}"
     print_done(printable(text), as_json=arguments.json, name=name, disk=_named(disk))
     return 0
