@@ -55,6 +55,12 @@ def no_lvm_of_others(
     use_lvm_of([], tmp_path_factory.getbasetemp() / "no-lvm", monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def own_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is noted of folders that are storage units is of one test."""
+    monkeypatch.setattr(paths, "STORAGE_DIRECTORIES_FILE", tmp_path / "storage-directories.json")
+
+
 @pytest.fixture
 def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders of the test's own for the records of taps, their locks, scripts and sockets."""

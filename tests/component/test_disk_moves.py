@@ -21,7 +21,8 @@ from brine.common.entry_points import EntryPoint
 from brine.instance import store
 from brine.instance.disks.moves import move_disk
 from brine.instance.registry import define_instance
-from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.directory_notes import RECORDS
+from brine.storage.file_volume import FileVolume
 from brine.storage.orphans import orphans
 from brine.storage.volume import VolumeRequest
 from brine.vm.disk import Disk
@@ -199,6 +200,7 @@ def test_a_move_that_is_killed_leaves_the_disk_at_one_place(
         for folder in folders:
             shutil.rmtree(folder)
             os.mkdir(folder)
+        paths.STORAGE_DIRECTORIES_FILE.unlink(missing_ok=True)
         have_web1(folders)
 
     seen = set()

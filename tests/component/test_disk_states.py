@@ -26,7 +26,7 @@ from brine.instance.kvm import resources
 from brine.instance.service import run as run_step
 from brine.instance.validate import completed
 from brine.storage import lvm
-from brine.storage.file_volume import RECORDS
+from brine.storage.directory_notes import RECORDS
 from brine.storage.volume import VolumeRequest
 from brine.storage.volumes import volume_in
 from brine.vm.spec import NOT_CONFINED

@@ -20,7 +20,7 @@ from brine.instance.clone import clone_instance
 from brine.instance.disks.moves import move_disk
 from brine.instance.registry import define_instance, undefine_instance
 from brine.storage import lvm
-from brine.storage.file_volume import RECORDS
+from brine.storage.directory_notes import RECORDS
 from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from component.live_instance import NAME, LiveInstance, brine, kill_when

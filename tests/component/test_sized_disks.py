@@ -27,7 +27,8 @@ from brine.instance.disks.snapshots import SNAPSHOT, snapshots_of
 from brine.instance.disks.volumes import VOLUMES
 from brine.instance.registry import define_instance, undefine_instance
 from brine.storage import directories
-from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.directory_notes import RECORDS
+from brine.storage.file_volume import FileVolume
 from brine.storage.orphans import orphans
 from brine.storage.unit import StorageError
 from brine.vm.disk import Disk

@@ -16,7 +16,9 @@ from brine.common import cli, paths
 from brine.common.entry_points import EntryPoint
 from brine.storage import lvm
 from brine.storage.file_volume import FileVolume
+from brine.storage.unit import StorageError
 from brine.storage.volume import VolumeRequest
+from brine.vm.disk import Disk
 from component.own_lvm import loop_device, run_lvm, use_lvm_of
 
 pytestmark = pytest.mark.skipif(
@@ -310,6 +312,74 @@ def test_a_folder_that_is_gone_or_belongs_to_others_is_told(brine: Brine, folder
     assert brine("create", "file", str(folder)).out == f"created: {folder}\n"
     folder.rmdir()
     assert brine("remove", "file", str(folder)).out == f"removed: {folder}\n"
+
+
+def mount_at(folder: Path, image: Path) -> None:
+    if not image.exists():
+        image.write_bytes(b"")
+        os.truncate(image, 16 * MIB)
+        subprocess.run(["mke2fs", "-q", "-F", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, folder], check=True)
+
+
+@pytest.mark.parametrize("is_listed_by_hand", [False, True])
+def test_a_folder_whose_file_system_is_not_mounted_is_missing(
+    brine: Brine, folder: Path, tmp_path: Path, is_listed_by_hand: bool
+) -> None:
+    folder.mkdir()
+    mount_at(folder, tmp_path / "image")
+    try:
+        if is_listed_by_hand:
+            (tmp_path / "etc").mkdir()
+            (tmp_path / "etc/storage.toml").write_text(f'directories = ["{folder}"]\n')
+            first = FileVolume(str(folder), "9fb0b0f9-1f0e-4c55-9a53-3ecf6c4d1a37")
+            first.create(VolumeRequest(size=MIB))
+        else:
+            assert brine("create", "file", str(folder)).status == 0
+        assert units(brine, "--type", "file")[str(folder)]["status"] == "ok"
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    row = units(brine, "--type", "file")[str(folder)]
+    assert (row["status"], row["allocatable"], row["size"]) == ("missing", False, 0)
+    assert "not mounted" in row["why"]
+    volume = FileVolume(str(folder), "9fb0b0f9-1f0e-4c55-9a53-3ecf6c4d1a38")
+    with pytest.raises(StorageError, match="not mounted"):
+        volume.create(VolumeRequest(size=MIB))
+    (folder / "in").touch()
+    disk = Disk(uuid=volume.uuid, path=f"{folder}/in")
+    with pytest.raises(StorageError, match="not mounted"):
+        volume.adopt(disk, owner="web1")
+    (folder / "in").unlink()
+    assert os.listdir(folder) == []
+    assert brine("create", "file", str(folder)).status == 1
+    # Another file system is not its own, either.
+    mount_at(folder, tmp_path / "other")
+    try:
+        assert "not mounted" in units(brine, "--type", "file")[str(folder)]["why"]
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    mount_at(folder, tmp_path / "image")
+    try:
+        assert units(brine, "--type", "file")[str(folder)]["status"] == "ok"
+        volume.create(VolumeRequest(size=MIB))
+        volume.remove()
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    # It may be lost, and given up.
+    assert brine("remove", "file", str(folder)).status == 0
+    assert brine("create", "file", str(folder)).status == 0
+    assert units(brine, "--type", "file")[str(folder)]["status"] == "ok"
+
+
+def test_a_folder_without_records_is_missing_while_a_spec_has_volumes_in_it(
+    brine: Brine, folder: Path, own_node: None
+) -> None:
+    brine("create", "file", str(folder))
+    paths.SPECS_DIR.mkdir()
+    disk = {"uuid": "9fb0b0f9-1f0e-4c55-9a53-3ecf6c4d1a37", "unit": str(folder), "path": "/x"}
+    (paths.SPECS_DIR / "web1.json").write_text(json.dumps({"name": "web1", "disks": [disk]}))
+    row = units(brine, "--type", "file")[str(folder)]
+    assert (row["status"], "not mounted" in row["why"]) == ("missing", True)
 
 
 def test_a_link_or_an_open_folder_can_not_become_a_unit(

@@ -20,7 +20,7 @@ from brine.common.process import run_bounded
 from brine.instance import store
 from brine.instance.registry import define_instance
 from brine.storage import lvm
-from brine.storage.file_volume import RECORDS
+from brine.storage.directory_notes import RECORDS
 from component.own_lvm import loop_device, run_lvm, use_lvm_of
 from component.test_volume_kills import offers
 

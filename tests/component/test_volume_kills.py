@@ -25,7 +25,7 @@ from brine.common.locks import node_lock
 from brine.instance import store
 from brine.instance.registry import define_instance, undefine_instance
 from brine.storage import lvm
-from brine.storage.file_volume import RECORDS
+from brine.storage.directory_notes import RECORDS
 from brine.storage.orphans import Orphan, orphans
 from brine.storage.unit import UnitStatus
 from brine.storage.volumes import managed_volumes, volume_in

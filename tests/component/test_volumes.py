@@ -20,7 +20,8 @@ import pytest
 
 from brine.common import paths
 from brine.storage import lvm
-from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.directory_notes import RECORDS
+from brine.storage.file_volume import FileVolume
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import UnusableVolumeError, Volume, VolumeRequest, Wipe
 from brine.storage.volumes import managed_volumes, volume_in

@@ -28,6 +28,7 @@ SSCONF_DIR = STATE_DIR / "ssconf"
 SPEC_CACHE_FILE = Path("/run/brine/specs.cache")
 QEMU_VERSIONS_FILE = Path("/run/brine/qemu-versions.json")
 NODE_FILE = STATE_DIR / "node.json"
+STORAGE_DIRECTORIES_FILE = STATE_DIR / "storage-directories.json"
 CLAIMS_DIR = STATE_DIR / "claims"
 UNASKED_FILE = Path("/run/brine/unasked")
 NIC_SCRIPTS_DIR = ETC_DIR / "nic.d"

@@ -17,8 +17,10 @@ from brine.common.errors import root_hint
 from brine.common.files import fault_of_writers, read_regular, write_whole
 from brine.common.locks import node_lock
 from brine.common.settings import SettingsError
+from brine.storage import directory_notes
+from brine.storage.directory_notes import RECORDS
 from brine.storage.file_directory import FileDirectory
-from brine.storage.file_volume import RECORDS, FileVolume
+from brine.storage.file_volume import FileVolume
 from brine.storage.orphans import VolumeClaims
 from brine.storage.settings import (
     StorageSettings,
@@ -27,7 +29,7 @@ from brine.storage.settings import (
     load_settings,
     settings_file,
 )
-from brine.storage.unit import StorageError
+from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volumes import unit_with_volumes
 
 _LOCK = "storage-settings"
@@ -45,10 +47,14 @@ def create(folder: str) -> bool:
         settings = load_settings()
         is_made = _make(folder)
         try:
+            if folder not in settings.directories:
+                directory_notes.forget(folder)
             if why := FileDirectory.at(folder).why:
                 raise StorageError(f"{folder}: {why}")
             if folder in settings.directories:
                 return is_made
+            if os.path.ismount(folder):
+                directory_notes.note(folder)
             _write(replace(settings, directories=(*settings.directories, folder)))
         except BaseException:
             if is_made:
@@ -84,6 +90,9 @@ def remove(folder: str) -> None:
             raise StorageError(text, hint="remove or move them before")
         others = tuple(one for one in settings.directories if one != unit.name)
         _write(replace(settings, directories=others))
+        directory_notes.forget(folder)
+        if unit.status is UnitStatus.MISSING:
+            return  # what is there is another file system's
         with contextlib.suppress(OSError):  # a mount point stays, and so does what just got a file
             with contextlib.suppress(FileNotFoundError):
                 os.rmdir(f"{folder}/{RECORDS}")

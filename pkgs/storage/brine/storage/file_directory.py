@@ -10,6 +10,7 @@ from threading import Thread
 from typing import ClassVar, Self
 
 from brine.common.files import fault_of_writers
+from brine.storage.directory_notes import fault_of_mount
 from brine.storage.settings import load_settings
 from brine.storage.unit import StorageUnit, UnitStatus
 
@@ -45,6 +46,8 @@ class FileDirectory(StorageUnit):
         try:
             if not stat.S_ISDIR(os.lstat(folder).st_mode):
                 return cls._missing(folder, "it is no folder")
+            if why := fault_of_mount(folder):
+                return cls._missing(folder, why)
             space = os.statvfs(folder)
         except OSError as error:
             return cls._missing(folder, error.strerror or str(error))

@@ -25,7 +25,8 @@ from brine.common.files import read_regular, sync_folder, unfinished, write_whol
 from brine.common.locks import node_lock
 from brine.common.progress import Tell, tell_nothing
 from brine.common.schema import SchemaError, parse
-from brine.storage import qemu_img
+from brine.storage import directory_notes, qemu_img
+from brine.storage.directory_notes import RECORDS, fault_of_mount
 from brine.storage.file_directory import FileDirectory
 from brine.storage.settings import is_within
 from brine.storage.unit import StorageError, UnitStatus
@@ -40,9 +41,6 @@ from brine.storage.volume import (
 from brine.vm.disk import Backing, Disk
 from brine.vm.disk_files import DiskError, refuse_other_format
 from brine.vm.runtime_file import lock_name
-
-RECORDS = ".brine"
-"""The folder of the records, in a unit."""
 
 _MIB = 1 << 20
 _QCOW2_MAGIC = b"QFI\xfb"
@@ -130,6 +128,7 @@ class FileVolume(Volume):
             if (record := self._find()) and record.made():
                 raise StorageError(f"{path}: is there already")
             FileDirectory.find(self.unit).refuse_without_room(size)
+            directory_notes.note(self.unit)
             layer = Layer(
                 path=path,
                 format=request.format,
@@ -170,6 +169,7 @@ class FileVolume(Volume):
                 refuse_other_format(disk)
             except DiskError as error:
                 raise StorageError(str(error), hint=error.hint) from error
+            directory_notes.note(self.unit)
             layer = Layer(path=path, format=disk.format, since=round(os.stat(path).st_mtime, 3))
             self._write(
                 _Record(
@@ -202,7 +202,7 @@ class FileVolume(Volume):
         record = self._find()
         if record is None or not record.made():
             path = f"{self.unit}/{self.uuid}"
-            text = "there is no such volume"
+            text = fault_of_mount(self.unit) or "there is no such volume"
             return VolumeStatus(path=path, status=UnitStatus.MISSING, why=text)
         layers = record.made()
         top, paths = layers[-1], [one.path for one in layers]
@@ -240,8 +240,9 @@ class FileVolume(Volume):
         )
 
     def _refuse_unseen(self) -> None:
-        if not os.path.isdir(f"{self.unit}/{RECORDS}"):
-            text = f"{self.unit}: there is no folder {RECORDS} in it, as if it was not mounted"
+        is_seen = os.path.isdir(f"{self.unit}/{RECORDS}")
+        if why := fault_of_mount(self.unit) or ("" if is_seen else "as if it was not mounted"):
+            text = f"{self.unit}: {why}"
             raise StorageError(text, hint=f"mount it: findmnt --target {self.unit}")
 
     def prepare(self) -> None:
@@ -357,6 +358,8 @@ class FileVolume(Volume):
             if record is None:  # nor has it a file; but a kill may have left half a record
                 if not os.path.isdir(self.unit):  # what is not mounted now is not gone
                     raise StorageError(f"{self.unit}: there is no such folder")
+                if why := fault_of_mount(self.unit):
+                    raise StorageError(f"{self.unit}: {why}")
                 if (left := unfinished(self._file())).exists():
                     left.unlink()
                 return
@@ -390,7 +393,8 @@ class FileVolume(Volume):
     def _made(self) -> _Record:
         record = self._find()
         if record is None or not record.made():
-            raise StorageError(f"{self.unit}: has no volume of the disk {self.uuid}")
+            why = fault_of_mount(self.unit) or f"has no volume of the disk {self.uuid}"
+            raise StorageError(f"{self.unit}: {why}")
         return record
 
     def _write(self, record: _Record) -> None:
@@ -489,7 +493,9 @@ class FileVolume(Volume):
     # What is refused.
 
     def _refuse_foreign(self, path: str) -> None:
-        FileDirectory.find(self.unit)
+        unit = FileDirectory.find(self.unit)
+        if unit.status is UnitStatus.MISSING:
+            raise StorageError(f"{unit.name}: {unit.why}")
         folder = os.path.dirname(path)
         is_here = is_within(folder, self.unit) and not is_within(folder, f"{self.unit}/{RECORDS}")
         if not is_here or os.path.realpath(path) != path:

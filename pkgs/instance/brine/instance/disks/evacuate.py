@@ -112,6 +112,8 @@ class Evacuation:
         unit = FileDirectory.find(name)
         if not self.to or self.to == unit.name:
             raise StorageError(f"{unit.name}: where are its volumes to go?", hint="give --to UNIT")
+        if unit.status is UnitStatus.MISSING:
+            raise StorageError(f"{unit.name}: {unit.why}", hint="brine storage check")
         owned = self._owners()
         for spec, disk in owned.values():
             if is_within(disk.path, unit.name):
