@@ -15,6 +15,9 @@ from brine.instance.kvm.runtime_devices import devices_now, with_last_run
 from brine.instance.observe import Oper, look
 from brine.instance.registry import define_instance
 from brine.storage.orphans import orphans
+from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import Runtime, change_file
+from brine.vm.spec import to_json
 from component.live_instance import NAME, LiveInstance, brine
 from component.test_sized_disks import DATA, MIB, ROOT, full, small, unit, web1
 
@@ -102,3 +105,25 @@ def test_a_growth_that_the_guest_sees_later_is_no_failure(
             told = json.loads(capsys.readouterr().out)
             assert (told["result"], told["seen_by_guest"]) == (word, False)
     assert os.stat(live.disk("k").path).st_size == 6 * MIB
+
+
+def test_a_guest_keeps_a_disk_on_ide_until_its_next_start(
+    live: LiveInstance, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with live.running():
+        old = {"name": "old", "size_mib": 4, "interface": "ide"}
+        define_instance(web1(ROOT, DATA | {"interface": "virtio"}, old))
+        disk = live.disk("old")
+
+        def started(runtime: Runtime) -> Runtime:
+            rows = (runtime.started_with() or {})["disks"]
+            return runtime.with_started(disks=[*rows, to_json(disk)])
+
+        change_file(InstanceFiles(NAME).runtime, started)
+        assert brine("disk", "remove", NAME, "old", "--delete") == 1
+        assert live.disk("old") == disk
+        capsys.readouterr()
+        assert brine("disk", "remove", NAME, "old") == 0
+        assert "until its next start" in capsys.readouterr().out
+        assert os.path.exists(disk.path)
+        assert "old" not in [one.name for one in store.load(NAME).disks]

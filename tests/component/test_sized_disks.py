@@ -48,6 +48,7 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(paths, "ETC_DIR", tmp_path / "etc")
     nouns = [EntryPoint("instance", "brine.instance.cli:COMMAND")]
     nouns.append(EntryPoint("disk", "brine.hotplug.cli:DISK"))
+    nouns.append(EntryPoint("storage", "brine.storage.cli:COMMAND"))
     verbs = [EntryPoint("disk", "brine.instance.disks.cli:add_disk_verbs")]
     known = {"brine.commands": nouns, "brine.verbs": verbs}
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
@@ -544,6 +545,32 @@ def test_an_adopted_disk_gets_a_name_and_nothing_wrong_is_taken_for_done(
     assert disk("adopt", "web1", path, "--name", "hand", "--unit", unit)[1].startswith("unchanged")
     said = disk("adopt", "web1", path, "--name", "other")
     assert is_one_line(said), said
+
+
+@pytest.mark.parametrize("which", ["root", "data"])
+def test_a_volume_that_was_kept_is_put_back(
+    unit: str, disk: Brine, capsys: pytest.CaptureFixture[str], which: str
+) -> None:
+    define_instance(web1(ROOT, DATA))
+    assert disk("snapshot", "web1", "--name", "one")[0] == 0
+    before = disks_of()[which]
+    assert disk("remove", "web1", which)[0] == 0
+    assert disk("add", "web1", "--path", before.path, "--format", "vmdk")[0] == 2
+    assert disk("add", "web1", "--path", before.path, "--wipe", "full")[0] == 2
+    assert which not in disks_of()
+    capsys.readouterr()
+    assert cli.main(["storage", "orphans"]) == 0
+    assert f"disk add INSTANCE --path {before.path}" in capsys.readouterr().out
+    assert disk("add", "web1", "--path", before.path, "--dry-run")[1].startswith("would be added")
+    status, out, _ = disk("add", "web1", "--path", before.path, "--name", "again", "--json")
+    assert (status, json.loads(out)["plugged"]) == (0, False)
+    after = disks_of()["again"]
+    kept = ("uuid", "unit", "path", "format", "backing", "size_mib")
+    assert [getattr(after, key) for key in kept] == [getattr(before, key) for key in kept]
+    assert orphans() == []
+    assert disk("remove", "web1", "again")[0] == 0
+    assert disk("add", "web1", "--path", before.path)[0] == 0
+    assert disks_of()[which].uuid == before.uuid
 
 
 def test_commands_on_one_instance_wait_for_each_other(

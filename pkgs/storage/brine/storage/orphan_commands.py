@@ -82,6 +82,9 @@ def _print(arguments: argparse.Namespace, found: list[Orphan]) -> None:
         print(json.dumps([_facts(one) for one in found], indent=2))
     else:
         print_table(_HEADING, map(_row, found), none=_NONE)
+        for one in found[:1]:
+            text = "gives an instance such a volume again"
+            print(printable(f"\nbrine disk add INSTANCE --path {one.status.path}: {text}"))
 
 
 def _facts(one: Orphan) -> dict[str, Any]:

@@ -46,6 +46,16 @@ def as_it_is(disk: Disk) -> Disk:
     return replace(volume_in(disk.unit, disk.uuid).disk(disk), size_mib=disk.size_mib)
 
 
+def volumes_of(unit: str) -> list[Volume]:
+    """The volumes in a unit that Brine has made or adopted.
+
+    :raises BrineError: if they can't be found out.
+    """
+    if unit.startswith("/"):
+        return list(FileVolume.list(unit))
+    return [one for one in PlainVolume.list() if one.unit == unit]
+
+
 def managed_volumes() -> list[Volume]:
     """All volumes on this node that Brine has made or adopted.
 

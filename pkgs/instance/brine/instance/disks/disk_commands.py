@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -17,7 +18,7 @@ from brine.hotplug import commands as hotplug_commands
 from brine.hotplug.session import remove_device, working_on
 from brine.hotplug.timeouts import Waits
 from brine.instance import store
-from brine.instance.disks.adoption import adopt_disk
+from brine.instance.disks.adoption import adopt_disk, unit_of
 from brine.instance.disks.finding import find_disk
 from brine.instance.disks.live import show_growth
 from brine.instance.disks.states import DiskState
@@ -29,23 +30,26 @@ from brine.instance.observe import Oper, look
 from brine.instance.registry import Defined, SpecChangedError, define_instance
 from brine.instance.store import InstanceError
 from brine.storage.orphans import VolumeClaims
-from brine.storage.unit import UnitStatus
-from brine.storage.volume import Wipe
-from brine.storage.volumes import volume_in
+from brine.storage.unit import StorageError, UnitStatus
+from brine.storage.volume import Volume, Wipe
+from brine.storage.volumes import volume_in, volumes_of
 from brine.vm.address import DeviceKind
-from brine.vm.disk import Disk
+from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime, change_file
 from brine.vm.spec import Spec, to_json
 
 _MIB = 1 << 20
 _HEADING = ("DISK", "UNIT", "DRIVER", "SIZE", "MADE", "USED", "SNAPSHOTS", "STATUS", "WHY")
+_OF_VOLUME = ("uuid", "unit", "path", "format", "backing", "size_mib")
 _PLUGGING = ("qmp", "runtime", "controller", "no_hotplug")
 
 
 def add(arguments: argparse.Namespace) -> int:
     """``brine disk add``: by size, or else by path, which is the business of hotplug."""
     if arguments.size is None:
+        if volume := _kept_volume(arguments):
+            return _put_back(arguments, volume)
         for key in ("unit", "name", "wipe"):
             if getattr(arguments, key) is not None:
                 raise UsageError(f"--{key} goes with --size")
@@ -68,16 +72,65 @@ def _add_sized(arguments: argparse.Namespace) -> int:
         raise UsageError("a disk has at least 1M")
     log_to_journal("brine")
     undo_when_told_to_end()
-    name, dry_run = arguments.vm, arguments.dry_run
-    uuid = arguments.uuid or str(uuid4())
+    dry_run, name = arguments.dry_run, arguments.vm
     if left := _left_unplugged(arguments):
-        disk, is_plugged = left, not dry_run and _plug(store.load(name), None, left, arguments)
-    else:
-        try:
-            disk, is_plugged = _make_and_plug(arguments, uuid)
-        except (KeyboardInterrupt, SystemExit):
-            _undo_addition(name, uuid)
-            raise
+        is_plugged = not dry_run and _plug(store.load(name), None, left, arguments)
+        return _print_added(arguments, left, is_plugged)
+    uuid = arguments.uuid or str(uuid4())
+    return _add_row(arguments, uuid, lambda spec: {**_row_of(arguments, spec), "uuid": uuid})
+
+
+def _kept_volume(arguments: argparse.Namespace) -> Volume | None:
+    """The volume at the path, if Brine has made or adopted it, and no instance has it."""
+    is_plain = arguments.path is None or any(getattr(arguments, key) for key in _PLUGGING)
+    if is_plain or arguments.vm is None or store.load_sound(arguments.vm) is None:
+        return None
+    path = os.path.abspath(arguments.path)
+    if unit := unit_of(path):
+        with suppress(StorageError):  # then it is a disk as others
+            for volume in volumes_of(unit):
+                status = volume.status()
+                if status.path == path and not VolumeClaims.read().has(volume, status):
+                    return volume
+    return None
+
+
+def _put_back(arguments: argparse.Namespace, volume: Volume) -> int:
+    """Have an instance have a disk with a volume that was kept."""
+    known = volume.disk(Disk(path=os.path.abspath(arguments.path)))
+    kept = {key: to_json(known)[key] for key in _OF_VOLUME}
+    for key in ("uuid", "unit", "format"):
+        given = getattr(arguments, key)
+        if given not in (None, kept[key]):
+            raise UsageError(f"--{key} {given}: the volume {known.path} has {kept[key]}")
+    if arguments.wipe:
+        raise UsageError("--wipe goes with --size: the volume keeps its data")
+    log_to_journal("brine")
+    undo_when_told_to_end()
+    called = volume.status().name
+
+    def row_of(spec: Spec) -> dict[str, Any]:
+        row = {**_row_of(arguments, spec), **kept}
+        is_free = called and called not in [one.name for one in spec.disks]
+        return {**row, "name": called} if is_free and not arguments.name else row
+
+    return _add_row(arguments, known.uuid, row_of)
+
+
+def _add_row(
+    arguments: argparse.Namespace, uuid: str, row_of: Callable[[Spec], dict[str, Any]]
+) -> int:
+    """Have an instance have a further disk, as *row_of* makes it for a spec."""
+    try:
+        disk, is_plugged = _define_and_plug(arguments, uuid, row_of)
+    except (KeyboardInterrupt, SystemExit):
+        _undo_addition(arguments, uuid)
+        raise
+    return _print_added(arguments, disk, is_plugged)
+
+
+def _print_added(arguments: argparse.Namespace, disk: Disk, is_plugged: bool) -> int:
+    name, dry_run = arguments.vm, arguments.dry_run
     where = f"{size_text(disk.size_mib * _MIB)} in {disk.unit}"
     text = f"{'would be added' if dry_run else 'added'}: {name} {disk.name}, {where}"
     text += ", plugged in" if is_plugged else ""
@@ -103,11 +156,13 @@ def _has_now(name: str, uuid: str) -> bool:
     return any(one.uuid == uuid for one in devices_now(name).now.disks)
 
 
-def _make_and_plug(arguments: argparse.Namespace, uuid: str) -> tuple[Disk, bool]:
-    """Add a new disk; returns it, and whether it is plugged in."""
+def _define_and_plug(
+    arguments: argparse.Namespace, uuid: str, row_of: Callable[[Spec], dict[str, Any]]
+) -> tuple[Disk, bool]:
+    """Add a disk; returns it, and whether it is plugged in."""
 
     def with_it(spec: Spec) -> list[dict[str, Any]]:
-        row = {**_row_of(arguments, spec), "uuid": uuid}
+        row = row_of(spec)
         if any(row["name"] == one.name for one in spec.disks):
             text = f"has a disk {row['name']} already"
             raise InstanceError(spec.name, text, hint="give another --name")
@@ -121,8 +176,9 @@ def _make_and_plug(arguments: argparse.Namespace, uuid: str) -> tuple[Disk, bool
     return disk, _plug(defined.spec, defined.before, disk, arguments)
 
 
-def _undo_addition(name: str, uuid: str) -> None:
+def _undo_addition(arguments: argparse.Namespace, uuid: str) -> None:
     """Undo an addition that was told to end, and say in a line what is so."""
+    name = arguments.vm
     disk = next((one for one in store.load(name).disks if one.uuid == uuid), None)
     if disk is None:
         return
@@ -130,7 +186,7 @@ def _undo_addition(name: str, uuid: str) -> None:
         if look(name).state.oper is Oper.RUNNING and _has_now(name, uuid):
             warn(f"{name}: the disk {disk.name} is added, and plugged in")
             return
-        _take_back(name, disk)
+        _take_back(name, disk, arguments)
     except BrineError as error:
         hint = f"the same command with --name {disk.name} plugs it in"
         warn(f"{name}: the disk {disk.name} is in its spec, not plugged in: {error}", hint=hint)
@@ -142,7 +198,7 @@ def _row_of(arguments: argparse.Namespace, spec: Spec) -> dict[str, Any]:
     """The disk that the options want, as a spec has it."""
     row: dict[str, Any] = {
         "name": arguments.name or _free_name(spec),
-        "size_mib": -(-arguments.size // _MIB),
+        "size_mib": -(-(arguments.size or 0) // _MIB),
         "cache": arguments.cache,
         "aio": arguments.aio,
         "read_only": arguments.read_only,
@@ -194,7 +250,7 @@ def _plug(spec: Spec, before: Spec | None, disk: Disk, arguments: argparse.Names
     )
     if disk.uuid in [one.uuid for one in live.attached]:
         return True
-    _take_back(spec.name, disk)
+    _take_back(spec.name, disk, arguments)
     error = live.errors[0] if live.errors else BrineError("it has no place for the disk")
     raise InstanceError(spec.name, f"the disk is not plugged in: {error}", hint=error.hint)
 
@@ -203,9 +259,10 @@ def _waits(arguments: argparse.Namespace) -> Waits:
     return Waits(arguments.timeout, arguments.lock_timeout, arguments.qmp_timeout)
 
 
-def _take_back(name: str, disk: Disk) -> None:
+def _take_back(name: str, disk: Disk, arguments: argparse.Namespace) -> None:
     _define(name, _without(disk))
-    volume_in(disk.unit, disk.uuid).remove()
+    if arguments.size is not None:  # or it was there before
+        volume_in(disk.unit, disk.uuid).remove()
 
 
 def grow(arguments: argparse.Namespace) -> int:
@@ -290,9 +347,13 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     is_plugged = not spec.is_xen() and look(name).state.oper is Oper.RUNNING
     if arguments.delete and not is_plugged:  # it stays in use until the instance has ended
         refuse_to_delete(name, [disk])
+    stays = is_plugged and disk.interface == Interface.IDE and _has_now(name, disk.uuid)
+    if arguments.delete and stays:
+        hint = f"stop {name} before; or leave out --delete"
+        raise InstanceError(name, f"{disk.path}: on IDE, its guest has it until then", hint=hint)
     is_deleted = arguments.delete
     if not arguments.dry_run:
-        if is_plugged:
+        if is_plugged and not stays:
             _unplug(arguments, name, disk)
             _note_removal(name, disk)
         _define(name, _without(disk))
@@ -300,7 +361,8 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     would = "would be " if arguments.dry_run else ""
     text = f"{would}removed: {name} {disk.name or disk.path}; its volume {disk.path} "
     text += f"{would}{'deleted' if is_deleted else 'kept'}"
-    facts = {"name": name, "disk": _named(disk), "deleted": is_deleted}
+    text += "; on IDE, its guest has it until its next start" if stays else ""
+    facts = {"name": name, "disk": _named(disk), "deleted": is_deleted, "restart_pending": stays}
     print_done(printable(text), as_json=arguments.json, **facts, dry_run=arguments.dry_run)
     return 0 if is_deleted == arguments.delete else 1
 
