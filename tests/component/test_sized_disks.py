@@ -606,6 +606,28 @@ def test_disks_are_added_at_once_by_several_commands(unit: str, disk: Brine) -> 
     assert len(disks_of()) == len(files_in(unit)) == 6
 
 
+@pytest.mark.parametrize(("work", "is_left"), [("snapshot", False), ("remove_snapshot", True)])
+def test_a_command_that_is_told_to_end_says_what_is_left(
+    unit: str, disk: Brine, monkeypatch: pytest.MonkeyPatch, work: str, is_left: bool
+) -> None:
+    define_instance(web1(ROOT))
+    words = ["snapshot", "web1", "--name", "one"]
+    if is_left:
+        assert disk(*words)[0] == 0
+        words[2] = "--remove"
+
+    def told_to_end(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileVolume, work, told_to_end)
+        status, _, err = disk(*words)
+    assert (status, err.count("interrupted: ")) == (130, 1)
+    assert ("snapshot-removal of instance/web1" in err) == is_left == bool(operation.pending())
+    assert disk("snapshot", "web1", "--name", "two")[0] == 0
+    assert operation.pending() == []
+
+
 def test_a_volume_that_is_gone_is_told(unit: str, disk: Brine) -> None:
     define_instance(web1(ROOT))
     os.unlink(disks_of()["root"].path)

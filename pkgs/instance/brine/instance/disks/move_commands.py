@@ -9,21 +9,24 @@ from brine.common.cli import print_done, undo_when_told_to_end
 from brine.common.errors import printable
 from brine.common.progress import ProgressLines
 from brine.instance.disks.evacuate import Evacuation
+from brine.instance.disks.interruption import telling_what_is_left
 from brine.instance.disks.moves import MovedDisk, move_disk
 from brine.instance.messages import log_to_journal
+from brine.instance.store import operation_key
 
 
 def move(arguments: argparse.Namespace) -> int:
     """``brine disk move``."""
     undo_when_told_to_end()
     log_to_journal("brine")
-    moved = move_disk(
-        arguments.name,
-        arguments.disk,
-        arguments.to,
-        rate=arguments.rate,
-        tell=ProgressLines(),
-    )
+    with telling_what_is_left(operation_key(arguments.name)):
+        moved = move_disk(
+            arguments.name,
+            arguments.disk,
+            arguments.to,
+            rate=arguments.rate,
+            tell=ProgressLines(),
+        )
     disk = moved.disk
     facts = {"instance": moved.name, "disk": disk.name, "uuid": disk.uuid, "unit": disk.unit}
     facts |= {"path": disk.path, "format": disk.format, "from": moved.before.unit}
@@ -45,7 +48,8 @@ def evacuate(arguments: argparse.Namespace) -> int:
     log_to_journal("brine")
     work = Evacuation(arguments.to, arguments.rate, ProgressLines())
     how = work.of_physical if arguments.type == "lvm-pv" else work.of_folder
-    how(arguments.unit)
+    with telling_what_is_left():
+        how(arguments.unit)
     if arguments.json:
         rows = {"moved": work.moved, "failed": work.failed}
         facts = {key: [one.to_json() for one in found] for key, found in rows.items()}

@@ -11,6 +11,7 @@ from brine.common.errors import UsageError, printable, warn
 from brine.common.progress import size_text
 from brine.instance import messages, store
 from brine.instance.disks import snapshots
+from brine.instance.disks.interruption import telling_what_is_left
 from brine.instance.disks.snapshots import DiskSnapshot, called
 from brine.vm.disk import Disk
 
@@ -26,7 +27,8 @@ def snapshot(arguments: argparse.Namespace) -> int:
     undo_when_told_to_end()
     messages.log_to_journal("brine")
     name = arguments.snapshot or snapshots.new_name()
-    taken = snapshots.take_snapshot(arguments.name, name, space=arguments.size)
+    with telling_what_is_left(store.operation_key(arguments.name)):
+        taken = snapshots.take_snapshot(arguments.name, name, space=arguments.size)
     if not arguments.json:
         for note in taken.notes:
             warn(f"{arguments.name}: {printable(note)}")
@@ -73,7 +75,8 @@ def _remove(arguments: argparse.Namespace) -> int:
     _refuse(arguments, "remove", "snapshot", "size")
     messages.log_to_journal("brine")
     name = arguments.remove
-    disks = snapshots.remove_snapshot(arguments.name, name)
+    with telling_what_is_left(store.operation_key(arguments.name)):
+        disks = snapshots.remove_snapshot(arguments.name, name)
     text = f"removed: snapshot {name} of {arguments.name}, {_named(disks)}"
     _print_done(arguments, text, name, disks)
     return 0
