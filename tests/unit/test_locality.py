@@ -47,6 +47,9 @@ MOUNTS = """\
 10 9 0:35 / /srv/both rw - nfs server:/vms rw
 """
 
+FILES = ("/srv/local/image", "/image", "/srv/a b/image", "/srv/nfs2/image")
+"""Those that there are."""
+
 
 @pytest.fixture
 def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
@@ -74,9 +77,13 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
     (sysfs / "dev/block/8:1").symlink_to(partition)
     numbers = {f"/dev/{name}": number for name, (number, *_) in DEVICES.items()}
     numbers["/dev/sda1"] = "8:1"
+    image = tmp_path / "image"
+    image.touch()
     real = os.stat
 
     def stat(path: str, **how: object) -> os.stat_result:
+        if path in FILES:
+            return real(image)
         if path not in numbers:
             return real(path, **how)  # type: ignore[arg-type]
         major, minor = map(int, numbers[path].split(":"))
@@ -85,7 +92,7 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
         return os.stat_result(found, {"st_rdev": os.makedev(major, minor)})
 
     monkeypatch.setattr(os, "stat", stat)
-    monkeypatch.setattr(os.path, "realpath", _realpath(os.path.realpath, numbers))
+    monkeypatch.setattr(os.path, "realpath", _realpath(os.path.realpath, {*numbers, *FILES}))
     mounts = tmp_path / "mountinfo"
     mounts.write_text(MOUNTS)
     storage = Storage(sysfs, mounts)
@@ -96,7 +103,7 @@ def fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shared:
     return why
 
 
-def _realpath(real: Callable[..., str], known: dict[str, str]) -> Callable[..., str]:
+def _realpath(real: Callable[..., str], known: set[str]) -> Callable[..., str]:
     return lambda path, **how: str(path) if str(path) in known else real(path, **how)
 
 
@@ -104,7 +111,7 @@ def _realpath(real: Callable[..., str], known: dict[str, str]) -> Callable[..., 
     "path",
     [
         *("/dev/sda", "/dev/sda1", "/dev/vda", "/dev/nvme0n1", "/dev/dm-0", "/dev/md0"),
-        *("/dev/loop0", "/srv/local/image", "/image", "/srv/a b/image", "/srv/nfs2/image"),
+        *("/dev/loop0", *FILES),
     ],
 )
 def test_it_is_this_nodes_own(fault: Shared, path: str) -> None:
@@ -126,6 +133,7 @@ def test_it_is_this_nodes_own(fault: Shared, path: str) -> None:
         ("/dev/dm-4", "dm-4 is of no device"),
         ("/dev/loop1", "it is on nfs4"),
         ("/dev/none", "it is not there"),
+        ("/srv/local/missing", "it is not there"),  # as what is to be mounted there
         ("/srv/nfs/image", "it is on nfs4"),
         ("/srv/ceph/image", "it is on ceph"),
         ("/srv/gluster/image", "it is on fuse.glusterfs"),

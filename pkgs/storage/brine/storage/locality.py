@@ -70,9 +70,7 @@ class Storage:
 
     def _fault_of_missing(self, disk: Disk) -> str | None:
         """Of a disk that is not there; its volume may only not be active."""
-        if not disk.path.startswith("/dev/"):
-            return None  # its file system is this node's
-        if not disk.unit or disk.unit.startswith("/"):
+        if not disk.path.startswith("/dev/") or not disk.unit or disk.unit.startswith("/"):
             return "it is not there"
         try:
             rows = lvm.report().physical
