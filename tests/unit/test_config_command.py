@@ -350,6 +350,7 @@ def private(brine: Run, tmp_path: Path) -> Run:
         instance = data["instances"][uuid_of("instance", number)]
         instance["osparams_private"] = {"token": PRIVATE}
         instance["hvparams"] = {"vnc_password_file": f"/etc/brine/web{number}"}
+        instance["serial_no"] = 6 + number
     (tmp_path / "config.data").write_text(json.dumps(data))
     return brine
 
@@ -382,6 +383,8 @@ def test_another_node_gets_what_its_specs_are_made_of(private: Run, tmp_path: Pa
     assert spec_of(part, part.instances[key]) == spec_of(whole, whole.instances[key])
     theirs = part.instances[uuid_of("instance", 1)].to_json()
     assert {key for key, value in theirs.items() if value} >= {"uuid", "name", "primary_node"}
+    # Which says how new that is.
+    assert theirs["serial_no"] == 7
     assert "nics" not in theirs
 
 

@@ -15,12 +15,14 @@ import pytest
 
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
+from brine.common.own_node import noted_node
 from brine.config.model import Configuration
 from brine.config.store import ConfigStore
 from brine.config.verify import find_mistakes
 from brine.instance import store
 from brine.instance.from_config import elsewhere, spec_of
 from brine.instance.validate import completed
+from brine.vm.claim import Claim
 from brine.vm.spec import Spec
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
 
@@ -52,6 +54,7 @@ def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> Non
     assert found == [(THEIRS, node_name(2)), ("renamed", node_name(3))]
 
 
+@pytest.mark.parametrize("claimed", [False, True])
 @pytest.mark.parametrize("json_too", [False, True])
 def test_define_names_them_and_sets_them_aside(
     configuration: Configuration,
@@ -59,10 +62,21 @@ def test_define_names_them_and_sets_them_aside(
     monkeypatch: pytest.MonkeyPatch,
     *,
     json_too: bool,
+    claimed: bool,
 ) -> None:
-    monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
-    defined(THEIRS, uuid=uuid_of("instance", 2))
+    their_claim = Claim()
+    if claimed:
+        # By the configuration before it moved.
+        instance = configuration.instances[uuid_of("instance", 2)]
+        instances = {**configuration.instances, instance.uuid: replace(instance, serial_no=2)}
+        configuration = replace(configuration, instances=instances)
+        spec = completed({"name": THEIRS, "uuid": instance.uuid})
+        store.save(replace(spec, node=os.uname().nodename, claim_serial=1))
+        their_claim = Claim(node_name(2), 2)
+    else:
+        defined(THEIRS, uuid=uuid_of("instance", 2))
     before = store.load(THEIRS)
+    monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
     defined(OURS, uuid=uuid_of("instance", 1), admin_state_source="user")
     put_event("down", "user")
     more = ["--json"] if json_too else []
@@ -78,9 +92,49 @@ def test_define_names_them_and_sets_them_aside(
         assert warning.startswith(f"brine: warning: {THEIRS}: is defined here, and is ")
         assert f"{node_name(2)}'s" in warning
         assert hint.startswith(f"brine: hint: brine instance undefine {THEIRS}")
-    # It is started here no more.
-    assert store.load(THEIRS) == replace(before, node=node_name(2), claim_serial=1)
+    # It is started here no more, unless it is from before there were claims.
+    assert store.load(THEIRS) == replace(
+        before, node=their_claim.node, claim_serial=their_claim.serial
+    )
     assert store.load(OURS).is_down_by_user()  # which the configuration does not know yet
+
+
+@pytest.mark.parametrize(
+    ("address", "is_noted"), [("primary_ip", True), ("secondary_ip", True), ("", False)]
+)
+def test_a_host_of_another_name_notes_its_node_by_an_address(
+    configuration: Configuration,
+    brine: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    address: str,
+    *,
+    is_noted: bool,
+) -> None:
+    """As Salt names the node, whose host may have another name; but a person may name any node."""
+    monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="kvm-a"))
+    node = configuration.nodes[uuid_of("node", 1)]
+    own = getattr(node, address) if address else "192.0.2.254"
+    monkeypatch.setattr("brine.config.nodes.is_own_address", lambda ip: ip == own)
+    assert brine("define", "--from-config", "--node", HERE)[0] == 0
+    noted = noted_node()
+    assert (noted.uuid if noted else None) == (node.uuid if is_noted else None)
+
+
+def test_a_host_notes_its_node_by_its_name(
+    configuration: Configuration,
+    brine: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=HERE))
+    monkeypatch.setattr("brine.config.nodes.is_own_address", lambda _: False)
+    assert brine("define", "--from-config", "--node", HERE, "--dry-run")[0] == 0
+    assert noted_node() is None
+    assert brine("define", "--from-config", "--node", node_name(2))[0] == 0
+    assert noted_node() is None
+    assert brine("define", "--from-config", "--node", HERE)[0] == 0
+    assert noted_node()
 
 
 def put_event(admin_state: str, source: str) -> outbox.ClusterEvent:

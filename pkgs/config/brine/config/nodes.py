@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from brine.common.errors import BrineError, printable, warn
 from brine.common.outbox import MOST_EVENTS, ClusterEvent, is_event_id
-from brine.common.own_node import noted_node
+from brine.common.own_node import is_own_address, noted_node
 from brine.common.schema import key, parse, shown
 from brine.config import ssconf
 from brine.config.model import ConfigDisk, Configuration, Instance, Node
@@ -85,6 +86,17 @@ def find_this_node(configuration: Configuration) -> ThisNode:
         node, is_renamed = configuration.nodes[noted.uuid], True
     is_master = configuration.names("nodes").exact(configuration.cluster.master_node) == node.uuid
     return ThisNode(node.name, node.uuid, host, is_renamed, is_master)
+
+
+def is_this_host(configuration: Configuration, node: Node) -> bool:
+    """Whether a node is the one that this host is, by its name, the note, or an IP address."""
+    addresses = (node.primary_ip, node.secondary_ip)
+    if any(is_own_address(one) and not ip_address(one).is_loopback for one in addresses):
+        return True
+    try:
+        return find_this_node(configuration).uuid == node.uuid
+    except ConfigError:
+        return False
 
 
 def with_new_name(configuration: Configuration, node: Node, new_name: str) -> Configuration:
@@ -181,7 +193,12 @@ def part_for(configuration: Configuration, node: Node) -> Configuration:
         instances={
             key: replace(one, osparams_private={})
             if key in own
-            else Instance(uuid=key, name=one.name, primary_node=one.primary_node)
+            else Instance(
+                uuid=key,
+                name=one.name,
+                primary_node=one.primary_node,
+                serial_no=one.serial_no,
+            )
             for key, one in instances.items()
         },
         disks=_chosen(configuration.disks, disks),

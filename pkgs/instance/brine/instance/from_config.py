@@ -17,7 +17,7 @@ from brine.common.own_node import note_node
 from brine.config import params
 from brine.config.effect import ignored_wishes
 from brine.config.model import ConfigNic, Configuration, Instance
-from brine.config.nodes import find_node, find_this_node
+from brine.config.nodes import find_node, find_this_node, is_this_host
 from brine.config.runnable import disk_path, place_fault, spec_link, unsupported
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
@@ -110,8 +110,11 @@ def define_all(arguments: argparse.Namespace) -> int:
 
 
 def _set_aside(others: Sequence[tuple[Spec, Claim]]) -> None:
-    """Have this node start no instance that is another node's by now."""
+    """Have this node start no instance that is another node's by now, and was its own by a claim
+    before. One that never had a claim starts still."""
     for spec, claim in others:
+        if not spec.claim_serial:
+            continue
         try:
             set_aside(spec.name, spec.uuid, claim)
         except BrineError as error:
@@ -131,15 +134,18 @@ def _adopt_disks(results: Sequence[DefinitionResult]) -> None:
 
 
 def _node_of(configuration: Configuration, arguments: argparse.Namespace) -> str:
-    """The UUID of the node that the options name, or that this host is; that is noted."""
+    """The UUID of the node that the options name, or that this host is; this host's is noted."""
     if arguments.node:
-        return find_node(configuration, arguments.node).uuid
-    found = find_this_node(configuration)
-    found.warn_of_names()
-    if not arguments.dry_run:
+        node = find_node(configuration, arguments.node)
+        uuid, name, is_here = node.uuid, node.name, is_this_host(configuration, node)
+    else:
+        found = find_this_node(configuration)
+        found.warn_of_names()
+        uuid, name, is_here = found.uuid, found.name, True
+    if is_here and not arguments.dry_run:
         with contextlib.suppress(OSError):  # the next one may
-            note_node(found.uuid, found.name)
-    return found.uuid
+            note_node(uuid, name)
+    return uuid
 
 
 def claim_of(configuration: Configuration, instance: Instance) -> Claim:
