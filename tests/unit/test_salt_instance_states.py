@@ -230,6 +230,14 @@ def test_a_definition_keeps_what_a_user_has_said(
     assert (result["changes"] == {}) is stays
 
 
+@pytest.mark.parametrize("test", [False, True])
+def test_what_a_claim_has_set_aside_is_left_alone(test: bool) -> None:
+    brine = Brine({**STOPPED, "status": "elsewhere"})
+    result = state(brine, test=test).elsewhere("web1", "n2.example.com")
+    assert (result["result"], result["changes"], brine.done) == (True, {}, [])
+    assert "n2.example.com" in result["comment"]
+
+
 @pytest.mark.parametrize("spec", [["memory_mib"], "512", {"name": "web2"}])
 def test_what_is_no_spec_of_it_is_refused(spec: Any) -> None:
     brine = Brine()

@@ -214,7 +214,8 @@ def absent(name: str) -> Result:
 
 
 def elsewhere(name: str, node: str) -> Result:
-    """Ensure an instance that another node has by now does not start here: it is ``offline``.
+    """Ensure an instance that another node has by now does not start here: it is ``offline``, or
+    set aside by a claim of that node.
 
     A running instance is not touched, and the state fails. ``brine instance undefine`` forgets it.
 
@@ -230,12 +231,14 @@ def elsewhere(name: str, node: str) -> Result:
     if (early := _not_there_yet(name, f"is {node}'s", result=True)) is not None:
         return early
     comment = f"is {node}'s, and offline here"
-    seen, refused = _info(name, _is_offline)
+    seen, refused = _info(name, lambda seen: _is_offline(seen) or _is_elsewhere(seen))
     if refused:
         return _failure(name, refused)
     if seen["oper_state"] in _GOING:
         hint = f"brine instance stop {name}, before {node} starts it"
         return _failure(name, f"{name} is {node}'s, but is {seen['oper_state']} here; {hint}")
+    if _is_elsewhere(seen):
+        return _success(name, {}, f"is {node}'s, and set aside here")
     if _is_offline(seen):
         return _success(name, {}, comment)
     changes = {"admin_state": {"old": seen["admin_state"], "new": "offline"}}
@@ -476,6 +479,11 @@ def _plain(value: Any) -> Any:
 
 def _is_stopped(seen: Result) -> bool:
     return seen["oper_state"] not in _GOING and seen["admin_state"] != "up"
+
+
+def _is_elsewhere(seen: Result) -> bool:
+    """Whether a claim of another node keeps an instance from starting here."""
+    return bool(seen.get("status") == "elsewhere")
 
 
 def _is_offline(seen: Result) -> bool:
