@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import own_node, paths
+from brine.confd.client import AnswerError, ConfdClient, NoAnswerError
+from brine.confd.protocol import ErrorCode, RequestType
 from brine.config.model import Configuration
 from brine.instance import store
 from brine.instance.claims import KnownClaims
@@ -53,6 +56,7 @@ class BootingNode:
                 }
             )
             store.save(spec)
+        own_node.note_node(uuid_of("node", 1), HERE)
         paths.UNASKED_FILE.touch()  # as the boot makes it
 
     def configure(self, number: int, *, node: int, serial: int) -> None:
@@ -68,8 +72,17 @@ class BootingNode:
         self.confd.write_config(self.configuration)
         self.confd.start()
 
-    def ask(self, **settings: Any) -> AskedResult:
-        return ask_whose(MovesSettings(**{"ask_timeout": 1, **settings}))
+    def ask(self, *, boots: bool = False, **settings: Any) -> AskedResult:
+        return ask_whose(MovesSettings(**{"ask_timeout": 1, **settings}), boots=boots)
+
+    def boot(self, **settings: Any) -> AskedResult:
+        """Ask for the first time since the boot."""
+        paths.UNASKED_FILE.unlink()
+        return self.ask(boots=True, **settings)
+
+    def change(self, number: int, **keys: Any) -> None:
+        """Have the spec of an instance say something else."""
+        store.save(replace(store.load(instance_name(number)), **keys))
 
     def barred(self) -> list[int]:
         """The numbers of the instances that may not start."""
@@ -83,7 +96,6 @@ def node(
 ) -> Iterator[BootingNode]:
     systemctl = ScriptedSystemctl(tmp_path / "systemctl", monkeypatch)
     monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=HERE))
-    monkeypatch.setattr("socket.gethostname", lambda: HERE)
     # The only candidate that it can reach is on this machine, too.
     monkeypatch.setattr(question, "is_own_address", lambda _host: False)
     with confd_process() as confd:
@@ -127,7 +139,7 @@ def test_what_is_anothers_is_set_aside_and_the_rest_is_released(node: BootingNod
     assert store.load(instance_name(2)).claim == Claim(node_name(2), 4)
     seen = look(instance_name(2))
     assert (seen.state.status, node_name(2) in seen.state.why) == ("elsewhere", True)
-    assert not paths.UNASKED_FILE.exists()
+    assert KnownClaims().bar_to(store.load(instance_name(1))) is None
     assert node.ask().others == {}  # it is told once
 
 
@@ -146,7 +158,7 @@ def test_what_the_configuration_does_not_have_is_left_alone(node: BootingNode) -
     assert (found.others, found.held, node.barred()) == ({}, {}, [])
 
 
-def test_a_node_that_the_cluster_has_lost_asks_for_each_instance(node: BootingNode) -> None:
+def test_a_node_that_the_cluster_does_not_know_keeps_its_instances(node: BootingNode) -> None:
     for number in (1, 2):
         node.configure(number, node=2, serial=4)
     del node.configuration["nodes"][uuid_of("node", 1)]
@@ -155,7 +167,130 @@ def test_a_node_that_the_cluster_has_lost_asks_for_each_instance(node: BootingNo
         if one["primary_node"] == uuid_of("node", 1):
             one["primary_node"] = uuid_of("node", 2)
     node.answers()
-    assert sorted(node.ask().others) == [instance_name(1), instance_name(2)]
+    found = node.ask()
+    assert (found.error, found.others, found.held, node.barred()) == (None, {}, {}, [])
+
+
+def test_a_node_whose_host_has_another_name_keeps_its_instances(
+    node: BootingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose an instance is, the UUID of its node says, also if the answer is too large."""
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename="kvm-a"))
+    node.configure(1, node=1, serial=5)
+    node.configure(2, node=2, serial=5)
+    node.answers()
+    with monkeypatch.context() as patched:
+        refused = AnswerError("too large", ErrorCode.TOO_LARGE)
+        ask = ConfdClient.ask
+
+        def answer(self: ConfdClient, question: Any, **more: Any) -> Any:
+            if question.type == RequestType.NODE_INSTANCES:
+                raise refused
+            return ask(self, question, **more)
+
+        patched.setattr(ConfdClient, "ask", answer)
+        assert list(node.ask().others) == [instance_name(2)]
+    assert node.barred() == [2]
+
+
+def test_a_host_that_has_not_noted_its_node_asks_nothing(
+    node: BootingNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths.NODE_FILE.unlink()
+    node.configure(2, node=2, serial=4)
+    node.answers()
+    found = node.ask(start_unasked="none")
+    assert (found.error, found.others, found.held, node.barred()) == (None, {}, {}, [])
+    assert "not noted which node this is" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_spec_without_a_claim_is_this_nodes(
+    node: BootingNode, capsys: pytest.CaptureFixture[str], *, is_answered: bool
+) -> None:
+    for number in (1, 2):
+        node.change(number, node="", claim_serial=0)
+        node.configure(number, node=2, serial=4)
+    if is_answered:
+        node.answers()
+    found = node.ask(start_unasked="none")
+    assert (found.others, found.held, node.barred()) == ({}, {}, [])
+    told = f"{instance_name(1)}: is defined here, and is {node_name(2)}'s"
+    assert (told in capsys.readouterr().err) is is_answered
+
+
+def test_an_answer_that_can_not_be_used_says_nothing_of_others(
+    node: BootingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.configure(1, node=3, serial=4)
+    node.configure(2, node=2, serial=4)
+    ask = ConfdClient.ask
+
+    def answer(self: ConfdClient, question: Any, **more: Any) -> Any:
+        found = ask(self, question, **more)
+        is_first = question.query == f"/instances/{uuid_of('instance', 1)}"
+        return {**found, "primary_node": "no such node"} if is_first else found
+
+    node.answers()
+    monkeypatch.setattr(ConfdClient, "ask", answer)
+    assert list(node.ask().others) == [instance_name(2)]
+    assert node.barred() == [2]
+
+
+def test_what_is_not_answered_in_time_is_held_back(
+    node: BootingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        node.configure(number, node=2, serial=4)
+    ask = ConfdClient.ask
+
+    def answer(self: ConfdClient, question: Any, **more: Any) -> Any:
+        if question.query == f"/instances/{uuid_of('instance', 1)}":
+            raise NoAnswerError("too late")
+        return ask(self, question, **more)
+
+    node.answers()
+    monkeypatch.setattr(ConfdClient, "ask", answer)
+    found = node.boot(ask_timeout=20)
+    assert (list(found.others), list(found.held)) == ([instance_name(2)], [instance_name(1)])
+    assert found.error
+    assert node.systemctl.asked("start") == [["--", "brine-claims.timer"]]
+
+
+def test_the_boot_holds_all_back_once(node: BootingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def fail(*_: object, **__: object) -> None:
+        seen.append(node.barred())
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(question.Candidates, "claims_on", fail)
+    found = node.boot()
+    assert seen == [[1, 2]]
+    assert "ZeroDivisionError" in str(found.error)
+    assert node.barred() == [1]  # the other has no disk that another node could have
+    assert node.systemctl.asked("start") == [["--", "brine-claims.timer"]]
+    node.ask(boots=True, start_unasked="none")
+    assert seen == [[1, 2], [1]]
+
+
+def test_a_question_after_one_that_was_killed_starts_instances(node: BootingNode) -> None:
+    node.answers()
+    assert node.ask(boots=True, ask_timeout=20).error is None
+    assert node.systemctl.asked("start") == [["--", "brine-instances.service"]]
+
+
+def test_a_mistake_of_confd_holds_nothing_back_where_there_is_no_cluster(node: BootingNode) -> None:
+    (paths.ETC_DIR / "confd.toml").write_text("port = none")
+    (paths.SSCONF_DIR / "ssconf_master_candidates_ips").unlink()
+    found = node.ask(start_unasked="none")
+    assert (found.error, found.held, node.barred()) == (None, {}, [])
+
+
+@pytest.mark.parametrize("option", ["-drive", "--drive", "--blockdev", "-virtfs", "-hda", "-fsdev"])
+def test_a_drive_of_extra_arguments_may_be_shared(node: BootingNode, option: str) -> None:
+    node.change(2, extra_arguments=(option, "anything"))
+    assert list(node.ask().held) == [instance_name(1), instance_name(2)]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +309,7 @@ def test_without_an_answer_only_what_no_other_node_could_have_starts(
 
 
 def test_it_goes_on_asking_and_starts_what_it_held_back(node: BootingNode) -> None:
-    node.ask()
+    node.boot()
     assert node.systemctl.asked("start") == [["--", "brine-claims.timer"]]
     assert node.barred() == [1]
     node.answers()
@@ -186,7 +321,7 @@ def test_it_goes_on_asking_and_starts_what_it_held_back(node: BootingNode) -> No
 
 def test_what_is_released_is_not_held_back_again(node: BootingNode) -> None:
     """As when the network fails later, and an admin asks."""
-    assert node.ask(start_unasked="all").error
+    assert node.boot(start_unasked="all").error
     assert node.systemctl.asked("start") == [["--", "brine-claims.timer"]]  # it goes on asking
     found = node.ask(start_unasked="none")
     assert found.error

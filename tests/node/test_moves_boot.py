@@ -57,6 +57,15 @@ def claims(master: Node) -> dict[str, dict[str, Any]]:
     return {one["name"]: {"uuid": one["uuid"], "claim_serial": one["serial_no"]} for one in found}
 
 
+def note_node(master: Node, node: Node) -> None:
+    """Have *node* know which node it is, as defining instances from the configuration does."""
+    known = json.loads(master.read(CONFIG))["nodes"].items()
+    (uuid,) = [uuid for uuid, one in known if one["name"] == "node1.example.com"]
+    machine_id = node.read("/etc/machine-id").strip()
+    noted = {"uuid": uuid, "name": "node1.example.com", "machine_id": machine_id}
+    node.write("/var/lib/brine/node.json", json.dumps(noted))
+
+
 def test_a_booted_node_asks_first(release: str, packages: list[Path]) -> None:
     with ExitStack() as stack:
         network = stack.enter_context(bridge())
@@ -79,6 +88,7 @@ def test_a_booted_node_asks_first(release: str, packages: list[Path]) -> None:
         for file in master.path(_SSCONF).iterdir():
             node.write(_SSCONF / file.name, file.read_text())
         node.write(KEY_FILE, KEY, mode=0o600)
+        note_node(master, node)
         for name, claim in claims(master).items():
             # Nothing boots in it: it needs no kernel.
             plain = {key: SMALLEST[key] for key in ("accel", "memory_mib")}

@@ -302,6 +302,10 @@ class StillStartingError(InstanceError):
     """An instance whose start takes long. systemd goes on with it; Brine does not wait."""
 
 
+class BarredError(InstanceError):
+    """An instance that this node may not run now, which is no failure."""
+
+
 def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     """Start all instances that should be up and are down, but those that their users shut down, and
     those whose owners are not there, and those that this node may not run.
@@ -312,16 +316,19 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     long.
 
     :returns: the name of each when it has started, with its error if it failed; also of specs that
-        can't be used. Last comes a :class:`StillStartingError` for each that is still starting.
+        can't be used, and a :class:`BarredError` for each that this node may not run. Last comes a
+        :class:`StillStartingError` for each that is still starting.
     """
     due = []
     for seen in look_at_all():
         if isinstance(seen, InstanceError):
             yield seen.name, seen
         elif seen.spec.admin_state == AdminState.UP and seen.state.oper is Oper.DOWN:
-            # The owner of an instance starts it, or the watcher when the owner is there. One of
-            # another node has no start here.
-            due += [] if seen.lacks_owner or seen.bar else [seen]
+            if bar := seen.bar:
+                yield seen.name, BarredError(seen.name, bar.why, hint=bar.hint)
+            # The owner of an instance starts it, or the watcher when the owner is there.
+            elif not seen.lacks_owner:
+                due.append(seen)
     failed = frozenset(supervisor().tried())
     due.sort(key=lambda seen: (seen.spec.start_order, seen.name))
     last = [seen for seen in due if seen.name in failed]
@@ -455,6 +462,8 @@ def _start_all() -> int:
             print(f"started: {name}", flush=True)
         elif isinstance(error, StillStartingError):
             warn(str(error))
+        elif isinstance(error, BarredError):
+            print(f"not started: {error}", flush=True)
         else:
             status = 1
             tell_error(error)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from brine.common import paths
-from brine.common.own_node import noted_node
+from brine.common.errors import BrineError, warn
+from brine.common.own_node import OwnNode, is_own_address
 from brine.common.settings import load
 from brine.confd import questions
 from brine.confd.client import (
@@ -23,6 +22,7 @@ from brine.confd.client import (
 )
 from brine.confd.keys import find_keys
 from brine.confd.protocol import ErrorCode
+from brine.confd.questions import Question
 from brine.confd.settings import ConfdSettings
 from brine.config.store import read_configuration
 from brine.instance.from_config import claim_of
@@ -30,11 +30,15 @@ from brine.instance.store import is_this_node
 from brine.vm.claim import Claim
 from brine.vm.spec import Spec
 
+T = TypeVar("T")
+
 _ATTEMPT_S = 5.0
 _PAUSE_S = 1.0
+_LEAST_S = 0.1
 
-ClaimsByUuid = Mapping[str, Claim]
-"""The claims of the instances that the configuration has, by the UUIDs of these."""
+Answers = Mapping[str, Claim | None]
+"""The claims of instances, by UUID. None is one that another node can't have by the configuration;
+an instance that is not here was not answered in time."""
 
 
 class Candidates:
@@ -46,7 +50,11 @@ class Candidates:
     @classmethod
     def known(cls) -> Candidates | None:
         """Those that this node knows; None on a host without a cluster."""
-        settings = load(ConfdSettings, paths.settings_file("confd"))
+        try:
+            settings = load(ConfdSettings, paths.settings_file("confd"))
+        except BrineError as error:
+            warn(f"{error}; the defaults are used", hint=error.hint)
+            settings = ConfdSettings()
         ssconf = paths.SSCONF_DIR / "ssconf_master_candidates_ips"
         is_in_cluster = ssconf.exists() or settings.config_file.exists()
         return cls(settings) if is_in_cluster and settings.key_file.exists() else None
@@ -61,55 +69,40 @@ class Candidates:
         own = _own_addresses()
         return [one for one in found if one not in own and not is_own_address(parse_peer(one).host)]
 
-    def claims_on(self, node: str, specs: Sequence[Spec], *, timeout_s: float) -> ClaimsByUuid:
+    def claims_on(self, node: OwnNode, specs: Sequence[Spec], *, timeout_s: float) -> Answers:
         """Whose instances are, as the newest of the candidates' configurations has it.
 
-        :param node: the UUID or the name of this node.
-        :param timeout_s: how long to ask at most. The network may not be up yet, or the candidates
-            may be booting, too.
+        :param node: this node.
+        :param timeout_s: how long all questions may take. The network may not be up yet, or the
+            candidates may be booting, too.
         :raises BrineError: if none has answered by then.
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            left_s = deadline - time.monotonic()
             try:
-                return self._claims_once(node, specs, min(_ATTEMPT_S, max(left_s, 1.0)))
+                return self._claims_once(node, specs, deadline)
             except ConfdError as error:
                 is_final = isinstance(error, AnswerError) and error.code != ErrorCode.INTERNAL
-                if is_final or left_s <= _PAUSE_S:
+                if is_final or _left(deadline) <= _PAUSE_S:
                     raise
             time.sleep(_PAUSE_S)
 
-    def _claims_once(self, node: str, specs: Sequence[Spec], timeout_s: float) -> ClaimsByUuid:
+    def _claims_once(self, node: OwnNode, specs: Sequence[Spec], deadline: float) -> Answers:
         if not (peers := self.others()):
             # No other node can have changed the configuration.
             configuration = read_configuration(str(self._settings.config_file))
-            every = configuration.instances.values()
-            return {one.uuid: claim_of(configuration, one) for one in every}
+            if node.uuid not in configuration.nodes:
+                return {one.uuid: None for one in specs}
+            claims = {
+                uuid: claim_of(configuration, one)
+                for uuid, one in configuration.instances.items()
+                if one.primary_node != node.uuid and one.primary_node in configuration.nodes
+            }
+            return {one.uuid: claims.get(one.uuid) for one in specs}
         settings = self._settings
         keys = find_keys(settings.key_file, settings.previous_key_file, {})
         client = ConfdClient(peers, [one.secret for one in keys], port=settings.port)
-        return _claims_from(client, node, specs, timeout_s)
-
-
-def own_reference() -> str:
-    """How to name this node to others: the UUID of the node that it was last, or its host name."""
-    noted = noted_node()
-    return noted.uuid if noted else socket.gethostname()
-
-
-def is_own_address(host: str) -> bool:
-    """Whether an IP address is one of this node's now."""
-    try:
-        address = ipaddress.ip_address(host)
-        if _text(Path(f"/proc/sys/net/ipv{address.version}/ip_nonlocal_bind")) == "1":
-            return False  # a socket can have any address
-        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-        with socket.socket(family, socket.SOCK_DGRAM) as one:
-            one.bind((host, 0))
-    except (OSError, ValueError):
-        return False
-    return True
+        return _Question(client, node, deadline).claims_of(specs)
 
 
 def _own_addresses() -> frozenset[str]:
@@ -126,41 +119,65 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _claims_from(
-    client: ConfdClient, node: str, specs: Sequence[Spec], timeout_s: float
-) -> ClaimsByUuid:
-    """One question for the instances of this node, and one for each instance that is not among
-    them."""
-    found = _own_claims(client, node, timeout_s)
+def _left(deadline: float) -> float:
+    return deadline - time.monotonic()
 
-    @cache
-    def name_of(uuid: str) -> str:
-        return str(client.ask(questions.config(f"/nodes/{uuid}/name"), timeout_s=timeout_s))
 
-    for spec in specs:
-        if spec.uuid in found:
-            continue
-        question = questions.config(f"/instances/{spec.uuid}")
+class _Question:
+    """One question for the instances of this node. If the answer is too large, or for an instance
+    that is not among them, one for each instance."""
+
+    def __init__(self, client: ConfdClient, node: OwnNode, deadline: float) -> None:
+        self._client = client
+        self._node = node
+        self._deadline = deadline
+        self._names = dict[str, str | None]()
+
+    def claims_of(self, specs: Sequence[Spec]) -> Answers:
+        found = dict[str, Claim | None]()
         try:
-            data = client.ask(question, timeout_s=timeout_s)
+            answer = self._ask(questions.node_instances(self._node.uuid))
+            found = {_in(one, "uuid"): None for one in answer.primary}
+        except AnswerError as error:
+            if error.code == ErrorCode.UNKNOWN_ENTRY:
+                # The configuration does not know this node, so it can't say what is not its.
+                return {one.uuid: None for one in specs}
+            if error.code != ErrorCode.TOO_LARGE:
+                raise
+        for spec in specs:
+            if spec.uuid in found:
+                continue
+            if _left(self._deadline) <= 0:
+                break
+            with suppress(ConfdError):  # of one instance says nothing of the others
+                found[spec.uuid] = self._claim_of(spec)
+        return found
+
+    def _claim_of(self, spec: Spec) -> Claim | None:
+        data = self._found(f"/instances/{spec.uuid}")
+        if data is None:
+            return None
+        node = _in(data, "primary_node")
+        if node in (self._node.uuid, self._node.name):
+            return None
+        if node not in self._names:
+            name = self._found(f"/nodes/{node}/name")
+            self._names[node] = None if name is None else str(name)
+        name = self._names[node]
+        return None if name is None else Claim(name, _serial(data))
+
+    def _found(self, pointer: str) -> Any:
+        """What is there in the configuration; None if nothing is."""
+        try:
+            return self._ask(questions.config(pointer))
         except AnswerError as error:
             if error.code in (ErrorCode.ARGUMENT, ErrorCode.UNKNOWN_ENTRY):
-                continue  # it is not in the configuration
+                return None
             raise
-        found[spec.uuid] = Claim(name_of(_in(data, "primary_node")), _serial(data))
-    return found
 
-
-def _own_claims(client: ConfdClient, node: str, timeout_s: float) -> dict[str, Claim]:
-    try:
-        answer = client.ask(questions.node_instances(node), timeout_s=timeout_s)
-    except AnswerError as error:
-        # They are too many for a datagram, or this node has left the cluster.
-        if error.code in (ErrorCode.TOO_LARGE, ErrorCode.UNKNOWN_ENTRY):
-            return {}
-        raise
-    # The name of this node there need not be this host's; what counts is that it is this node.
-    return {_in(one, "uuid"): Claim("", _serial(one)) for one in answer.primary}
+    def _ask(self, question: Question[T]) -> T:
+        timeout_s = min(_ATTEMPT_S, max(_left(self._deadline), _LEAST_S))
+        return self._client.ask(question, timeout_s=timeout_s)
 
 
 def _in(data: Any, key: str) -> str:

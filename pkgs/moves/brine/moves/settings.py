@@ -26,8 +26,8 @@ class MovesSettings:
     """Which instances start while no master candidate answers: those whose disks no other node
     could have, all, or none."""
 
-    ask_timeout: int = setting(20, minimum=1, maximum=600)
-    """Seconds for which a node that boots waits for an answer."""
+    ask_timeout: int = setting(10, minimum=1, maximum=120)
+    """Seconds for which a node that boots waits for all answers."""
 
 
 def settings_or_defaults() -> MovesSettings:
