@@ -18,6 +18,7 @@ from brine.storage import lvm
 from brine.storage.file_volume import FileVolume
 from brine.storage.unit import StorageError
 from brine.storage.volume import VolumeRequest
+from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from component.own_lvm import loop_device, run_lvm, use_lvm_of
 
@@ -257,7 +258,7 @@ def test_a_node_has_one_default_unit_or_none(
     assert before.startswith("# ours\n")
     for unit in ("none", "/srv/none", devices[0], "", "a/b", "/srv/../etc"):
         said = brine("default", unit)
-        assert (said.status, said.out, said.err.count("error:")) == (1, "", 1)
+        assert (said.status, said.out, said.err.count("error:")) == (1 if unit else 2, "", 1)
     assert brine("default", GROUP, "--none").status == 2
     assert settings.read_text() == before
     assert brine("default", "--none").out == "modified: none\n"
@@ -380,6 +381,32 @@ def test_a_folder_without_records_is_missing_while_a_spec_has_volumes_in_it(
     (paths.SPECS_DIR / "web1.json").write_text(json.dumps({"name": "web1", "disks": [disk]}))
     row = units(brine, "--type", "file")[str(folder)]
     assert (row["status"], "not mounted" in row["why"]) == ("missing", True)
+
+
+def test_what_is_no_unit_is_told_with_what_would_make_it_one(
+    brine: Brine, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.mkdir()
+    said = brine("default", str(folder))
+    assert said.status == 1
+    assert f"{folder}: is no storage unit" in said.err
+    assert f"brine storage create file {folder}" in said.err
+    said = brine("default", "srv/vms")
+    assert "absolute path" in said.err
+    monkeypatch.setattr(lvm, "is_installed", lambda: False)
+    said = brine("default", GROUP)
+    assert (said.status, "not installed" in said.err, "lvm2" in said.err) == (1, True, True)
+
+
+@pytest.mark.skipif(
+    "device-mapper" in Path("/proc/misc").read_text(), reason="this kernel has a device mapper"
+)
+def test_a_kernel_without_device_mapper_is_told(devices: list[str]) -> None:
+    volume = volume_in(GROUP, "9fb0b0f9-1f0e-4c55-9a53-3ecf6c4d1a37")
+    with pytest.raises(StorageError, match="device mapper") as told:
+        volume.create(VolumeRequest(size=MIB))
+    assert len(str(told.value)) < 100
+    assert "dm_mod" in str(told.value.hint)
 
 
 def test_a_link_or_an_open_folder_can_not_become_a_unit(

@@ -11,8 +11,8 @@ from typing import ClassVar, Self
 
 from brine.common.files import fault_of_writers
 from brine.storage.directory_notes import fault_of_mount
-from brine.storage.settings import load_settings
-from brine.storage.unit import StorageUnit, UnitStatus
+from brine.storage.settings import folder_fault, load_settings
+from brine.storage.unit import StorageError, StorageUnit, UnitStatus
 
 ANSWER_S = 5.0
 """How long a file system, such as that of a dead NFS server, may take to answer."""
@@ -39,6 +39,13 @@ class FileDirectory(StorageUnit):
     @classmethod
     def _ask(cls, folder: str, found: dict[str, Self]) -> None:
         found[folder] = cls.at(folder)
+
+    @classmethod
+    def _no_unit(cls, name: str) -> StorageError:
+        hint = "brine storage list --type file"
+        if not folder_fault(name):
+            hint = f"brine storage create file {name}"
+        return StorageError(f"{name}: is no storage unit", hint=hint)
 
     @classmethod
     def at(cls, folder: str) -> Self:

@@ -31,6 +31,8 @@ _NO_FAULT = re.compile(
     r"|Check that device-mapper|Incompatible libdevmapper"
 )
 
+_NO_TARGETS = "Required device-mapper target(s) not detected"
+
 Row = Mapping[str, str]
 
 DISK_TAG = "brine.disk="
@@ -123,6 +125,20 @@ def is_installed() -> bool:
     return any(os.access(f"{folder}/{PROGRAM}", os.X_OK) for folder in PATH.split(":"))
 
 
+def refuse_without_lvm(about: str) -> None:
+    """Refuse to look for something of LVM's where LVM is not installed.
+
+    :raises LvmError: if it is not.
+    """
+    if not is_installed():
+        raise _not_installed(about)
+
+
+def _not_installed(about: str) -> LvmError:
+    hint = install_hint(apt="lvm2", dnf="lvm2")
+    return LvmError(f"{about}: LVM is not installed", hint=hint)
+
+
 def change(*command: str) -> str:
     """Run a command of LVM's that changes something, such as ``pvchange``; returns what it says.
 
@@ -132,6 +148,9 @@ def change(*command: str) -> str:
         said, fault = _run(*command)
     finally:
         forget()
+    if _NO_TARGETS in fault:
+        hint = "modprobe dm_mod; containers have none: make disks in folders there"
+        raise LvmError(f"lvm {command[0]}: the kernel has no device mapper", hint=hint)
     if fault:
         raise LvmError(f"lvm {' '.join(command)}: {fault}")
     return said
@@ -178,6 +197,5 @@ def _run(*arguments: str) -> tuple[str, str]:
         hint = "a device may not answer, or another command of LVM's holds a lock: see ps -e"
         raise LvmHangsError(text, hint=hint) from None
     except FileNotFoundError:
-        hint = install_hint(apt="lvm2", dnf="lvm2")
-        raise LvmError(f"lvm {arguments[0]}: LVM is not installed", hint=hint) from None
+        raise _not_installed(f"lvm {arguments[0]}") from None
     return done.stdout, fault_of(done.stderr, done.returncode) if done.returncode else ""

@@ -15,7 +15,18 @@ _OFF = "its allocation is off"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LvmPv(StorageUnit):
+class _LvmUnit(StorageUnit):
+    """A unit that can be found only where LVM is installed."""
+
+    @classmethod
+    def find(cls, name: str) -> Self:
+        lvm.refuse_without_lvm(f"{cls.type} {name}")
+        # Without arguments super() does not know the class that slots make.
+        return super(_LvmUnit, cls).find(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LvmPv(_LvmUnit):
     """A physical volume: a device. One that is gone is called by its UUID.
 
     :param group: its volume group; empty if it is in none.
@@ -70,7 +81,7 @@ class LvmPv(StorageUnit):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LvmVg(StorageUnit):
+class LvmVg(_LvmUnit):
     """A volume group. Its free space is that of the physical volumes that are allocatable."""
 
     type: ClassVar[str] = "lvm-vg"

@@ -67,8 +67,13 @@ class StorageUnit(ABC):
         for unit in cls.list():
             if unit.is_called(name):
                 return unit
+        raise cls._no_unit(name)
+
+    @classmethod
+    def _no_unit(cls, name: str) -> StorageError:
+        """The error of a name that no unit has."""
         hint = f"brine storage list --type {cls.type}"
-        raise StorageError(f"there is no {cls.type} {name}", hint=hint)
+        return StorageError(f"there is no {cls.type} {name}", hint=hint)
 
     def is_called(self, name: str) -> bool:
         """Whether a name that a person gave is the unit's."""

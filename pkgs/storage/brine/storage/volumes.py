@@ -9,9 +9,10 @@ from brine.storage.file_volume import FileVolume
 from brine.storage.lvm_units import LvmVg
 from brine.storage.plain_volume import PlainVolume
 from brine.storage.settings import load_settings
-from brine.storage.unit import StorageUnit
+from brine.storage.unit import StorageError, StorageUnit
 from brine.storage.volume import Volume
 from brine.vm.disk import Disk
+from brine.vm.values import unit_fault
 
 
 def volume_in(unit: str, uuid: str) -> Volume:
@@ -26,6 +27,8 @@ def unit_with_volumes(name: str) -> StorageUnit:
 
     :raises StorageError: if there is none.
     """
+    if fault := unit_fault(name):
+        raise StorageError(f"{name or repr(name)}: {fault}", hint="brine storage list")
     kind: type[StorageUnit] = FileDirectory if name.startswith("/") else LvmVg
     return kind.find(name)
 

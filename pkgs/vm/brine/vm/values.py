@@ -79,7 +79,10 @@ def unit_fault(text: str) -> str | None:
     if text.startswith("/"):
         return "has .. in it" if ".." in text.split("/") else None
     if re.fullmatch(f"{_GROUP}/{_GROUP}", text):
-        return "is in a volume group, as thin pools are: Brine uses none, as a full one loses data"
+        text = (
+            "is no unit: it is the name of a volume group, such as vg1, or the absolute path of a"
+        )
+        return f"{text} folder; Brine uses no thin pools (VG/POOL), as a full one loses data"
     if not re.fullmatch(_GROUP, text) or text in (".", ".."):
         return "is neither the name of a volume group nor the absolute path of a folder"
     return None
