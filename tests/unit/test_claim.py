@@ -108,6 +108,17 @@ def test_a_spec_without_a_claim_is_defined_as_ever() -> None:
     assert not paths.CLAIMS_DIR.exists()
 
 
+def test_the_release_before_reads_a_spec_with_a_claim() -> None:
+    """It leaves out what it does not know of a newer version only."""
+    file = paths.SPECS_DIR / "web1.json"
+    for serial, version in ((0, 1), (7, 2), (8, 2)):
+        defined(serial)
+        assert json.loads(file.read_text())["version"] == version
+        assert (store.load("web1").version, store.load("web1").claim_serial) == (1, serial)
+    forget_claim("web1")
+    assert json.loads(file.read_text())["version"] == 1
+
+
 def test_a_definition_that_names_no_claim_keeps_the_present_one() -> None:
     defined(7)
     define_instance({"name": "web1", "vcpus": 3})

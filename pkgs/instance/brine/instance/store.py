@@ -52,7 +52,7 @@ from brine.vm.spec import (
     to_json,
     with_unknown,
 )
-from brine.vm.stored_spec import UnusableSpecError, read_spec, usable_as
+from brine.vm.stored_spec import CLAIMED_VERSION, UnusableSpecError, read_spec, usable_as
 from brine.vm.values import vm_name_fault
 
 LOCK_TIMEOUT_S = 10.0
@@ -180,6 +180,8 @@ def save(spec: Spec) -> None:
         # An older Brine, which may read it after a downgrade, does not know these keys.
         if not content[name]:
             del content[name]
+    if spec.claim_serial and spec.version == VERSION:
+        content["version"] = CLAIMED_VERSION
     content["disks"] = [without_empty(disk) for disk in content["disks"]]
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays

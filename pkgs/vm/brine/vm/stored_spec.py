@@ -17,6 +17,11 @@ from brine.vm.instances import READERS, instance_names
 from brine.vm.spec import VERSION, Spec, SpecError, known_part, parse
 from brine.vm.values import vm_name_fault
 
+CLAIMED_VERSION = 2
+"""What the file of a spec with a claim says: the release before leaves out what it does not know of
+a spec of a newer version, and starts the instance after a downgrade. A spec itself has version 1.
+"""
+
 _NEVER_A_SPEC = (errno.EINVAL, errno.ENXIO)
 
 
@@ -45,7 +50,9 @@ def _spec_of(content: bytes) -> Spec:
     # A process reads a spec several times to see changes; mostly there are none.
     data: Any = json.loads(content)
     version = data.get("version") if isinstance(data, dict) else None
-    if type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
+    if version == CLAIMED_VERSION and data.get("claim_serial"):
+        data["version"] = VERSION
+    elif type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
         data = known_part(Spec, data)
     return parse(Spec, data)
 
