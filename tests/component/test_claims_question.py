@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from brine.common import own_node, paths
+from brine.common.locks import LockedError, node_lock
 from brine.confd.client import AnswerError, ConfdClient, NoAnswerError
 from brine.confd.protocol import ErrorCode, RequestType
 from brine.config.model import Configuration
@@ -24,7 +26,7 @@ from brine.instance.start import start_instance
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
 from brine.moves import question
-from brine.moves.asking import AskedResult, ask_whose
+from brine.moves.asking import AskedResult, ask, ask_whose
 from brine.moves.settings import MovesSettings, settings_or_defaults
 from brine.vm.claim import Claim
 from component.confd_process import SECRET, Confd, confd_process
@@ -285,6 +287,18 @@ def test_a_mistake_of_confd_holds_nothing_back_where_there_is_no_cluster(node: B
     (paths.SSCONF_DIR / "ssconf_master_candidates_ips").unlink()
     found = node.ask(start_unasked="none")
     assert (found.error, found.held, node.barred()) == (None, {}, [])
+
+
+def test_one_question_at_a_time(node: BootingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier one without an answer must not hold back what a later one has released."""
+    monkeypatch.setattr("brine.moves.asking._LOCK_S", 0.0)
+    options = Namespace(boot=True, json=False)
+    with node_lock("claims-question", timeout_s=0), pytest.raises(LockedError):
+        ask(options)
+    assert node.barred() == [1, 2]
+    node.answers()
+    (paths.ETC_DIR / "moves.toml").write_text("ask_timeout = 20\n")
+    assert (ask(options), node.barred()) == (0, [])
 
 
 @pytest.mark.parametrize("option", ["-drive", "--drive", "--blockdev", "-virtfs", "-hda", "-fsdev"])

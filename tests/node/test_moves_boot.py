@@ -24,6 +24,8 @@ from node.confd_on_node import (
 )
 from node.instance_on_node import IDLE, SMALLEST, info
 
+HELD = "/run/brine/unasked"
+CLAIMS = "brine-claims.service"
 _SSCONF = Path("/var/lib/brine/ssconf")
 _NETWORK = """\
 [Service]
@@ -136,3 +138,18 @@ def test_a_booted_node_asks_first(release: str, packages: list[Path]) -> None:
         assert info(node, "moved")["status"] == "elsewhere"
         timer = node.run(["systemctl", "is-active", "brine-claims.timer"], check=False).stdout
         assert timer == "inactive\n"
+
+        # A question that fails after it has held all back is asked again.
+        drop_in = "/etc/systemd/system/brine-claims.service.d/fails.conf"
+        node.write(drop_in, "[Service]\nExecStartPre=/bin/false\n")
+        node.run(["systemctl", "daemon-reload"])
+        node.run(["truncate", "--size=0", HELD])
+        assert node.run(["systemctl", "start", CLAIMS], check=False).returncode != 0
+        node.run(["systemctl", "is-active", "brine-claims.timer"])
+        node.run(["rm", drop_in])
+        node.run(["systemctl", "daemon-reload"])
+        wait_for(
+            "the question to be asked again",
+            lambda: node.run(["cat", HELD]).stdout == "{}\n",
+            timeout_s=300,
+        )

@@ -15,13 +15,14 @@ import argparse
 import json
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache
 
 from brine.common import paths
 from brine.common.errors import BrineError, tell_error, warn
 from brine.common.files import write_whole
+from brine.common.locks import LockedError, LockError, node_lock
 from brine.common.own_node import noted_node
 from brine.instance import messages as of_instances
 from brine.instance import store
@@ -37,6 +38,8 @@ from brine.vm.spec import Spec
 
 TIMER = "brine-claims.timer"
 START_ALL = "brine-instances.service"
+_LOCK = "claims-question"
+_LOCK_S = 30.0
 _OTHER_DRIVES = (
     *("drive", "blockdev", "hda", "hdb", "hdc", "hdd", "device", "virtfs", "fsdev"),
     *("pflash", "mtdblock", "sd", "readconfig"),
@@ -206,7 +209,14 @@ def _go_on(*, asks_again: bool, is_released: bool) -> None:
 
 def ask(arguments: argparse.Namespace) -> int:
     log_to_journal("brine")
-    found = ask_whose(settings_or_defaults(), boots=arguments.boot)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(node_lock(_LOCK, timeout_s=_LOCK_S))
+        except LockedError:
+            raise
+        except LockError as error:  # nothing may leave all instances held back
+            warn(str(error))
+        found = ask_whose(settings_or_defaults(), boots=arguments.boot)
     if arguments.json:
         others = [
             {"name": name, "node": claim.node, "serial": claim.serial}
