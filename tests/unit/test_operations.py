@@ -48,6 +48,7 @@ from brine.instance.stop import Stopped, stop_instance
 from brine.instance.store import InstanceError
 from brine.instance.unit import UnitError
 from brine.instance.validate import completed
+from brine.vm import stored_spec
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import (
     UNKNOWN_RUN,
@@ -274,7 +275,7 @@ def test_one_that_can_not_be_read_now_is_not_called_damaged(
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as faulty:
-        faulty.setattr(store, "read_regular", fail)
+        faulty.setattr(stored_spec, "read_regular", fail)
         for work in (lambda: define_instance({"name": "web1"}), lambda: undefine_instance("web1")):
             with pytest.raises(InstanceError, match="can't be read: Input/output error"):
                 work()
