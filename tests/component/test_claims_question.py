@@ -368,10 +368,23 @@ def test_its_own_old_copy_is_no_answer(node: BootingNode, monkeypatch: pytest.Mo
     assert node.barred() == []
 
 
-@pytest.mark.parametrize("lacks", ["key", "candidates"])
+def test_an_only_candidate_without_its_configuration_holds_nothing_back(node: BootingNode) -> None:
+    own = node.configuration["nodes"][uuid_of("node", 1)]["primary_ip"]
+    (paths.SSCONF_DIR / "ssconf_master_candidates_ips").write_text(f"{own}\n")
+    (paths.SSCONF_DIR / "ssconf_node_primary_ips").write_text(f"{HERE} {own}\n")
+    with (paths.ETC_DIR / "confd.toml").open("a") as settings:
+        settings.write(f'config_file = "{paths.ETC_DIR}/none"\n')
+    found = node.boot(start_unasked="none")
+    assert (found.error, found.others, found.held, node.barred()) == (None, {}, {}, [])
+
+
+@pytest.mark.parametrize("lacks", ["key", "candidates", "all candidates"])
 def test_a_host_without_a_cluster_asks_nothing(node: BootingNode, lacks: str) -> None:
     key, list_of = paths.ETC_DIR / "hmac.key", paths.SSCONF_DIR / "ssconf_master_candidates_ips"
-    (key if lacks == "key" else list_of).unlink()
+    if lacks == "all candidates":
+        list_of.write_text("")
+    else:
+        (key if lacks == "key" else list_of).unlink()
     found = node.ask(start_unasked="none", ask_timeout=600)
     assert (found.error, found.held, node.barred()) == (None, {}, [])
 

@@ -56,7 +56,7 @@ class Candidates:
             warn(f"{error}; the defaults are used", hint=error.hint)
             settings = ConfdSettings()
         ssconf = paths.SSCONF_DIR / "ssconf_master_candidates_ips"
-        is_in_cluster = ssconf.exists() or settings.config_file.exists()
+        is_in_cluster = bool(_text(ssconf)) or settings.config_file.exists()
         return cls(settings) if is_in_cluster and settings.key_file.exists() else None
 
     def others(self) -> list[str]:
@@ -89,20 +89,28 @@ class Candidates:
 
     def _claims_once(self, node: OwnNode, specs: Sequence[Spec], deadline: float) -> Answers:
         if not (peers := self.others()):
-            # No other node can have changed the configuration.
-            configuration = read_configuration(str(self._settings.config_file))
-            if node.uuid not in configuration.nodes:
-                return {one.uuid: None for one in specs}
-            claims = {
-                uuid: claim_of(configuration, one)
-                for uuid, one in configuration.instances.items()
-                if one.primary_node != node.uuid and one.primary_node in configuration.nodes
-            }
+            claims = self._own_claims(node)
             return {one.uuid: claims.get(one.uuid) for one in specs}
         settings = self._settings
         keys = find_keys(settings.key_file, settings.previous_key_file, {})
         client = ConfdClient(peers, [one.secret for one in keys], port=settings.port)
         return _Question(client, node, deadline).claims_of(specs)
+
+    def _own_claims(self, node: OwnNode) -> dict[str, Claim]:
+        """Of the instances that are other nodes', by the configuration of the only candidate: no
+        other node can have changed it."""
+        try:
+            configuration = read_configuration(str(self._settings.config_file))
+        except BrineError as error:
+            warn(f"the configuration of this only candidate can't be used: {error}")
+            return {}
+        if node.uuid not in configuration.nodes:
+            return {}
+        return {
+            uuid: claim_of(configuration, one)
+            for uuid, one in configuration.instances.items()
+            if one.primary_node != node.uuid and one.primary_node in configuration.nodes
+        }
 
 
 def _own_addresses() -> frozenset[str]:
