@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from brine.common import operation
 from brine.instance import store
 from brine.instance.disks import disk_commands
+from brine.instance.kvm.live_definition import LiveResult, change_live
 from brine.instance.kvm.runtime_devices import devices_now, with_last_run
 from brine.instance.observe import Oper, look
 from brine.instance.registry import define_instance
 from brine.storage.orphans import orphans
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime, change_file
-from brine.vm.spec import to_json
+from brine.vm.spec import Spec, to_json
 from component.live_instance import NAME, LiveInstance, brine
 from component.test_sized_disks import DATA, MIB, ROOT, full, small, unit, web1
 
@@ -92,6 +94,49 @@ def test_an_addition_that_was_killed_before_the_guest_had_the_disk_is_completed(
         assert brine("disk", "add", NAME, "--size", "4M", "--name", "m") == 130
         assert [one.name for one in store.load(NAME).disks] == ["root", "data", "k"]
         assert orphans() == []
+
+
+def test_a_disk_that_was_there_stays_whatever_becomes_of_an_addition(
+    live: LiveInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = ("disk", "add", NAME, "--size", "4M", "--name", "k")
+    with live.running():
+        define_instance(web1(ROOT, DATA | {"interface": "virtio"}, {"name": "k", "size_mib": 4}))
+        disk = live.disk("k")
+
+        def attaches_nothing(spec: Spec, *_: object, **__: object) -> LiveResult:
+            return LiveResult(spec)
+
+        with monkeypatch.context() as fails:
+            fails.setattr(disk_commands, "change_live", attaches_nothing)
+            assert brine(*add) == 1
+            assert (live.disk("k"), os.path.exists(disk.path)) == (disk, True)
+
+        def done_by_another(spec: Spec, *given: Any, **options: Any) -> LiveResult:
+            change_live(spec, *given, **options)
+            return LiveResult(spec)
+
+        monkeypatch.setattr(disk_commands, "change_live", done_by_another)
+        assert brine(*add) == 0
+        assert live.disk("k").uuid == disk.uuid
+
+
+def test_an_end_takes_away_no_disk_that_another_command_has_added(
+    live: LiveInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = live.disk("data")
+    again = ("disk", "add", NAME, "--size", "4M", "--name", "m", "--uuid", data.uuid)
+    assert brine(*again) == 1
+
+    def told_to_end(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk_commands, "define_instance", told_to_end)
+    assert brine("disk", "add", NAME, "--size", "4M", "--dry-run") == 130
+    # Another command has added it while this one waited.
+    monkeypatch.setattr(disk_commands, "_define_and_plug", told_to_end)
+    assert brine(*again) == 130
+    assert (live.disk("data"), os.path.exists(data.path)) == (data, True)
 
 
 def test_a_growth_that_the_guest_sees_later_is_no_failure(

@@ -146,7 +146,6 @@ def test_what_only_changes_a_file_needs_no_running_vm(running: Path) -> None:
         ["remove", "web1", "M", "--runtime", ""],
         ["remove", "web1", ""],
         ["add", "web1", "--link", ""],
-        ["add", "web1", "--link", "br0", "--vlan="],
         ["add", "web1", "--link", "br0", "--mac", ""],
         ["add", "web1", "--link", "br0", "--ip", ""],
         ["add", "web1", "--link", "br0", "--mac", "00:00:00:00:00:00"],

@@ -49,13 +49,8 @@ def _seconds(group: Any, name: str, default: float, text: str) -> None:
 
 def _repeated(group: Any, name: str, unit: str | None, text: str, *, changes: bool) -> None:
     default: list[str] | None = None if changes else []
-    may = _may_be_empty(changes=changes)
-    group.add_argument(name, action="append", default=default, metavar=unit, help=text, **may)
-
-
-def _may_be_empty(*, changes: bool) -> dict[str, Any]:
-    """How argparse has an argument: with an empty one, a change takes away what was there."""
-    return {"type": str} if changes else {}
+    kind = str if changes else None  # an empty one takes away what was there
+    group.add_argument(name, action="append", default=default, metavar=unit, help=text, type=kind)
 
 
 def _path(text: str) -> Path:
@@ -128,16 +123,16 @@ def add_wiring(parser: Parser, *, changes: bool = False) -> None:
 
     :param changes: something there is to be changed: what is not given stays as it is.
     """
-    wiring = parser.add_argument_group("wiring")
+    wiring: Any = parser.add_argument_group("wiring")
     nothing = None if changes else ""
     text = _AS_IT_IS if changes else "default: the cluster's, or bridged"
     wiring.add_argument("--mode", choices=[mode.value for mode in Mode], help=text)
     text = "the bridge; or, routed, the table, by number or name; "
     text += _AS_IT_IS if changes else "default: the cluster's, or the main table"
-    may = _may_be_empty(changes=changes)
-    wiring.add_argument("--link", default=nothing, help=text, **may)
+    kind = str if changes else None  # an empty one takes away what was there
+    wiring.add_argument("--link", default=nothing, type=kind, help=text)
     text = "100 untagged, :100:200 tagged, .100:200 both"
-    wiring.add_argument("--vlan", default=nothing, metavar="VLANS", help=text, **may)
+    wiring.add_argument("--vlan", default=nothing, type=str, metavar="VLANS", help=text)
     text = "the guest's address; may be repeated; routed needs one"
     _repeated(wiring, "--ip", "ADDRESS", text, changes=changes)
     text = _AS_IT_IS if changes else "default: the link's"

@@ -47,11 +47,13 @@ def create(folder: str) -> bool:
         settings = load_settings()
         is_made = _make(folder)
         try:
-            if folder not in settings.directories:
-                directory_notes.forget(folder)
+            if folder not in settings.directories or directory_notes.has_records(folder):
+                directory_notes.forget(folder)  # it may have come to another file system
             if why := FileDirectory.at(folder).why:
                 raise StorageError(f"{folder}: {why}")
             if folder in settings.directories:
+                if directory_notes.has_records(folder):
+                    directory_notes.note(folder)
                 return is_made
             if os.path.ismount(folder):
                 directory_notes.note(folder)

@@ -76,6 +76,11 @@ def mount_point(folder: str) -> str:
     return str(place)
 
 
+def has_records(folder: str) -> bool:
+    """Whether a folder has that of the records; so it was a unit's before, wherever it was."""
+    return os.path.isdir(f"{folder}/{RECORDS}")
+
+
 def _may_have_records(folder: str) -> bool:
     try:
         os.stat(f"{folder}/{RECORDS}")

@@ -91,6 +91,11 @@ class VolumeSnapshot:
     why: str = ""
     path: str = ""
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether its removal has begun."""
+        return self.why == REMOVAL_BEGUN
+
     def fault(self) -> str:
         """Why it can't be used, with its name."""
         return f"snapshot {self.name}: {self.why}"

@@ -80,8 +80,8 @@ def faults_of(state: DiskState) -> dict[Watched, VolumeFault | None]:
     found = {Watched(disk.unit, disk.uuid): own}
     for one in made.snapshots:
         is_filling = one.size and one.used >= NEARLY_FULL * one.size
-        # What has no limit is a file's, and can only be in the middle of its removal.
-        is_lost = one.why and one.size
+        # What has no limit is a file's, which is never lost so.
+        is_lost = one.size and one.why and not one.is_partial
         fault = VolumeFault.LOST if is_lost else VolumeFault.FILLING if is_filling else None
         found[Watched(disk.unit, disk.uuid, one.name)] = fault
     return found

@@ -77,7 +77,12 @@ def _add_sized(arguments: argparse.Namespace) -> int:
         is_plugged = not dry_run and _plug(store.load(name), None, left, arguments)
         return _print_added(arguments, left, is_plugged)
     uuid = arguments.uuid or str(uuid4())
-    return _add_row(arguments, uuid, lambda spec: {**_row_of(arguments, spec), "uuid": uuid})
+
+    def row_of(spec: Spec) -> dict[str, Any]:
+        return {**_row_of(arguments, spec), "uuid": uuid}
+
+    # What another command may have added as well is no addition to undo.
+    return _add_row(arguments, uuid, row_of, undoes=not (arguments.uuid or dry_run))
 
 
 def _kept_volume(arguments: argparse.Namespace) -> Volume | None:
@@ -118,13 +123,23 @@ def _put_back(arguments: argparse.Namespace, volume: Volume) -> int:
 
 
 def _add_row(
-    arguments: argparse.Namespace, uuid: str, row_of: Callable[[Spec], dict[str, Any]]
+    arguments: argparse.Namespace,
+    uuid: str,
+    row_of: Callable[[Spec], dict[str, Any]],
+    *,
+    undoes: bool = False,
 ) -> int:
-    """Have an instance have a further disk, as *row_of* makes it for a spec."""
+    """Have an instance have a further disk, as *row_of* makes it for a spec.
+
+    :param undoes: whether the addition is undone if this process is told to end.
+    """
     try:
         disk, is_plugged = _define_and_plug(arguments, uuid, row_of)
     except (KeyboardInterrupt, SystemExit):
-        _undo_addition(arguments, uuid)
+        if undoes:
+            _undo_addition(arguments, uuid)
+        elif not arguments.dry_run and _disk_with(arguments.vm, uuid):
+            warn(f"{arguments.vm}: the disk {uuid} is in its spec")
         raise
     return _print_added(arguments, disk, is_plugged)
 
@@ -145,15 +160,21 @@ def _left_unplugged(arguments: argparse.Namespace) -> Disk | None:
     for disk in spec.disks if arguments.name else ():
         is_it = disk.size_mib == -(-arguments.size // _MIB) and disk.unit
         if disk.name == arguments.name and is_it and arguments.unit in (None, disk.unit):
-            return None if spec.is_xen() or _has_now(spec.name, disk.uuid) else disk
+            has_now = None if spec.is_xen() else _disks_now(spec.name)
+            return disk if has_now is not None and disk.uuid not in has_now else None
     return None
 
 
-def _has_now(name: str, uuid: str) -> bool:
-    """Whether a running instance has a disk; also if it does not run."""
+def _disks_now(name: str) -> frozenset[str] | None:
+    """The UUIDs of the disks that a running instance has; None if it does not run."""
     if look(name).state.oper is not Oper.RUNNING:
-        return True
-    return any(one.uuid == uuid for one in devices_now(name).now.disks)
+        return None
+    return frozenset(one.uuid for one in devices_now(name).now.disks)
+
+
+def _disk_with(name: str, uuid: str) -> Disk | None:
+    """The disk with a UUID in the spec of an instance."""
+    return next((one for one in store.load(name).disks if one.uuid == uuid), None)
 
 
 def _define_and_plug(
@@ -163,6 +184,8 @@ def _define_and_plug(
 
     def with_it(spec: Spec) -> list[dict[str, Any]]:
         row = row_of(spec)
+        if any(uuid == one.uuid for one in spec.disks):
+            raise InstanceError(spec.name, f"has the disk {uuid} already")
         if any(row["name"] == one.name for one in spec.disks):
             text = f"has a disk {row['name']} already"
             raise InstanceError(spec.name, text, hint="give another --name")
@@ -179,17 +202,20 @@ def _define_and_plug(
 def _undo_addition(arguments: argparse.Namespace, uuid: str) -> None:
     """Undo an addition that was told to end, and say in a line what is so."""
     name = arguments.vm
-    disk = next((one for one in store.load(name).disks if one.uuid == uuid), None)
-    if disk is None:
+    if (disk := _disk_with(name, uuid)) is None:
         return
     try:
-        if look(name).state.oper is Oper.RUNNING and _has_now(name, uuid):
+        if uuid in (_disks_now(name) or ()):
             warn(f"{name}: the disk {disk.name} is added, and plugged in")
             return
         _take_back(name, disk, arguments)
     except BrineError as error:
-        hint = f"the same command with --name {disk.name} plugs it in"
-        warn(f"{name}: the disk {disk.name} is in its spec, not plugged in: {error}", hint=hint)
+        if _disk_with(name, uuid):
+            hint = f"the same command with --name {disk.name} plugs it in"
+            warn(f"{name}: the disk {disk.name} is in its spec, not plugged in: {error}", hint=hint)
+        else:
+            hint = "brine storage orphans lists it"
+            warn(f"{name}: {disk.path}: is kept, and no instance has it: {error}", hint=hint)
     else:
         warn(f"{name}: the addition of the disk {disk.name} is undone")
 
@@ -235,7 +261,10 @@ def _without(disk: Disk) -> Callable[[Spec], list[dict[str, Any]]]:
 
 
 def _plug(spec: Spec, before: Spec | None, disk: Disk, arguments: argparse.Namespace) -> bool:
-    """Plug a new disk into its instance if that runs, or undo all."""
+    """Plug a disk into its instance if that runs. If that fails, a disk that is new is undone.
+
+    :param before: the spec without the disk; None if the spec had it before this command.
+    """
     seen = look(spec.name)
     if spec.is_xen() or seen.state.oper is not Oper.RUNNING:
         return False
@@ -248,9 +277,11 @@ def _plug(spec: Spec, before: Spec | None, disk: Disk, arguments: argparse.Names
         reserved=arguments.reserved_slots,
         waits=_waits(arguments),
     )
-    if disk.uuid in [one.uuid for one in live.attached]:
+    is_attached = disk.uuid in [one.uuid for one in live.attached]
+    if is_attached or disk.uuid in (_disks_now(spec.name) or ()):  # another command has done it
         return True
-    _take_back(spec.name, disk, arguments)
+    if before is not None:
+        _take_back(spec.name, disk, arguments)
     error = live.errors[0] if live.errors else BrineError("it has no place for the disk")
     raise InstanceError(spec.name, f"the disk is not plugged in: {error}", hint=error.hint)
 
@@ -347,7 +378,8 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     is_plugged = not spec.is_xen() and look(name).state.oper is Oper.RUNNING
     if arguments.delete and not is_plugged:  # it stays in use until the instance has ended
         refuse_to_delete(name, [disk])
-    stays = is_plugged and disk.interface == Interface.IDE and _has_now(name, disk.uuid)
+    is_on_ide = is_plugged and disk.interface == Interface.IDE
+    stays = is_on_ide and disk.uuid in (_disks_now(name) or ())
     if arguments.delete and stays:
         hint = f"stop {name} before; or leave out --delete"
         raise InstanceError(name, f"{disk.path}: on IDE, its guest has it until then", hint=hint)

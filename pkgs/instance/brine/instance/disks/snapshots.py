@@ -432,13 +432,12 @@ def _merge(
     rows = {one["uuid"] for one in facts["disks"]}
     disks = [one for one in (spec.disks if spec else ()) if one.uuid in rows and one.unit]
     failed = failed or partial(_warn, facts)
-    try:
-        _note_merging(disks, facts["snapshot"])
-    except StorageError as error:
-        if facts["merged"]:
-            raise
-        failed(error)
-        return
+    if not facts["merged"]:  # else it had been noted on all before the first was merged
+        try:
+            _note_merging(disks, facts["snapshot"])
+        except StorageError as error:
+            failed(error)
+            return
     for disk in disks:
         with ExitStack() as held:
             # From the switch on, no start goes by the former spec.
