@@ -149,8 +149,8 @@ def change(*command: str) -> str:
     finally:
         forget()
     if _NO_TARGETS in fault:
-        hint = "modprobe dm_mod; containers have none: make disks in folders there"
-        raise LvmError(f"lvm {command[0]}: the kernel has no device mapper", hint=hint)
+        hint = "modprobe dm_mod dm_snapshot; containers have none: make disks in folders there"
+        raise LvmError(f"lvm {command[0]}: the kernel has no device mapper for it", hint=hint)
     if fault:
         raise LvmError(f"lvm {' '.join(command)}: {fault}")
     return said

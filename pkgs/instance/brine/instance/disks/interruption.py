@@ -10,10 +10,11 @@ from brine.common.errors import warn
 
 
 @contextmanager
-def telling_what_is_left(key: str | None = None) -> Iterator[None]:
+def telling_what_is_left(key: str | None = None, *, goes_on: str = "") -> Iterator[None]:
     """If a signal ends the block, say in a line what is left of its operations.
 
     :param key: of the operations; None is of any.
+    :param goes_on: what another program still does, in words.
     """
     try:
         yield
@@ -23,6 +24,8 @@ def telling_what_is_left(key: str | None = None) -> Iterator[None]:
             named = ", ".join(f"{one.kind} of {one.key}" for one in left)
             hint = "the next command on it does that, or brine operations settle"
             warn(f"interrupted: {named} is to be completed or undone", hint=hint)
+        elif goes_on:
+            warn(f"interrupted: {goes_on}", hint="the same command waits for it, and goes on")
         else:
             warn("interrupted: what was begun is undone, or done, and nothing is left between")
         raise

@@ -47,8 +47,11 @@ def evacuate(arguments: argparse.Namespace) -> int:
     undo_when_told_to_end()
     log_to_journal("brine")
     work = Evacuation(arguments.to, arguments.rate, ProgressLines())
-    how = work.of_physical if arguments.type == "lvm-pv" else work.of_folder
-    with telling_what_is_left():
+    is_physical = arguments.type == "lvm-pv"
+    how = work.of_physical if is_physical else work.of_folder
+    # LVM's own moves are no operations.
+    goes_on = "LVM may still be moving a volume, as lvs -a shows" if is_physical else ""
+    with telling_what_is_left(goes_on=goes_on):
         how(arguments.unit)
     if arguments.json:
         rows = {"moved": work.moved, "failed": work.failed}
