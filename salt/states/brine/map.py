@@ -363,7 +363,8 @@ def _is_owned(spec: Any) -> bool:
 
 def _is_installed(part: str) -> bool:
     if part == "storage":  # which has no unit
-        return bool(__salt__["pkg.version"]("brine-storage"))
+        # Salt has no such function for a family of distributions that it does not know.
+        return "pkg.version" in __salt__ and bool(__salt__["pkg.version"]("brine-storage"))
     return _exists(f"/usr/lib/systemd/system/{_UNITS[part]}")
 
 
