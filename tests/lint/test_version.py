@@ -24,3 +24,8 @@ def test_the_news_are_of_every_version() -> None:
 
 def test_the_release_before_has_its_commit() -> None:
     assert list(RELEASED) == versions()[1:2]
+
+
+def test_the_changelog_fits_into_lines_of_80() -> None:
+    lines = (TREE / "debian/changelog").read_text().splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith(" -- ")] == []
