@@ -62,7 +62,7 @@ def guest(node: Node) -> Iterator[Node]:
     yield node
     node.run(["brine", "instance", "stop", "--force", "--timeout", "1", NAME], check=False)
     node.run(["brine", "instance", "undefine", NAME], check=False)
-    node.shell(f"rm -rf {FIRST}/* {SECOND}/* {FIRST}/.brine {SECOND}/.brine")
+    node.shell(f"rm -rf {FIRST}/* {SECOND}/* {FIRST}/.brine/* {SECOND}/.brine/*")
 
 
 def the_disk(node: Node) -> Json:

@@ -50,7 +50,7 @@ def web1(node: Node) -> Iterator[Node]:
     start(node, NAME)
     yield node
     node.shell(f"brine instance stop --force --timeout 1 {NAME}; brine instance undefine {NAME}")
-    node.shell(f"rm -rf {UNIT}/* {UNIT}/.brine")
+    node.shell(f"rm -rf {UNIT}/* {UNIT}/.brine/*")
 
 
 def disk(node: Node, *words: str) -> Any:
