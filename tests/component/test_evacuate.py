@@ -148,7 +148,7 @@ def test_without_space_elsewhere_each_volume_is_named(
     lvm.forget()
     assert not LvmPv.find(first).allocatable
     assert evacuate("lvm-pv", first, "--to", place.folder) == 1
-    assert "no instance's disk" in capsys.readouterr().err
+    assert f"brine: error: {GROUP}/one" in capsys.readouterr().err
     for words in (("lvm-pv", "/dev/none"), ("lvm-vg", GROUP), ("lvm-pv", first, "--rate", "1")):
         assert evacuate(*words) in (1, 2)
         assert "error: " in capsys.readouterr().err
