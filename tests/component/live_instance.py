@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from brine.common import cli, operation, paths, process
+from brine.hotplug import target
 from brine.instance import store
 from brine.instance.kvm.live_definition import change_live
 from brine.instance.observe import look
@@ -42,6 +43,8 @@ class LiveInstance:
         for module in (cli, operation):
             monkeypatch.setattr(module, "entry_points", of_tree)
         monkeypatch.setattr(process, "runs_in", lambda pid, unit: unit == _UNIT)
+        # Commands run in this process, which other tests need with all that it may do.
+        monkeypatch.setattr(target, "keep_only", lambda *_: None)
 
     @contextmanager
     def running(self) -> Iterator[Guest]:

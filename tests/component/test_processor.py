@@ -21,6 +21,8 @@ from brine.instance.kvm import processor
 from brine.instance.kvm.processor import Processor, ProcessorError, processor_of
 from brine.instance.node_facts import NodeFacts
 from brine.vm.spec import WHOLE_CPUS
+from lab.brine_command import prefix
+from lab.machine import Host
 from lab.waiting import wait_for
 
 QEMU = "/usr/bin/qemu-system-x86_64"
@@ -143,7 +145,8 @@ def test_a_program_of_another_user_is_not_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_qemu_that_hangs_ends_with_the_command(tmp_path: Path, number: signal.Signals) -> None:
     hangs = "os.execlp('sleep', 'sleep', '1000')"
-    asking = subprocess.Popen([sys.executable, "-c", _ASK, str(program(tmp_path, hangs))])
+    _, path, python, *_ = prefix(Host())
+    asking = subprocess.Popen(["env", path, python, "-P", "-c", _ASK, program(tmp_path, hangs)])
     children = Path(f"/proc/{asking.pid}/task/{asking.pid}/children")
 
     def asked() -> Path | None:

@@ -69,7 +69,7 @@ def node(own_files: None) -> Iterator[None]:
     """A namespace with a bridge, and a wire to it: what is sent to `wire0` comes out of it."""
     with new_namespace():
         ip("link add br0 type bridge")
-        ip("link add port0 type veth peer name wire0")
+        ip("link add port0 address 02:00:00:00:00:01 type veth peer name wire0")
         ip("link set port0 master br0")
         for name in ("br0", "port0", "wire0"):
             ip(f"link set {name} up")

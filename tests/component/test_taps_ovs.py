@@ -40,7 +40,7 @@ def switch(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenVswitch]:
         for key, value in running.environment.items():
             monkeypatch.setenv(key, value)
         running.command("add-br", "ovs0", "--", "set", "bridge", "ovs0", "datapath_type=netdev")
-        ip("link add port0 type veth peer name wire0")
+        ip("link add port0 address 02:00:00:00:00:01 type veth peer name wire0")
         ip("link set port0 up")
         ip("link set wire0 up")
         running.command("add-port", "ovs0", "port0")

@@ -32,7 +32,7 @@ def node(own_files: None) -> Iterator[None]:
     """A namespace with a bridge that looks at VLANs; a wire to it takes 100, 200 and 300."""
     with new_namespace():
         ip("link add br0 type bridge vlan_filtering 1")
-        ip("link add port0 type veth peer name wire0")
+        ip("link add port0 address 02:00:00:00:00:01 type veth peer name wire0")
         ip("link set port0 master br0")
         for vlan in (100, 200, 300):
             bridge(f"vlan add dev port0 vid {vlan}")

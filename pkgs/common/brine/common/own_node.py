@@ -6,9 +6,7 @@ not taken for a stranger. A copy of a host has another machine id, and is not th
 
 from __future__ import annotations
 
-import ipaddress
 import json
-import socket
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,28 +41,8 @@ def note_node(uuid: str, name: str) -> None:
         write_whole(paths.NODE_FILE, json.dumps(node._asdict()).encode() + b"\n", mode=0o644)
 
 
-def is_own_address(host: str) -> bool:
-    """Whether an IP address is one of this host's now."""
-    try:
-        address = ipaddress.ip_address(host)
-        if address.is_unspecified or address.is_multicast:
-            return False
-        if _text(Path(f"/proc/sys/net/ipv{address.version}/ip_nonlocal_bind")) == "1":
-            return False  # a socket can have any address
-        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-        with socket.socket(family, socket.SOCK_DGRAM) as one:
-            one.bind((host, 0))
-    except (OSError, ValueError):
-        return False
-    return True
-
-
 def _machine_id() -> str:
-    return _text(MACHINE_ID_FILE)
-
-
-def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="ascii").strip()
+        return MACHINE_ID_FILE.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from brine.common.errors import BrineError, printable, warn
 from brine.common.outbox import MOST_EVENTS, ClusterEvent, is_event_id
-from brine.common.own_node import is_own_address, noted_node
+from brine.common.own_addresses import is_own_address
+from brine.common.own_node import noted_node
 from brine.common.schema import key, parse, shown
 from brine.config import ssconf
 from brine.config.model import ConfigDisk, Configuration, Instance, Node

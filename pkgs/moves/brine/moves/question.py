@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from brine.common import paths
 from brine.common.errors import BrineError, warn
-from brine.common.own_node import OwnNode, is_own_address
+from brine.common.own_addresses import is_own_address
+from brine.common.own_node import OwnNode
 from brine.common.settings import load
 from brine.confd import questions
 from brine.confd.client import (
