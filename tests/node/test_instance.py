@@ -1429,9 +1429,7 @@ echo "$1" >>/var/lib/script-calls
 def test_the_unit_allows_all_kinds_of_starts(node: Node) -> None:
     node.shell("mkdir --mode=0700 /home/ann; truncate -s 1M /home/ann/disk /tmp/disk /etc/disk")
     node.shell("truncate -s 1M /usr/share/medium.iso")
-    node.run(
-        ["brine", "tap", "gc", "--all"]
-    )  # no script runs for these later
+    node.run(["brine", "tap", "gc", "--all"])  # no script runs for these later
     node.write("/etc/brine/nic.d/50-script", SCRIPT, mode=0o755)
     # The folder of all sockets was removed: systemd-tmpfiles makes it at a boot only.
     node.run(["rm", "-r", "/run/brine/ctrl", "/run/brine/marks"])
