@@ -5,7 +5,7 @@ A history is a sequence of events, each a line of JSON in a file::
     {"time": 12.5, "kind": "resume", "subject": "web1", "node": "n1"}
     {"time": 14.0, "kind": "write", "subject": "web1", "node": "n1", "detail": "17"}
 
-Times are seconds by any clock. Those of nodes may differ by a skew that is told.
+Times are in seconds. The clocks of two nodes may differ by a skew, which the caller gives.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def _fetch(packages: Sequence[str], tree: Path) -> None:
 
 
 def _fetch_source(package: str, source: str, tree: Path) -> None:
-    # Such as: ganeti-3.0 | 3.0.2-3 | http://deb.debian.org/debian bookworm/main amd64 Packages
+    # Such as: ganeti-3.0 | 3.0.2-3 | http://SITE/debian bookworm/main amd64 Packages
     site, suite = _run("apt-cache", "madison", package)[0].split("|")[2].split()[:2]
     suite, _, component = suite.partition("/")
     with tempfile.TemporaryDirectory() as folder:

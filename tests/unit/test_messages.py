@@ -196,7 +196,7 @@ def test_who_asks_is_a_person_or_else_a_unit(
 ) -> None:
     monkeypatch.setenv("SUDO_USER", sudo)
     files = {"/proc/self/loginuid": login, "/proc/self/cgroup": f"0::{group}" if group else ""}
-    monkeypatch.setattr(instance, "_text", files.__getitem__)
+    monkeypatch.setattr(instance, "text_of", files.__getitem__)
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert instance.who_asks() == said
 

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from brine.common.errors import BrineError
 from brine.common.schema import key, member, parse, shape_of, shown
 
+ANSWERS_HINT = 'such as {"n1": ...}: what brine node cpu --json prints'
+
 _FLAG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUMBERS = re.compile(r"(\d+)")
@@ -85,7 +87,7 @@ def nodes_of(data: Any) -> dict[str, NodeCpu]:
     """
     if not isinstance(data, dict) or not data:
         text = f"must be an object with an answer of each node, but is {shown(data)}"
-        raise BaselineError(text, hint='such as {"n1": ...}: what brine node cpu --json prints')
+        raise BaselineError(text, hint=ANSWERS_HINT)
     return {name: parse(NodeCpu, _known(one), where=member("", name)) for name, one in data.items()}
 
 

@@ -42,7 +42,7 @@ class SharedLock:
     def acquire(
         self, *, shared: bool = False, timeout: float | None = None, priority: int = 0
     ) -> bool:
-        """Wait for the lock; False if it was not to be had in time.
+        """Wait for the lock; returns whether this thread got it in time.
 
         :param timeout: in seconds; 0 does not wait, None waits for ever.
         :param priority: a smaller number is more urgent.
@@ -75,7 +75,7 @@ class SharedLock:
 
     def delete(self, *, timeout: float | None = None, priority: int = 0) -> bool:
         """Delete the lock; threads that wait for it get a :class:`LockDeletedError`. A thread that
-        does not hold it waits for it first; False if it was not to be had in time.
+        does not hold it waits for it first; returns False if the time was not enough.
 
         :raises LockError: if this thread shares it.
         :raises LockDeletedError: if it was deleted before.
@@ -93,8 +93,8 @@ class SharedLock:
 
 
 class _Wait:
-    """This thread's wait for a lock that is not to be had at once. Its mutex is held when it is
-    made, and is free while it waits."""
+    """The wait of this thread for a lock that others hold. The thread holds the mutex when it makes
+    this object, and lets go of it while it waits."""
 
     __slots__ = ("_mutex", "_owner", "_queue", "_request", "_told")
 
@@ -107,7 +107,7 @@ class _Wait:
         )
 
     def is_granted(self, timeout: float | None) -> bool:
-        """Wait; False if the lock was not to be had in time.
+        """Wait; returns whether this thread got the lock in time.
 
         :raises LockDeletedError: if it was deleted.
         """

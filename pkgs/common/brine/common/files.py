@@ -233,6 +233,15 @@ def read_regular(file: Path, *, safely: bool = False) -> bytes:
         return opened.read()
 
 
+def text_of(file: str | Path) -> str:
+    """The text of a small file, such as a setting of the kernel's, without space around it; empty
+    if it can't be read."""
+    try:
+        return Path(file).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def read_json(file: Path) -> Any:
     """The JSON of a regular file; None if the file is missing or damaged."""
     try:

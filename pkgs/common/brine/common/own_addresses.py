@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from pathlib import Path
+
+from brine.common.files import text_of
 
 
 def is_own_address(host: str) -> bool:
@@ -13,7 +14,7 @@ def is_own_address(host: str) -> bool:
         address = ipaddress.ip_address(host)
         if address.is_unspecified or address.is_multicast:
             return False
-        if _binds_any(address.version):
+        if text_of(f"/proc/sys/net/ipv{address.version}/ip_nonlocal_bind") == "1":
             return False  # a socket can have any address
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         with socket.socket(family, socket.SOCK_DGRAM) as one:
@@ -21,11 +22,3 @@ def is_own_address(host: str) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _binds_any(version: int) -> bool:
-    try:
-        setting = Path(f"/proc/sys/net/ipv{version}/ip_nonlocal_bind").read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError):
-        return False
-    return setting.strip() == "1"

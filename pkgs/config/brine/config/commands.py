@@ -24,7 +24,7 @@ from brine.config.effect import in_one_line
 from brine.config.model import Configuration, resolve
 from brine.config.params import Mistake
 from brine.config.rotation import RotationStep, begin_rotation, confirm_step, rotation
-from brine.config.schema import ConfigError, parse_json
+from brine.config.schema import ConfigError, read_input
 from brine.config.ssconf import Ssconf, SsconfError
 from brine.config.store import (
     ConfigStore,
@@ -47,7 +47,7 @@ _LONGEST_EVENTS = 8 * 1024 * 1024  # bytes; more than an outbox has
 def apply_file(arguments: argparse.Namespace) -> int:
     """``brine config apply``"""
     store = _store(arguments)
-    declared = _read_input(arguments.file)
+    declared = read_input(arguments.file, _INPUT_HINT)
     with store.writing(arguments.lock_timeout, dry_run=arguments.dry_run) as writer:
         if writer.current is None:
             store.expect_none_lost()
@@ -66,25 +66,6 @@ def _note_this_node(configuration: Configuration) -> None:
     with contextlib.suppress(ConfigError, OSError):
         found = nodes.find_this_node(configuration)
         note_node(found.uuid, found.name)
-
-
-def _read_input(name: str, hint: str = _INPUT_HINT, *, most: int = -1) -> Any:
-    """The JSON of a file, or of standard input.
-
-    :param hint: what it should be.
-    :param most: the bytes that it may have.
-    """
-    try:
-        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
-            data = file.read(most + 1 if most >= 0 else -1)
-    except OSError as error:
-        raise ConfigError(f"{name}: can't be read: {error.strerror}") from error
-    if 0 <= most < len(data):
-        raise ConfigError(f"{name}: is larger than {most} bytes")
-    try:
-        return parse_json(data, unique_keys=True)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}", hint=error.hint or hint) from error
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -251,7 +232,7 @@ def _rename_notes(configuration: Configuration, uuid: str, old: str) -> list[str
 def record_events(arguments: argparse.Namespace) -> int:
     """``brine config record``"""
     store = _store(arguments)
-    events = _read_input(arguments.file, nodes.EVENTS_HINT, most=_LONGEST_EVENTS)
+    events = read_input(arguments.file, nodes.EVENTS_HINT, most=_LONGEST_EVENTS)
     with store.writing(arguments.lock_timeout) as writer:
         if writer.current is None:
             raise store.none_here()

@@ -7,6 +7,7 @@ import ipaddress
 import json
 import math
 import re
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field
@@ -255,6 +256,26 @@ def canonical_ip(text: str) -> str:
 # JSON from bytes, by the letter of RFC 8259.
 
 _MAYBE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def read_input(name: str, hint: str, *, most: int = -1) -> Any:
+    """The JSON of a file that people name, or of standard input, which is ``-``.
+
+    :param hint: what it should be.
+    :param most: the bytes that it may have.
+    :raises ConfigError: if it can't be read, or is no such JSON.
+    """
+    try:
+        with contextlib.nullcontext(sys.stdin.buffer) if name == "-" else open(name, "rb") as file:
+            data = file.read(most + 1 if most >= 0 else -1)
+    except OSError as error:
+        raise ConfigError(f"{name}: can't be read: {error.strerror}") from error
+    if 0 <= most < len(data):
+        raise ConfigError(f"{name}: is larger than {most} bytes")
+    try:
+        return parse_json(data, unique_keys=True)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}", hint=error.hint or hint) from error
 
 
 def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:

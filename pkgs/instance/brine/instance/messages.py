@@ -12,10 +12,10 @@ from __future__ import annotations
 import functools
 import os
 import pwd
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brine.common.errors import printable, tell_by
+from brine.common.files import text_of
 from brine.common.message import ERROR, INFO, NOTICE, WARNING, Message
 from brine.vm.unit_name import unit_of
 
@@ -172,22 +172,15 @@ def who_asks() -> str:
     """The user who runs this process, or else its unit."""
     if user := os.environ.get("SUDO_USER"):
         return printable(user)
-    login = _text("/proc/self/loginuid")
+    login = text_of("/proc/self/loginuid")
     uid = int(login) if login.isdecimal() and login != _NOBODY else os.getuid()
-    unit = os.path.basename(_text("/proc/self/cgroup").rpartition("::")[2])
+    unit = os.path.basename(text_of("/proc/self/cgroup").rpartition("::")[2])
     if login in ("", _NOBODY) and unit.endswith((".service", ".scope")):
         return unit
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def _text(file: str) -> str:
-    try:
-        return Path(file).read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def tell(message: Message, instance: str, **fields: object) -> None:

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brine.common.errors import printable
+from brine.common.mounts import mount_of, mounts_in
 from brine.vm.disk import Disk
 from brine.vm.spec import WHOLE_CPUS, Spec
 from brine.vm.values import Mode
@@ -113,19 +114,13 @@ def disks_on_network(disks: Iterable[Disk], mounts: str) -> set[str]:
 
     :param mounts: this process's ``mountinfo`` (:manpage:`proc(5)`).
     """
-    rows = [line.partition(" - ") for line in mounts.splitlines()]
-    types = {_unescaped(row[0].split()[4]): row[2].split()[0] for row in rows if row[2]}
+    known = mounts_in(mounts)
     found = set()
     for disk in disks:
-        folders = map(str, PurePath(disk.path).parents)  # the nearest first
-        kind = next((types[folder] for folder in folders if folder in types), "")
-        if kind.removeprefix("fuse.") in _NETWORK_FILE_SYSTEMS:
+        mount = mount_of(str(PurePath(disk.path).parent), known)
+        if mount and mount.kind.removeprefix("fuse.") in _NETWORK_FILE_SYSTEMS:
             found.add(disk.uuid)
     return found
-
-
-def _unescaped(path: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), path)
 
 
 # In the instance.

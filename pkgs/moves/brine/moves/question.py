@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 from brine.common import paths
 from brine.common.errors import BrineError, warn
+from brine.common.files import text_of
 from brine.common.own_addresses import is_own_address
 from brine.common.own_node import OwnNode
 from brine.common.settings import load
@@ -57,7 +57,7 @@ class Candidates:
             warn(f"{error}; the defaults are used", hint=error.hint)
             settings = ConfdSettings()
         ssconf = paths.SSCONF_DIR / "ssconf_master_candidates_ips"
-        is_in_cluster = bool(_text(ssconf)) or settings.config_file.exists()
+        is_in_cluster = bool(text_of(ssconf)) or settings.config_file.exists()
         return cls(settings) if is_in_cluster and settings.key_file.exists() else None
 
     def others(self) -> list[str]:
@@ -116,16 +116,9 @@ class Candidates:
 
 def _own_addresses() -> frozenset[str]:
     """The primary IPs of this node in the cluster, also while no interface has them yet."""
-    lines = _text(paths.SSCONF_DIR / "ssconf_node_primary_ips").splitlines()
+    lines = text_of(paths.SSCONF_DIR / "ssconf_node_primary_ips").splitlines()
     pairs = (line.split() for line in lines)
     return frozenset(pair[1] for pair in pairs if len(pair) == 2 and is_this_node(pair[0]))
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _left(deadline: float) -> float:

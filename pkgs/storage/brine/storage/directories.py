@@ -47,16 +47,16 @@ def create(folder: str) -> bool:
         settings = load_settings()
         is_made = _make(folder)
         try:
-            if folder not in settings.directories or directory_notes.has_records(folder):
+            is_unit = folder in settings.directories
+            is_known = directory_notes.has_records(folder)
+            if is_known or not is_unit:
                 directory_notes.forget(folder)  # it may have come to another file system
             if why := FileDirectory.at(folder).why:
                 raise StorageError(f"{folder}: {why}")
-            if folder in settings.directories:
-                if directory_notes.has_records(folder):
-                    directory_notes.note(folder)
-                return is_made
-            if os.path.ismount(folder):
+            if is_known if is_unit else os.path.ismount(folder):
                 directory_notes.note(folder)
+            if is_unit:
+                return is_made
             _write(replace(settings, directories=(*settings.directories, folder)))
         except BaseException:
             if is_made:

@@ -9,9 +9,10 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import NamedTuple
 
 from brine.common.errors import BrineError
+from brine.common.files import text_of
+from brine.common.mounts import mount_of, mounts_in
 from brine.storage import lvm
 from brine.vm.disk import Disk
 
@@ -25,14 +26,6 @@ _OWN_DEVICES = re.compile(r"(hd|mmcblk|pmem|ram|vd|xvd|zd|zram)[a-z0-9]+")
 _MADE_OF_OTHERS = re.compile(r"(dm-|md|bcache)[0-9]+")
 # Of the paths of SCSI devices in sysfs: iSCSI, Fibre Channel.
 _OVER_A_NETWORK = re.compile(r"/(session[0-9]+|rport-[0-9:-]+)/")
-_ESCAPED = re.compile(r"\\([0-7]{3})")
-
-
-class _Mount(NamedTuple):
-    place: str
-    device: str
-    kind: str
-    source: str
 
 
 class Storage:
@@ -45,7 +38,7 @@ class Storage:
         self, sysfs: Path = Path("/sys"), mounts: Path = Path("/proc/self/mountinfo")
     ) -> None:
         self._sysfs = sysfs
-        self._mounts = [_mount(line) for line in mounts.read_text(errors="replace").splitlines()]
+        self._mounts = mounts_in(mounts.read_text(errors="replace"))
 
     def why_shared(self, disk: Disk) -> str | None:
         """Why another node could have a disk, in words; None if it could not. A disk that its guest
@@ -82,7 +75,7 @@ class Storage:
         return next((one for one in faults if one), None) if faults else "it is not there"
 
     def _fault_of_file(self, path: str) -> str | None:
-        mount = self._mount_of(path)
+        mount = mount_of(path, self._mounts)
         if mount is None or mount.kind not in _LOCAL_FILE_SYSTEMS:
             return f"it is on {mount.kind}" if mount else "its file system is not known"
         if not mount.device.startswith("0:"):
@@ -93,13 +86,6 @@ class Storage:
             except OSError as error:
                 return f"{mount.source}: {error.strerror}"
         return None
-
-    def _mount_of(self, path: str) -> _Mount | None:
-        parents = {path, *map(str, Path(path).parents)}
-        found = [one for one in self._mounts if one.place in parents]
-        longest = max((len(one.place) for one in found), default=0)
-        # Of several at one place, the last one is seen.
-        return next((one for one in reversed(found) if len(one.place) == longest), None)
 
     def _fault_of_device(self, number: str, depth: int = 0) -> str | None:
         """Of a block device by its number, MAJOR:MINOR."""
@@ -117,41 +103,23 @@ class Storage:
         if name.startswith("nvme"):
             return self._fault_of_nvme(folder)
         if name.startswith("loop"):
-            behind = _text(folder / "loop/backing_file")
+            behind = text_of(folder / "loop/backing_file")
             return self._fault_of_file(behind) if behind.startswith("/") else f"{name} has no file"
         if not _MADE_OF_OTHERS.fullmatch(name):
             return f"{name} is no disk of this node's own"
-        if _text(folder / "dm/uuid").startswith("mpath-"):
+        if text_of(folder / "dm/uuid").startswith("mpath-"):
             return f"{name} is reached on several paths"
         slaves = sorted((folder / "slaves").glob("*"))
-        numbers = [_text(one / "dev") for one in slaves]
+        numbers = [text_of(one / "dev") for one in slaves]
         faults = [self._fault_of_device(one, depth + 1) for one in numbers]
         return next((one for one in faults if one), None) if faults else f"{name} is of no device"
 
     def _fault_of_nvme(self, folder: Path) -> str | None:
         device = Path(os.path.realpath(folder / "device"))
         files = [device / "transport", *device.glob("nvme*/transport")]
-        known = {text for one in files if (text := _text(one))}
+        known = {text for one in files if (text := text_of(one))}
         return None if known == {"pcie"} else f"{folder.name} is reached over a network"
-
-
-def _mount(line: str) -> _Mount:
-    """A line of mountinfo; see :manpage:`proc(5)`."""
-    before, _, after = line.partition(" - ")
-    fields, rest = before.split(), after.split()
-    return _Mount(_plain(fields[4]), fields[2], rest[0], _plain(rest[1]))
-
-
-def _plain(text: str) -> str:
-    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
 
 
 def _number(device: int) -> str:
     return f"{os.major(device)}:{os.minor(device)}"
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(errors="replace").strip()
-    except OSError:
-        return ""

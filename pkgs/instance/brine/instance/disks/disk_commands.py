@@ -131,7 +131,7 @@ def _add_row(
 ) -> int:
     """Have an instance have a further disk, as *row_of* makes it for a spec.
 
-    :param undoes: whether the addition is undone if this process is told to end.
+    :param undoes: whether a signal that ends this process also undoes the addition.
     """
     try:
         disk, is_plugged = _define_and_plug(arguments, uuid, row_of)

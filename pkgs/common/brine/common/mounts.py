@@ -1,0 +1,48 @@
+"""The mounts that a process sees, as the kernel lists them in ``mountinfo``; see
+:manpage:`proc(5)`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+class Mount(NamedTuple):
+    """A mounted file system.
+
+    :param place: where it is mounted.
+    :param device: the numbers of its device, ``MAJOR:MINOR``; the major one is 0 if it has none.
+    :param kind: such as ``ext4``; *source* is what was mounted, such as ``/dev/sda1``.
+    """
+
+    place: str
+    device: str
+    kind: str
+    source: str
+
+
+def mounts_in(mountinfo: str) -> list[Mount]:
+    """The mounts that the text lists, in its order."""
+    parts = [line.partition(" - ") for line in mountinfo.splitlines()]
+    rows = [(before.split(), after.split()) for before, _, after in parts if after]
+    return [
+        Mount(_unescaped(fields[4]), fields[2], rest[0], _unescaped(rest[1]))
+        for fields, rest in rows
+    ]
+
+
+def mount_of(path: str, mounts: Sequence[Mount]) -> Mount | None:
+    """The mount that a path is in, by its name: nothing on storage is touched."""
+    parents = {path, *map(str, PurePath(path).parents)}
+    found = [one for one in mounts if one.place in parents]
+    longest = max((len(one.place) for one in found), default=0)
+    # Of several at one place, the last one is seen.
+    return next((one for one in reversed(found) if len(one.place) == longest), None)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)
