@@ -132,8 +132,11 @@ def test_a_disk_moves_to_another_image_under_a_writing_guest(
     device = plugged(vm, images / "old.raw", bus=bus)
     name = wait_disk(vm.guest, SERIAL).name
     write(vm, name, 1, "before")
-    loop = f"i=0; while :; do i=$((i+1)); echo $i | dd of=/dev/{name} bs=1M seek=3 conv=fsync"
-    vm.guest.run(f"({loop} 2>/dev/null; echo $i >/written; done) & echo $! >/writer")
+    # A file that is renamed is never seen empty.
+    writes = f"echo $i | dd of=/dev/{name} bs=1M seek=3 conv=fsync 2>/dev/null"
+    notes = "echo $i >/written.new; mv /written.new /written"
+    loop = f"i=0; while :; do i=$((i+1)); {writes}; {notes}; done"
+    vm.guest.run(f"echo 0 >/written; ({loop}) & echo $! >/writer")
     make_qcow2(images / "new.qcow2", 8 * MIB)
     assert images_python(vm, _MIRROR, [entry(images / "new.qcow2")], 0) == "same\n"
     count = int(vm.guest.run("cat /written"))

@@ -134,6 +134,32 @@ def test_a_vm_that_stood_still_before_the_daemon_came_is_found(kvmd: Kvmd) -> No
         wait_halted(kvmd, "early", "paused")
 
 
+def test_a_reason_stays_that_a_daemon_noted_just_before_it_was_killed(kvmd: Kvmd) -> None:
+    kvmd.stop()
+    noted = Halt("io-error", "No space left on device", "disk-1", no_space=True)
+    asked: list[str] = []
+
+    def status() -> dict[str, str]:
+        asked.append("status")
+        return {"status": "io-error"}
+
+    with FakeQemus() as qemus:
+        qemus.start(kvmd.control / "full.kvmd", answers={"query-status": status})
+        # The peer of its socket is this process.
+        folder = kvmd.marks
+        write_marker(MarkerKind.START, "full", run=RUN, folder=folder, pid=os.getpid())
+        write_marker(MarkerKind.HALTED, "full", run=RUN, folder=folder, **noted.facts())
+        os.utime(kvmd.control / "full.kvmd", (0, 0))
+        kvmd.start()
+        kvmd.watches("full")
+        wait_for("kvmd to ask its state", lambda: asked, timeout_s=60)
+        time.sleep(0.5)
+        found = halt_of(kvmd, "full")
+        assert found
+        assert found._replace(since=0) == noted
+        assert kvmd.log("full: QEMU has stopped it") == []
+
+
 def test_the_states_of_a_restless_vm_are_bounded_in_the_journal(kvmd: Kvmd) -> None:
     states = cycle(["suspended", "running"])
     answers = {"query-status": lambda: {"status": next(states)}}

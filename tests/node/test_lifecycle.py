@@ -713,7 +713,7 @@ def limited_memory(*arguments: str) -> Iterator[Path]:
     in /proc.
     """
     words = re.escape(" ".join(arguments))
-    (pid,) = run_command(["pgrep", "--full", "--exact", words]).stdout.split()
+    (pid,) = run_command(["pgrep", "--full", "--exact", "--oldest", words]).stdout.split()
     process = Path("/proc", pid)
     root = Path("/sys/fs/cgroup/memory")
     limit = "memory.limit_in_bytes" if root.is_dir() else "memory.max"

@@ -76,6 +76,8 @@ class HaltRecorder:
             is_wanted = self._is_paused(connection)
         halt = None if is_wanted else _halt(seen, state)
         before = self._noted(connection)
+        if halt and before and halt == Halt(before.state):
+            halt = before  # an earlier daemon noted why, and was killed before it kept that
         if halt != before:
             self._tell(connection, halt, before)
             self._put(connection, halt)
