@@ -16,6 +16,7 @@ import pytest
 from brine.common.cli import parser_of
 from brine.common.entry_points import EntryPoint, entry_points
 from lab.fedora import FEDORA_NAMES
+from tree_entry_points import of_tree
 
 TREE = Path(__file__).parents[2]
 TOOLS = Path(sys.executable).parent
@@ -147,9 +148,9 @@ def options() -> Iterator[tuple[str, str, argparse.Action]]:
     """The options of all verbs: the noun, the verb and the option."""
     for noun, place in commands().items():
         parser = parser_of(noun, EntryPoint(noun, place).load())
-        added = entries("brine.verbs").get(noun)
-        if added and not entry_points("brine.verbs"):
-            EntryPoint(noun, added).load()(parser.verbs)
+        for added in of_tree("brine.verbs") if not entry_points("brine.verbs") else ():
+            if added.name == noun:
+                added.load()(parser.verbs)
         for verb, its in (parser.verbs.choices if parser.verbs else {"": parser}).items():
             for action in its._actions:
                 if action.option_strings and action.dest != "help":

@@ -75,9 +75,11 @@ def brine(
     """Runs ``brine instance``, or another noun, on a node of its own: status, output, errors."""
     entries = [
         EntryPoint("instance", "brine.instance.cli:COMMAND"),
-        EntryPoint("node", "brine.instance.node_cli:COMMAND"),
+        EntryPoint("node", "brine.common.cli:NODE"),
     ]
-    monkeypatch.setattr(cli, "entry_points", lambda group: entries * (group == "brine.commands"))
+    verbs = [EntryPoint("node", "brine.instance.node_cli:add_node_verbs")]
+    known = {"brine.commands": entries, "brine.verbs": verbs}
+    monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
 
     def run(
         *arguments: object, stdin: object = None, noun: str = "instance"

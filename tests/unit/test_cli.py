@@ -295,6 +295,20 @@ def test_a_groups_entries_are_found_in_whatever_kind_of_metadata(
     assert entry_points("brine.no-such-group") == []
 
 
+def test_several_parts_add_verbs_to_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [f"brine.part{number}.cli:add_verbs" for number in range(2)]
+    for number, value in enumerate(values):
+        folder = tmp_path / f"brine_{number}-1.dist-info"
+        folder.mkdir()
+        text = f"[brine.verbs]\nnode = {value}\n[brine.commands]\nnode = {value}\n"
+        (folder / "entry_points.txt").write_text(text)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), str(tmp_path)])
+    assert [one.value for one in entry_points("brine.verbs")] == values
+    assert [one.value for one in entry_points("brine.commands")] == values[:1]
+
+
 def _configure_above(verbs: Any) -> None:
     add_verb(verbs, "wave", f"{__name__}:_wave", "wave to him").add_argument("--twice")
     verbs.choices["say"].add_argument("--aloud", help="so that all hear it")

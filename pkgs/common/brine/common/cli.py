@@ -46,7 +46,6 @@ _PACKAGES = {
     "tap": "brine-hotplug",
     "instance": "brine-instance",
     "lifecycle": "brine-lifecycle",
-    "node": "brine-instance",
     "storage": "brine-storage",
     "watcher": "brine-watcher",
 }
@@ -418,3 +417,11 @@ def _configure_operations(parser: argparse.ArgumentParser) -> None:
 
 
 OPERATIONS = Command("show and settle work that was interrupted", _configure_operations)
+
+
+def _configure_by_others(parser: argparse.ArgumentParser) -> None:
+    parser.add_subparsers(metavar="VERB", required=True)
+
+
+NODE = Command("show what a node has and knows, and empty and fill it", _configure_by_others)
+"""All of its verbs are other parts': those that have one on a node, or on the master."""

@@ -22,8 +22,13 @@ class EntryPoint(NamedTuple):
         return getattr(import_module(module), attribute)
 
 
+_SHARED = frozenset({"brine.verbs"})
+"""The groups in which several distributions have an entry point of one name."""
+
+
 def entry_points(group: str) -> list[EntryPoint]:
-    """The entry points of a group. If two have one name, the first one counts.
+    """The entry points of a group. If two have one name, the first one counts; but several parts
+    may add verbs to one command.
 
     This function does without :mod:`importlib.metadata`, which takes long to load.
     """
@@ -41,9 +46,10 @@ def installed_versions() -> dict[str, str]:
 
 
 @lru_cache(maxsize=1)
-def _groups(folders: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
-    """The entry points of all groups, by group and name; they are read once a process."""
-    found: dict[str, dict[str, EntryPoint]] = {}
+def _groups(folders: tuple[str, ...]) -> dict[str, dict[object, EntryPoint]]:
+    """The entry points of all groups, by group and what tells them apart; they are read once a
+    process."""
+    found: dict[str, dict[object, EntryPoint]] = {}
     for folder in _metadata(folders):
         group = ""
         for line in _lines(f"{folder}/entry_points.txt"):
@@ -52,7 +58,8 @@ def _groups(folders: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
                 group = line.strip("[]")
             elif is_entry and not line.startswith(("#", ";")):
                 entry = EntryPoint(name.strip(), value.partition("[")[0].strip())
-                found.setdefault(group, {}).setdefault(entry.name, entry)
+                key = entry if group in _SHARED else entry.name
+                found.setdefault(group, {}).setdefault(key, entry)
     return found
 
 

@@ -1,10 +1,11 @@
-"""The command line of ``brine node``."""
+"""What this part adds to the command line of ``brine node``."""
 
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from brine.common.cli import Command, add_verb
+from brine.common.cli import add_verb
 from brine.vm.arguments import instance_name
 from brine.vm.spec import USUAL_QEMU
 
@@ -18,8 +19,8 @@ def _program(text: str) -> str:
     return text
 
 
-def _configure(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
+def add_node_verbs(verbs: Any) -> None:
+    """Add the verbs about what this node has, and knows of instances."""
     text = "list the instances that are known here as other nodes', or forget whose they are"
     claims = add_verb(verbs, "claims", f"{_MODULE}:claims", text)
     text = "have this node forget whose an instance is"
@@ -37,6 +38,3 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--qemu", metavar="FILE", type=_program, default=USUAL_QEMU, help=text)
     for each in (claims, cpu, facts):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")
-
-
-COMMAND = Command("show and change what this node knows as a node of its cluster", _configure)
