@@ -24,11 +24,12 @@ from brine.common.locks import LockedError
 from brine.common.qmp.wire import QmpEvent, QmpTimeoutError
 from brine.instance import failed_starts, operations, stop, store, unit
 from brine.instance.clone import clone_instance
+from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import keep_users_will, put_event, stays_off
 from brine.instance.kvm import guest
 from brine.instance.kvm.runtime_devices import hot_changes_or_aside
 from brine.instance.listing import row, summary
-from brine.instance.observe import Oper, look
+from brine.instance.observe import Oper, Status, look
 from brine.instance.operations import (
     pause_instance,
     reboot_instance,
@@ -1052,6 +1053,28 @@ def test_a_guest_that_will_never_hear_is_not_waited_for(running: Running, status
         stop_instance("web1", timeout_s=1000)
     assert caught.value.hint == "brine instance stop --force web1 ends it"
     assert "system_powerdown" not in running.monitor.received
+
+
+@pytest.mark.parametrize("status", ["paused", "io-error"])
+def test_a_guest_that_another_node_has_is_continued_by_nothing(
+    running: Running, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one whose move is not decided: it would run twice."""
+    running.status = status
+    store.save(replace(store.load("web1"), node="n2.example.com", claim_serial=7))
+    seen = look("web1")
+    assert seen.state.status is Status.ERROR_UP
+    write_marker(MarkerKind.AWAITS, "web1", run="a", node="n2.example.com")
+    write_marker(MarkerKind.START, "web1", run="a")
+    assert look("web1").state.status is Status.INCOMING
+    for act in (resume_instance, reset_instance):
+        with pytest.raises(InstanceError, match="is n2"):
+            act("web1")
+    with pytest.raises(InstanceError, match="is n2"):
+        hypervisor_of(seen.spec).set_paused(seen, "a", paused=False)
+    with pytest.raises(InstanceError, match="can't be asked to shut down"):
+        stop_instance("web1", timeout_s=1000)
+    assert not {"cont", "system_powerdown", "system_reset"} & set(running.monitor.received)
 
 
 def test_a_full_disk_is_continued_until_the_guest_can_shut_down(running: Running) -> None:

@@ -16,7 +16,9 @@ import pytest
 
 from brine.common import paths
 from brine.instance import store
+from brine.instance.awaited import note_awaited
 from brine.instance.kvm import confinement, resources
+from brine.instance.kvm.moved_command import WAITING
 from brine.instance.service import run as run_step
 from brine.instance.validate import completed
 from brine.instance.xen import config
@@ -28,7 +30,7 @@ from brine.vm.markers import UNKNOWN_RUN, file_of, read_marker, write_marker
 from brine.vm.markers import MarkerKind as Marker
 from brine.vm.nic import Nic
 from brine.vm.run import Run
-from brine.vm.runtime_file import change_file
+from brine.vm.runtime_file import Runtime, change_file
 from brine.vm.spec import NOT_CONFINED, Spec, to_json
 from lab.fake_qemu import FakeQemus
 from lab.scripted_systemctl import ScriptedSystemctl
@@ -190,6 +192,39 @@ def test_what_the_last_run_left_is_gone() -> None:
     run()
     assert not any(file.exists() for file in left)
     assert others.exists()
+
+
+def test_a_start_waits_for_the_guest_of_another_node_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only while the instance is the other's: a start that comes by itself, before or after, makes
+    no QEMU that waits, and runs nothing that another node may run."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    for image in (here, there):
+        image.write_bytes(bytes(3 << 20))
+    spec = defined(vcpus=3, disks=[{"path": str(there), "cache": "writeback", "format": "raw"}])
+    sent = run()
+    moved = replace(spec.disks[0], path=str(here))
+    note_awaited("web1", Runtime.load(WEB1.runtime).with_image(moved, 3))
+    # What its next start would have may differ from what it runs with.
+    store.save(replace(spec, vcpus=2, disks=(moved,), node="n2.example.com", claim_serial=7))
+    args = run()
+    assert tuple(args[-len(WAITING) :]) == WAITING
+    assert args[: len(sent)] == [word.replace(str(there), str(here)) for word in sent]
+    assert WEB1.qmp.name in " ".join(args)
+    found = runtime()
+    assert found["command"] == args
+    assert found["spec"]["vcpus"] == 3
+    assert [one["path"] for one in (*found["disks"], *found["spec"]["disks"])] == [str(here)] * 2
+    assert Run("web1", RUN).awaits_from == "n2.example.com"
+    assert store.load("web1").vcpus == 2
+    assert "web1: is n2.example.com's" in refused(capsys)
+    # One that was noted too late is of no use, and does no harm.
+    note_awaited("web1", Runtime.load(WEB1.runtime))
+    store.save(replace(store.load("web1"), node=os.uname().nodename, claim_serial=8))
+    assert WAITING[0] not in run()
+    assert not WEB1.awaited.exists()
+    assert not Run("web1", RUN).awaits_from
 
 
 def test_what_was_plugged_in_is_in_the_spec_from_now_on_and_told(

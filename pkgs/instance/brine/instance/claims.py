@@ -102,6 +102,15 @@ def refuse_barred(spec: Spec) -> None:
         raise InstanceError(spec.name, bar.why, hint=bar.hint)
 
 
+def refuse_elsewhere(spec: Spec) -> None:
+    """Refuse to have the guest of a QEMU go on here that is another node's: it may run there.
+
+    :raises InstanceError: whose it is.
+    """
+    if (bar := KnownClaims().bar_to(spec)) and bar.node:
+        raise InstanceError(spec.name, bar.why, hint=bar.hint)
+
+
 def refuse_old_claim(spec: Spec, before: Spec | None) -> None:
     """Refuse a definition by a claim that is older than one that this node has seen, or names
     another node than that.

@@ -14,6 +14,7 @@ from brine.instance.observe import Observed
 from brine.instance.store import InstanceError
 from brine.instance.unit import Unit
 from brine.vm.run import Run
+from brine.vm.runtime_file import Runtime
 from brine.vm.spec import Spec
 
 
@@ -51,9 +52,12 @@ class Hypervisor(Protocol):
     def prepared(self, spec: Spec) -> Spec:
         """The spec for the next start. The caller holds the instance's lock."""
 
-    def exec(self, spec: Spec) -> NoReturn:
+    def exec(self, spec: Spec, awaited: Runtime | None = None) -> NoReturn:
         """Become the process that runs an instance: QEMU, or the xl that waits for a domain. After
-        an error, also an OSError of a program or file, nothing is left of the attempt."""
+        an error, also an OSError of a program or file, nothing is left of the attempt.
+
+        :param awaited: of the QEMU whose guest this one waits for; None begins anew.
+        """
 
     def wait_ready(self, spec: Spec, process: Process | None) -> None:
         """Return when an instance runs.

@@ -29,6 +29,11 @@ def _message(id: str, event: str, text: str, level: int = NOTICE) -> Message:
 
 START_ASKED = _message("6f372cf1b5cf450ab80a8a17bafbfdfe", "start-asked", "{by} wants it to start")
 STARTED = _message("c1c569cdb3fc44ab834e9c02fccbe948", "started", "has started, as process {pid}")
+AWAITS = _message(
+    "fe3f7f8f1d5c4c0d9d2b7be1c6a0a9d4",
+    "awaits-guest",
+    "waits for its guest, which comes from {node}, as process {pid}",
+)
 NOT_STARTED = _message(
     "528e9489757d4536b1c198cc3dee24f0", "start-failed", "did not start: {reason}", ERROR
 )

@@ -46,6 +46,7 @@ _READ = (
     MarkerKind.REBOOT,
     MarkerKind.PAUSED,
     MarkerKind.HALTED,
+    MarkerKind.AWAITS,
 )
 """The markers that an observation goes by."""
 
@@ -80,6 +81,7 @@ class Status(StrEnum):
     ADMIN_DOWN = "ADMIN_down"
     ADMIN_OFFLINE = "ADMIN_offline"
     ELSEWHERE = "elsewhere"
+    INCOMING = "incoming"
 
 
 class InstanceState(NamedTuple):
@@ -137,7 +139,7 @@ class Observed:
         if not why and self.lacks_owner and state.status is Status.ERROR_DOWN:
             why = f"its owner is not there: {self.lacks_owner}"
         if self.bar:
-            return _barred(state, self.bar)
+            return _barred(state, self.bar, self.run)
         return InstanceState(state.oper, state.status, why) if why else state
 
     @property
@@ -435,9 +437,12 @@ def _of_domain(seen: Observed) -> InstanceState:
     return _down(spec, reason, by_user=is_by_user(seen.run, end), note=_TAKES_MEMORY)
 
 
-def _barred(state: InstanceState, bar: ClaimBar) -> InstanceState:
+def _barred(state: InstanceState, bar: ClaimBar, run: Run) -> InstanceState:
     """The state of an instance that this node may not run."""
     if state.oper in GOING:
+        if bar.node and run.awaits_from:
+            why = f"its QEMU waits for the guest, which comes from {run.awaits_from}"
+            return InstanceState(state.oper, Status.INCOMING, why)
         # One that is only held back was running before.
         why = f"it runs, but {bar.why}"
         return InstanceState(state.oper, Status.ERROR_UP, why) if bar.node else state

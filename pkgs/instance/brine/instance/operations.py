@@ -13,7 +13,7 @@ from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.transaction import being_released
 from brine.instance import messages, store
 from brine.instance.action import Done, act_on, act_on_each
-from brine.instance.claims import refuse_barred
+from brine.instance.claims import refuse_barred, refuse_elsewhere
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.kvm.guest import monitor_of, press_reset
@@ -89,6 +89,7 @@ def reset_instance(name: str) -> None:
     if seen.spec.is_xen():
         hint = f"brine instance reboot --force {name}"
         raise InstanceError(name, "has no reset button: it is a domain of Xen's", hint=hint)
+    refuse_elsewhere(seen.spec)
     # At the reset button, QEMU does the same as at a reboot of the guest.
     if (store.started_as(name) or seen.spec).reboot_behavior == "exit":
         if seen.spec.admin_state == AdminState.OFFLINE:

@@ -63,6 +63,13 @@ _LEAST_BYTES = 16 * 1024
 _GROUP = "brine"
 _NEWER_KEYS = ("owner", "ignored", "slice", "claim_serial")
 _CONTROL_MODE = 0o2770
+_OF_LAST_RUN = (
+    MarkerKind.SHUTDOWN,
+    MarkerKind.REBOOT,
+    MarkerKind.ASKED,
+    MarkerKind.FAILURE,
+    MarkerKind.AWAITS,
+)
 _ANEW = "brine instance define writes it anew, and keeps this one aside"
 
 
@@ -366,7 +373,7 @@ def clear_last_run(name: str) -> None:
     # The domain file of the last run must not survive, even if this start fails.
     control.domain.unlink(missing_ok=True)
     write_marker(MarkerKind.START, name, run=this_run(), pid=os.getpid())
-    for kind in (MarkerKind.SHUTDOWN, MarkerKind.REBOOT, MarkerKind.ASKED, MarkerKind.FAILURE):
+    for kind in _OF_LAST_RUN:
         remove_marker(kind, name)
 
 

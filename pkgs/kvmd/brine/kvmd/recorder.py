@@ -28,7 +28,7 @@ from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.handover import Keeper, VmRecord, parse_key
 from brine.kvmd.settings import KvmdSettings
-from brine.kvmd.verdict import STOPPING, Verdict, Who, fold, judge
+from brine.kvmd.verdict import MOVING, STOPPING, Verdict, Who, fold, judge
 from brine.vm import markers
 from brine.vm.markers import MarkerKind
 from brine.vm.run import Run
@@ -133,6 +133,8 @@ class VerdictRecorder:
         run = self._run(connection.name, connection.record)
         if run and run.was_stopped():
             return run.stop_cause or STOPPING
+        if run and run.awaits_from:
+            return MOVING
         if connection.record.replaced or not self.settings.directory.is_stopping(connection.name):
             return ""
         return "" if run else STOPPING

@@ -88,6 +88,10 @@ class Verdict:
     given_usec: int = 0
 
 
+MOVING = "moving"
+"""The cause of the end of a QEMU that waits for a guest of another node's: that has the guest
+still."""
+
 STOPPING = "stopping"
 """The cause of a stop that gives no other."""
 

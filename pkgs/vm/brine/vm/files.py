@@ -48,6 +48,8 @@ class InstanceFiles:
     """The configuration that xl got at the last start; only Xen instances have one."""
     runtime = _InstanceFile(lambda: paths.RUNTIME_DIR, ".json")
     """The runtime file."""
+    awaited = _InstanceFile(lambda: paths.CONTROL_DIR.parent / "awaited", ".json")
+    """What the next run takes over from another node; see :mod:`brine.instance.awaited`."""
     console_pipe = _InstanceFile(lambda: paths.CONSOLE_DIR)
     """The pipe that takes the guest's output."""
     console_log = _InstanceFile(lambda: paths.CONSOLE_LOG_DIR, ".log")

@@ -82,6 +82,8 @@ class MarkerKind(StrEnum):
     ``until``: how long its guest may take (seconds since 1970)."""
     PAUSED = "paused"
     """An administrator has paused this run, and has not resumed it."""
+    AWAITS = "awaits"
+    """The QEMU of this run waits for the guest of another node's. Fact ``node``."""
     HALTED = "halted"
     """The QEMU of this run stands still, and no administrator has paused it: by brine-kvmd. Its
     facts are those of :class:`brine.vm.halt.Halt`."""

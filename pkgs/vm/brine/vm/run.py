@@ -166,6 +166,11 @@ class Run:
     def has_come_up(self) -> bool:
         return self.has(MarkerKind.STARTED)
 
+    @property
+    def awaits_from(self) -> str:
+        """The node whose guest its QEMU was started to take; empty if it was not."""
+        return printable(str(self.facts(MarkerKind.AWAITS).get("node") or ""))
+
     def is_paused(self) -> bool:
         """Whether an administrator has paused it, and has not resumed it."""
         return self.has(MarkerKind.PAUSED)

@@ -70,6 +70,15 @@ class Runtime(NamedTuple):
             raise RuntimeFileError(file, f"can't be read: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise RuntimeFileError(file, f"not valid JSON: {error}") from error
+        return cls.of(data, file)
+
+    @classmethod
+    def of(cls, data: Any, file: Path) -> Runtime:
+        """What a file says, of any form.
+
+        :param data: its JSON.
+        :raises RuntimeFileError: if it has none of the forms.
+        """
         links: dict[str, tuple[Any, Any]] = {}
         try:
             if isinstance(data, dict):
@@ -116,6 +125,14 @@ class Runtime(NamedTuple):
     def ide_disks(self) -> list[Mapping[str, Any]]:
         """The IDE disks. IDE has no hotplug, so they are only in the spec of the start."""
         return _ide_disks(self.started_with())
+
+    def content(self) -> Any:
+        """The file as JSON, in the form in which it was read; of Ganeti's two forms, the newer."""
+        nics, disks = list(self.devices[DeviceKind.NIC]), list(self.devices[DeviceKind.DISK])
+        if isinstance(self.rest, dict):
+            return {**self.rest, "nics": nics, "disks": disks}
+        rows = [[disk, *self.links.get(disk["uuid"], (None, None))] for disk in disks]
+        return [self.rest[0], nics, self.rest[2], rows]
 
     def with_device(self, kind: DeviceKind, device: Json, *, link: str | None = None) -> Runtime:
         """The file with a further device, which replaces the one with its UUID.
@@ -178,17 +195,11 @@ class Runtime(NamedTuple):
         return self._replace(devices={**self.devices, kind: kept}, links=links)
 
     def save(self, file: Path) -> None:
-        """Write it in the form in which it was read; of Ganeti's two forms, the newer.
+        """Write it, as :meth:`content` has it.
 
         The file keeps its owner and mode, and a symbolic link stays a link.
         """
-        nics, disks = list(self.devices[DeviceKind.NIC]), list(self.devices[DeviceKind.DISK])
-        if isinstance(self.rest, dict):
-            data: Any = {**self.rest, "nics": nics, "disks": disks}
-        else:
-            rows = [[disk, *self.links.get(disk["uuid"], (None, None))] for disk in disks]
-            data = [self.rest[0], nics, self.rest[2], rows]
-        text = json.dumps(data).encode() + b"\n"
+        text = json.dumps(self.content()).encode() + b"\n"
         mode, owner, group = _MODE, None, None
         try:
             with place_of(file) as place:

@@ -27,10 +27,11 @@ from brine.common.qmp.wire import (
     QmpTimeoutError,
 )
 from brine.common.unix_socket import is_listening, peer_process
+from brine.instance.claims import refuse_elsewhere
 from brine.instance.hypervisor import DeafGuestError, Hypervisor, ended_early
 from brine.instance.kvm.programs import with_machine_version
 from brine.instance.observe import Observed, Oper, oper_of
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, is_here, load_sound
 from brine.instance.unit import Unit
 from brine.vm import markers
 from brine.vm.files import InstanceFiles
@@ -38,6 +39,7 @@ from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, SUSPENDED, Halt
 from brine.vm.markers import MarkerKind
 from brine.vm.peer import StrangerError, refuse_stranger
 from brine.vm.run import Run
+from brine.vm.runtime_file import Runtime
 from brine.vm.spec import Spec
 from brine.vm.unit_name import unit_of
 
@@ -60,6 +62,7 @@ _DEAF = {
     "internal-error": "its processor can't go on",
     "guest-panicked": "its guest has panicked",
     "postmigrate": "its guest was moved to another QEMU",
+    "inmigrate": "it waits for a guest of another node",
 }
 """RunStates in which the guest will never shut down, and why."""
 
@@ -74,10 +77,10 @@ class Kvm(Hypervisor):
 
         return with_machine_version(with_last_run(spec))
 
-    def exec(self, spec: Spec) -> NoReturn:
+    def exec(self, spec: Spec, awaited: Runtime | None = None) -> NoReturn:
         from brine.instance.kvm.resources import become_qemu  # only a start needs it
 
-        become_qemu(spec)
+        become_qemu(spec, awaited)
 
     def wait_ready(self, spec: Spec, process: Process | None) -> None:
         """Return when QEMU answers and has the password of VNC, which is closed without it."""
@@ -151,6 +154,8 @@ class Kvm(Hypervisor):
             if paused:
                 return _pause(seen.name, run, qmp, state)
             changed = state != "running"
+            if changed:
+                refuse_elsewhere(seen.spec)
             if changed and state not in _WAYS_ON:
                 text = f"can't be continued: QEMU is in the state {state}"
                 hint = f"brine instance reboot --reset {seen.name} begins anew"
@@ -255,9 +260,16 @@ class QemuGuest:
             qmp.execute("quit")
         elif state == "prelaunch":
             pass  # started with -S, it has not begun: what asks it to end does not set it going
+        elif state in _WAYS_ON and self._is_elsewhere():
+            text = "can't be asked to shut down: its guest is another node's, and stands still here"
+            raise DeafGuestError(self._name, text)
         elif state in _WAYS_ON and continue_guest(qmp) == IO_ERROR:
             return f"QEMU has stopped it: {IO_ERROR}"
         return ""
+
+    def _is_elsewhere(self) -> bool:
+        spec = load_sound(self._name)
+        return spec is not None and not is_here(spec)
 
     def _ask_agent(self) -> bool:
         return shut_down_by_agent(self._name, timeout_s=_AGENT_TIMEOUT_S)

@@ -28,16 +28,20 @@ from brine.instance.conflicts import refuse_in_use
 from brine.instance.kvm.command_line import DiskFiles, Resources, TapFiles, qemu_args
 from brine.instance.kvm.confinement import confine_qemu, confine_runner, set_limits, user_of
 from brine.instance.kvm.layout import Layout, layout_of
+from brine.instance.kvm.moved_command import moved_command
 from brine.instance.kvm.programs import faults_of_writers, version_of
 from brine.instance.kvm.uefi import find_uefi, opened_variables
 from brine.instance.store import InstanceError, clear_last_run, telling
+from brine.vm.address import DeviceKind
 from brine.vm.conflicts import identities_lock
 from brine.vm.disk import Disk, without_empty
 from brine.vm.disk_files import Opened, opened
 from brine.vm.files import InstanceFiles
-from brine.vm.runtime_file import write_first
+from brine.vm.markers import MarkerKind, this_run, write_marker
+from brine.vm.runtime_file import Runtime, write_first
 from brine.vm.spec import QEMU_ITSELF_MIB, UEFI, SecurityModel, Spec, to_json
 from brine.vm.unit_name import unit_of
+from brine.vm.values import USUAL_MTU, Mode
 from brine.vm.vif import Vif
 
 EMPTY_ROOT = Path("/run/brine/empty")
@@ -51,19 +55,30 @@ _MOUNTS = Path("/proc/self/mounts")
 _MODE = 0o600
 
 
-def become_qemu(spec: Spec) -> NoReturn:
-    """Prepare all that *spec* needs, and become its QEMU. An error leaves nothing behind."""
+def become_qemu(spec: Spec, awaited: Runtime | None = None) -> NoReturn:
+    """Prepare all that *spec* needs, and become its QEMU. An error leaves nothing behind.
+
+    :param awaited: of the QEMU whose guest this one waits for, with the paths of this node; None
+        begins anew.
+    """
     confine_runner()
-    layout = layout_of(spec)
+    layout = layout_of(spec) if awaited is None else Layout()
     check_node(spec)
     limits_set = begun(partial(set_limits, spec))  # systemd works meanwhile
     with ExitStack() as stack:
-        resources = open_resources(spec, stack)
-        args = qemu_args(spec, layout, resources)
+        resources = open_resources(spec, stack, is_reachable=awaited is None)
+        if awaited:
+            args = moved_command(awaited, spec, resources)
+        else:
+            args = qemu_args(spec, layout, resources)
         limits_set()
         with identities_lock(partial(refuse_in_use, spec)):
             clear_last_run(spec.name)
-            _write_runtime(spec, layout, resources, args)
+            if awaited:
+                write_marker(MarkerKind.AWAITS, spec.name, run=this_run(), node=spec.node)
+                _write_moved(spec, awaited, resources, args)
+            else:
+                _write_runtime(spec, layout, resources, args)
         if spec.security_model == SecurityModel.POOL and resources.user:
             messages.tell(messages.UID_GIVEN, spec.name, uid=resources.user[0])
         confine_qemu(spec)
@@ -80,6 +95,13 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
     started = to_json(spec)
     started["disks"] = [without_empty(one) for one in started["disks"]]
     write_first(spec.name, started, args, user, nics, disks)
+
+
+def _write_moved(spec: Spec, awaited: Runtime, given: Resources, args: list[str]) -> None:
+    """What the guest was started with, and has now, is as on the other node."""
+    user = given.user[0] if given.user else None
+    nics, disks = (list(awaited.devices[kind]) for kind in (DeviceKind.NIC, DeviceKind.DISK))
+    write_first(spec.name, awaited.started_with() or {}, args, user, nics, disks)
 
 
 def check_node(spec: Spec) -> None:
@@ -186,8 +208,11 @@ class _FileSets:
         return DiskFiles(number, descriptors, files.is_device, backing, files.size_mib)
 
 
-def open_resources(spec: Spec, stack: ExitStack) -> Resources:
-    """Open the files and devices of a spec, and connect its NICs; *stack* undoes all of it."""
+def open_resources(spec: Spec, stack: ExitStack, *, is_reachable: bool = True) -> Resources:
+    """Open the files and devices of a spec, and connect its NICs; *stack* undoes all of it.
+
+    :param is_reachable: False if another node has its guest: routes to that stay as they are.
+    """
     is_confined = spec.chroot or spec.security_model != SecurityModel.NONE
     # QEMU answers meanwhile: to load it takes longer than most of what follows.
     version = begun(partial(version_of, spec)) if is_confined else lambda: (0, 0)
@@ -200,7 +225,7 @@ def open_resources(spec: Spec, stack: ExitStack) -> Resources:
         variables = opened_variables(spec.name, template)
         uefi = (files.open(medium(code)), files.of(stack.enter_context(variables)))
     console_log = _open_console_log(spec, files, stack) if spec.serial_console else None
-    nics = _open_nics(spec, stack) if spec.nics else {}
+    nics = _open_nics(spec, stack, is_reachable=is_reachable) if spec.nics else {}
     user = user_of(spec, stack)
     if spec.chroot:
         EMPTY_ROOT.mkdir(mode=0o555, parents=True, exist_ok=True)
@@ -269,16 +294,20 @@ def open_pipe(name: str) -> int:
     return writer
 
 
-def _open_nics(spec: Spec, stack: ExitStack) -> dict[str, TapFiles]:
+def _open_nics(spec: Spec, stack: ExitStack, *, is_reachable: bool) -> dict[str, TapFiles]:
     # It takes long to load, and is for NICs only.
-    from brine.hotplug.net.wiring import open_own_tap, unwire, wire
+    from brine.hotplug.net.wiring import check_wiring, open_own_tap, unwire, wire
 
     nics = {}
     for each in spec.nics:
         nic = Vif.of(spec, each)
         tap = stack.enter_context(open_own_tap(nic))
-        mtu = wire(tap, nic).mtu
-        stack.callback(unwire, tap.name)
+        if nic.mode == Mode.ROUTED and not is_reachable:
+            check_wiring(nic)
+            mtu = nic.mtu or USUAL_MTU
+        else:
+            mtu = wire(tap, nic).mtu
+            stack.callback(unwire, tap.name)
         nics[each.uuid] = TapFiles(_inherited(tap.queues), _inherited(tap.vhost), mtu)
     return nics
 

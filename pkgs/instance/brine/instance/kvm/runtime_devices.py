@@ -25,7 +25,7 @@ from brine.vm.disk import Disk, Interface
 from brine.vm.files import InstanceFiles
 from brine.vm.nic import Nic
 from brine.vm.runtime_file import Runtime, RuntimeFileError
-from brine.vm.spec import Spec, SpecError, parse, to_json
+from brine.vm.spec import Spec, SpecError, known_part, parse, to_json
 from brine.vm.vif import Vif
 
 Device = TypeVar("Device", bound=Disk | Nic)
@@ -196,6 +196,17 @@ def devices_now(name: str) -> DevicesNow:
         runtime = _load(name, file)
         declared = _started_with(name, runtime)
         return DevicesNow(declared, _changed(declared, runtime), runtime)
+
+
+def spec_now(name: str, runtime: Runtime) -> Spec:
+    """What a running QEMU has, as a spec: that of its start, with the devices of now.
+
+    :param runtime: of any node's QEMU.
+    :raises InstanceError: if it does not tell.
+    """
+    with _faults_of(name, runtime.file):
+        declared = parse(Spec, {**known_part(Spec, runtime.started_with()), "name": name})
+        return _changed(declared, runtime)
 
 
 def as_asked(device: Disk | Nic) -> dict[str, Any]:

@@ -51,7 +51,10 @@ def main() -> None:
             if process:
                 process.terminate()
             die(_PROGRAM, error, 1)
-    messages.tell(messages.STARTED, name, pid=main_pid())
+    if node := Run.own(name).awaits_from:
+        messages.tell(messages.AWAITS, name, pid=main_pid(), node=node)
+    else:
+        messages.tell(messages.STARTED, name, pid=main_pid())
 
 
 def _reason(name: str, error: BrineError) -> StartFailure:

@@ -15,6 +15,7 @@ from brine.common.errors import BrineError, die, warn
 from brine.common.process import slice_of
 from brine.common.unix_socket import is_listening
 from brine.instance import messages, store
+from brine.instance.awaited import take_awaited
 from brine.instance.claims import refuse_barred
 from brine.instance.devices import missing_paths_of
 from brine.instance.hypervisor_choice import hypervisor_of
@@ -25,6 +26,7 @@ from brine.instance.unit import UnitError, wait_for_network
 from brine.vm import markers
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind
+from brine.vm.runtime_file import Runtime
 from brine.vm.spec import AdminState, Spec
 from brine.vm.values import vm_name_fault
 
@@ -38,7 +40,7 @@ def main() -> NoReturn:
     messages.log_to_journal(_PROGRAM)
     messages.tell_people_in_journal(_PROGRAM)
     try:
-        spec = _prepared(name)
+        spec, awaited = _prepared(name)
         if spec.wait_for_network:
             try:
                 wait_for_network()
@@ -49,7 +51,7 @@ def main() -> NoReturn:
 
             prepare_volumes(spec)
         note_process(spec)
-        hypervisor_of(spec).exec(spec)
+        hypervisor_of(spec).exec(spec, awaited)
     except (BrineError, OSError) as error:
         if isinstance(error, OSError):
             text = f"{name}: {os.fsdecode(error.filename or 'the system')}: {error.strerror}"
@@ -58,8 +60,9 @@ def main() -> NoReturn:
         die(_PROGRAM, error, 1)
 
 
-def _prepared(name: str) -> Spec:
-    """The spec with the devices that were plugged during the last run, which it keeps."""
+def _prepared(name: str) -> tuple[Spec, Runtime | None]:
+    """The spec with the devices that were plugged during the last run, which it keeps; or that of a
+    guest on another node, which its QEMU waits for, with its runtime file."""
     with store.alone(name):
         spec = store.load(name)
         monitor = InstanceFiles(name).qmp
@@ -69,13 +72,16 @@ def _prepared(name: str) -> Spec:
             raise InstanceError(name, text, hint=hint)
         if spec.admin_state == AdminState.OFFLINE:
             raise offline(name)  # also if systemd alone starts the unit
+        if awaited := take_awaited(spec):
+            _refuse_other_slice(spec)
+            return awaited
         refuse_barred(spec)
         refuse_without_owner(spec)
         _refuse_other_slice(spec)
         prepared = hypervisor_of(spec).prepared(spec)
         if prepared != spec:
             store.save(prepared)
-    return prepared
+    return prepared, None
 
 
 def _refuse_other_slice(spec: Spec) -> None:

@@ -33,6 +33,7 @@ from brine.vm.conflicts import identities_lock
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind
 from brine.vm.run import Run
+from brine.vm.runtime_file import Runtime
 from brine.vm.spec import AdminState, Spec
 from brine.vm.unit_name import unit_of
 
@@ -56,8 +57,9 @@ class Xen(Hypervisor):
         """The spec with the formats of its disks: nothing is plugged into a domain."""
         return with_formats_found(spec)
 
-    def exec(self, spec: Spec) -> NoReturn:
+    def exec(self, spec: Spec, awaited: Runtime | None = None) -> NoReturn:
         """Become the xl that makes its domain, and waits for the domain's end."""
+        del awaited  # the guest of a domain is not moved while it runs
         xl.require()
         self._make_room(spec)
         for path in (kernel_of(spec), spec.initrd, *(disk.path for disk in spec.disks)):
