@@ -135,6 +135,35 @@ def test_that_of_a_damaged_spec_is_what_it_was_started_with(disk: Path) -> None:
     define_instance(with_disk("web2", disk))
 
 
+@pytest.mark.parametrize("has_run", [False, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "web1", "disks": [{"path": "%s"},]}',
+        '{"name": "web1", "disks": {"path": "%s"}}',
+        '{"name": "web1", "disks": [{"path": "/a", "backing": {"path": "/b"}}, {"path": "%s"',
+        '{"name": "web1", "disks": [5, {"path": "%s"}]}',
+        '[{"path": "%s"}]',
+    ],
+)
+def test_a_disk_that_a_spec_names_which_cant_be_used_is_its_instances(
+    disk: Path, text: str, has_run: bool
+) -> None:
+    paths.SPECS_DIR.mkdir(exist_ok=True)
+    (paths.SPECS_DIR / "web1.json").write_text(text % disk)
+    if has_run:
+        last = {"spec": {"disks": [{"path": "/of/last"}]}, "nics": [], "disks": []}
+        (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(last))
+    for keys in ({}, {"read_only": True}):
+        with pytest.raises(SpecError, match="is a disk of web1 too"):
+            define_instance(with_disk("web2", disk, **keys))
+    # What is below a disk, and what is read only, may be shared.
+    shared = '{"disks": [{"path": "/a", "backing": {"path": "%s"}}, {"read_only": true, "path": "%s'
+    (paths.SPECS_DIR / "web1.json").write_text(f'{shared % (disk, "/c")}"')
+    define_instance(with_disk("web2", disk, read_only=True))
+    define_instance(with_disk("web3", "/c", read_only=True))
+
+
 def test_a_definition_that_changes_nothing_waits_for_no_other_command(disk: Path) -> None:
     spec = with_disk("web1", disk)
     assert define_instance(spec).changed

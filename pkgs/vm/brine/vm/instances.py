@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_json, read_regular
 from brine.vm.files import InstanceFiles
+from brine.vm.identities import layers_of, rows_in
 from brine.vm.runtime_file import LastStart
 
 READERS = "be root, or in the group brine"
@@ -22,6 +24,12 @@ DOMAIN_SPEC = "# Of the spec "
 """Begins a line of a domain's configuration, which has the spec of its start."""
 
 _SUFFIX = ".json"
+_PATH_KEYS = ("disks", "cdroms")
+# An object in JSON that may be damaged, up to the next one in it; and its path.
+_OBJECT = re.compile(r"\{[^{}]*")
+_BACKING = re.compile(r'"backing"\s*:\s*$')
+_PATH = re.compile(r'"path"\s*:\s*("/(?:[^"\\\n]|\\.)*")')
+_READ_ONLY = re.compile(r'"read_only"\s*:\s*true')
 
 
 def name_by_uuid(uuid: str) -> str | None:
@@ -38,7 +46,8 @@ def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The names and specs of all instances but *name*, as JSON.
 
     In the place of a damaged spec stands what its instance was started as last, as far as that is
-    known: the instance may start again once its spec is mended. Other commands report the damage.
+    known, with all disks that the text of the spec names: the instance may start again once its
+    spec is mended. Other commands report the damage.
     """
     for other in instance_names():
         if other == name:
@@ -46,13 +55,13 @@ def specs_but(name: str | None) -> Iterator[tuple[str, Mapping[str, Any]]]:
         files = InstanceFiles(other)
         try:
             status = files.spec.stat()
+        except FileNotFoundError:
+            continue
         except OSError:
+            yield other, _presumed(other)
             continue
         data = _content(files.spec, status.st_ino, status.st_mtime_ns)
-        if data is None:
-            data = _last_spec(other)
-        if isinstance(data, Mapping):
-            yield other, data
+        yield other, data if _names_its_disks(data) else _presumed(other)
 
 
 def instance_names() -> list[str]:
@@ -74,6 +83,50 @@ def instance_names() -> list[str]:
 def _content(file: Path, _inode: int, _written_ns: int) -> Any:
     # A process that defines hundreds of instances reads each spec once.
     return read_json(file)
+
+
+def _names_its_disks(data: Any) -> bool:
+    """Whether data has its disks as a spec has them, whatever else is wrong with it."""
+    if not isinstance(data, Mapping):
+        return False
+    disks, cdroms = (data.get(key, []) for key in _PATH_KEYS)
+    if not isinstance(disks, list) or not isinstance(cdroms, list):
+        return False
+    rows = [layer for row in disks for layer in (row, *_layers_in(row))]
+    return all(isinstance(row, Mapping) and isinstance(row.get("path"), str) for row in rows)
+
+
+def _layers_in(row: Any) -> Iterator[Any]:
+    yield from layers_of(row) if isinstance(row, Mapping) else ()
+
+
+def _presumed(name: str) -> Mapping[str, Any]:
+    """What an instance with a damaged spec may have at its next start."""
+    last = LastStart.known(name)
+    started = {**(last.spec or {}), **last.devices()} if last else {}
+    try:
+        text = read_regular(InstanceFiles(name).spec).decode(errors="replace")
+    except OSError:
+        text = ""
+    return {**started, "disks": [*rows_in(started, "disks"), *_disks_in(text)]}
+
+
+def _disks_in(text: str) -> Iterator[Mapping[str, Any]]:
+    """The disks that the text of a spec names, which may be no JSON. One that is only below another
+    is read-only."""
+    before = ""
+    for found in _OBJECT.findall(text):
+        is_read_only = bool(_BACKING.search(before) or _READ_ONLY.search(found))
+        for path in _PATH.findall(found):
+            yield {"path": _string(path), "read_only": is_read_only}
+        before = found
+
+
+def _string(text: str) -> str:
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return text.strip('"')
 
 
 def hypervisor_in_spec(name: str) -> str | None:
