@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,10 +203,7 @@ def folder() -> Iterator[Path]:
     """A folder that could be made and is no one's: nothing below /tmp can be a unit."""
     folder = Path("/opt") / f"brine-test-{os.getpid()}"
     yield folder
-    for one in (folder / "disk", folder / "in"):
-        one.unlink(missing_ok=True)
-    if folder.is_dir():
-        folder.rmdir()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_folder_becomes_a_unit_and_is_none_any_more(
@@ -370,6 +368,65 @@ def test_a_folder_whose_file_system_is_not_mounted_is_missing(
     assert brine("remove", "file", str(folder)).status == 0
     assert brine("create", "file", str(folder)).status == 0
     assert units(brine, "--type", "file")[str(folder)]["status"] == "ok"
+
+
+@pytest.mark.parametrize("how", ["fstab", "unit"])
+def test_a_folder_that_was_never_used_is_missing_where_a_file_system_is_to_be_mounted(
+    brine: Brine, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    inner = folder / "of vms"
+    inner.mkdir(parents=True)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/storage.toml").write_text(f'directories = ["{inner}"]\n')
+    monkeypatch.setattr(paths, "FSTAB_FILE", tmp_path / "fstab")
+    monkeypatch.setattr(paths, "SYSTEMD_DIR", tmp_path)
+    paths.FSTAB_FILE.write_text("# none\n")
+    assert units(brine, "--type", "file")[str(inner)]["status"] == "ok"
+    if how == "fstab":
+        place = str(inner).replace(" ", r"\040")
+        paths.FSTAB_FILE.write_text(
+            f"# disks\nUUID=5 none swap sw 0 0\nUUID=6 {place} ext4 rw 0 2\n"
+        )
+    else:
+        escape = ["systemd-escape", "--path", "--suffix=mount", str(folder)]
+        name = subprocess.run(escape, check=True, capture_output=True, text=True).stdout.strip()
+        (tmp_path / name).touch()
+    row = units(brine, "--type", "file")[str(inner)]
+    assert (row["status"], "not mounted" in row["why"]) == ("missing", True)
+    volume = FileVolume(str(inner), "9fb0b0f9-1f0e-4c55-9a53-3ecf6c4d1a37")
+    with pytest.raises(StorageError, match="not mounted") as told:
+        volume.create(VolumeRequest(size=MIB))
+    assert "findmnt" in (told.value.hint or "")
+    assert os.listdir(inner) == []
+    mounted = inner if how == "fstab" else folder
+    mount_at(mounted, tmp_path / "image")
+    try:
+        inner.mkdir(exist_ok=True)
+        volume.create(VolumeRequest(size=MIB))
+    finally:
+        subprocess.run(["umount", mounted], check=True)
+    assert units(brine, "--type", "file")[str(inner)]["status"] == "missing"
+
+
+def test_a_folder_that_is_bound_is_missing_without_it(
+    brine: Brine, folder: Path, tmp_path: Path
+) -> None:
+    (behind := tmp_path / "behind").mkdir()
+    folder.mkdir()
+    subprocess.run(["mount", "--bind", behind, folder], check=True)
+    try:
+        assert brine("create", "file", str(folder)).status == 0
+    finally:
+        subprocess.run(["umount", folder], check=True)
+    row = units(brine, "--type", "file")[str(folder)]
+    assert (row["status"], str(folder) in row["why"]) == ("missing", True)
+    # One that is bound to itself, as the sandbox of a service has it, is what it was.
+    (folder / ".brine").mkdir()
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    try:
+        assert units(brine, "--type", "file")[str(folder)]["status"] == "missing"
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_folder_without_records_is_missing_while_a_spec_has_volumes_in_it(

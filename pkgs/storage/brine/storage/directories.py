@@ -53,7 +53,7 @@ def create(folder: str) -> bool:
                 directory_notes.forget(folder)  # it may have come to another file system
             if why := FileDirectory.at(folder).why:
                 raise StorageError(f"{folder}: {why}")
-            if is_known if is_unit else os.path.ismount(folder):
+            if is_known if is_unit else directory_notes.is_mount_point(folder):
                 directory_notes.note(folder)
             if is_unit:
                 return is_made

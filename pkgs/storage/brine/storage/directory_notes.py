@@ -4,6 +4,8 @@ mounted.
 A folder is noted when it gets its first volume, or when it becomes a unit on a file system of its
 own. From then on it has the folder of the records, and the file system that it is on is mounted at
 the same place. Where one of both is not so, whatever is in the folder is of another file system.
+Of one that is not noted yet, as it was only listed by hand, ``/etc/fstab`` and the units of systemd
+tell whether a file system is to be mounted there.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError, root_hint
-from brine.common.files import read_json, sync_folder, write_whole
+from brine.common.files import read_json, sync_folder, text_of, write_whole
 from brine.common.locks import node_lock
+from brine.common.mounts import mount_of, own_mounts, places_in
 from brine.storage.unit import StorageError
 from brine.vm.identities import rows_in
 from brine.vm.instances import specs_but
@@ -59,21 +63,47 @@ def forget(folder: str) -> None:
 def fault_of_mount(folder: str) -> str:
     """Why what is in a unit's folder is not the unit's; empty if it is."""
     place = _notes().get(folder)
-    if place and not os.path.ismount(place):
+    if place and not is_mount_point(place):
         return f"{_NOT_MOUNTED} at {place}"
     if _may_have_records(folder):
         return ""
     if place is not None or _is_in_specs(folder):
         return f"{_NOT_MOUNTED}: there is no folder {RECORDS} in it"
+    if absent := _absent_mount(folder):
+        return f"{_NOT_MOUNTED} at {absent}"
     return ""
 
 
 def mount_point(folder: str) -> str:
-    """Where the file system that has a folder is mounted."""
-    place = Path(folder)
-    while not os.path.ismount(place):
-        place = place.parent
-    return str(place)
+    """Where the file system that has a folder is mounted, or bound."""
+    mount = mount_of(folder, own_mounts())
+    return mount.place if mount else "/"
+
+
+def is_mount_point(place: str) -> bool:
+    """Whether a file system is mounted at a place, or a folder is bound there."""
+    return place == "/" or any(one.place == place for one in own_mounts())
+
+
+def _absent_mount(folder: str) -> str:
+    """Where a file system that would have a folder is to be mounted, and is not; empty if there is
+    none."""
+    planned = places_in(text_of(paths.FSTAB_FILE))
+    for place in (Path(folder), *Path(folder).parents):
+        is_planned = str(place) in planned or (paths.SYSTEMD_DIR / _mount_unit(place)).exists()
+        if is_planned and not is_mount_point(str(place)):
+            return str(place)
+    return ""
+
+
+def _mount_unit(place: Path) -> str:
+    """The name of systemd's unit of a mount; see :manpage:`systemd.unit(5)`."""
+    usual = re.compile(r"[A-Za-z0-9:_.]")
+    parts = [
+        "".join(chr(one) if usual.match(chr(one)) else f"\\x{one:02x}" for one in part.encode())
+        for part in place.parts[1:]
+    ]
+    return f"{'-'.join(parts) or '-'}.mount"
 
 
 def has_records(folder: str) -> bool:

@@ -47,6 +47,12 @@ class FileDirectory(StorageUnit):
             hint = f"brine storage create file {name}"
         return StorageError(f"{name}: is no storage unit", hint=hint)
 
+    def refuse_without_room(self, size: int) -> None:
+        if self.status is UnitStatus.MISSING:
+            hint = f"mount it, or name another unit: findmnt --target {self.name}"
+            raise StorageError(f"{self.name}: {self.why}", hint=hint)
+        StorageUnit.refuse_without_room(self, size)
+
     @classmethod
     def at(cls, folder: str) -> Self:
         """The unit that a folder is, or would be."""
