@@ -1,0 +1,454 @@
+"""Which instance goes to which node when nodes are emptied, or filled again. Pure: what the nodes
+answer, and the configuration, are the input.
+
+A node that is drained takes nothing new: that is ``drained`` in the configuration, as Ganeti has
+it. The instances that a drain moves away are recorded as tags of their node, ``brine:home:`` and
+the UUID, before the first of them moves. So the record is in the configuration that all master
+candidates have, and *fill* knows what to bring home, whatever becomes of the master meanwhile. A
+drained node is no master candidate; another tag says that it was one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from brine.common.errors import BrineError
+from brine.config.model import Configuration, Node
+from brine.config.schema import ConfigError
+
+HOME_TAG = "brine:home:"
+CANDIDATE_TAG = "brine:was-candidate"
+DEFAULT_JOBS = 4
+"""How many instances move at a time."""
+
+_OWN_MIB = 64
+"""What QEMU needs beside the memory of its guest, at least."""
+_OWN_SHARE = 50
+"""And the part of the guest's memory that it needs for page tables and the like: one of so many."""
+_MIB = 1 << 20
+
+
+class PlacementError(BrineError):
+    """Nodes that can't be emptied or filled as asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """An instance that moves.
+
+    :param node: the name of the node that it is on.
+    :param units: by name, how many MiB of its disks each storage unit has. A disk in none is at
+        the same path on both nodes, or keeps the instance from moving, which its node tells.
+    :param runs: whether it needs memory.
+    """
+
+    name: str
+    uuid: str
+    node: str
+    memory_mib: int
+    units: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    runs: bool = True
+
+    def needed_mib(self) -> int:
+        """The memory that it takes of a node."""
+        return self.memory_mib + self.memory_mib // _OWN_SHARE + _OWN_MIB if self.runs else 0
+
+    @classmethod
+    def of_row(cls, row: Any, node: str) -> Guest:
+        """It by a row of ``brine instance list --json`` of a node.
+
+        :raises PlacementError: if that is none.
+        """
+        try:
+            units: dict[str, int] = {}
+            for volume in row["volumes"]:
+                if name := str(volume["unit"] or ""):
+                    units[name] = units.get(name, 0) + -(-int(volume["made"] or 0) // _MIB)
+            return cls(
+                name=str(row["name"]),
+                uuid=str(row["uuid"]),
+                node=node,
+                memory_mib=int(row["memory_mib"]),
+                units=units,
+                runs=row["oper_state"] in ("running", "starting", "stopping"),
+            )
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise PlacementError(f"{node}: no row of an instance: {error!r:.200}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node that instances may go to.
+
+    :param units: by name, the MiB that are free in each that takes volumes.
+    :param why_not: why it takes none; empty if it takes some.
+    """
+
+    node: str
+    memory_mib: int = 0
+    units: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    why_not: str = ""
+
+    @classmethod
+    def of_facts(cls, node: str, facts: Any) -> Place:
+        """It by the output of ``brine node facts --json``; without that it takes nothing."""
+        try:
+            units = {
+                str(name): int(one["free_mib"])
+                for name, one in facts["units"].items()
+                if one["allocatable"]
+            }
+            return cls(node=node, memory_mib=int(facts["memory_available_mib"]), units=units)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            said = facts if isinstance(facts, str) and facts else "it has not answered"
+            return cls(node=node, why_not=f"its facts are not known: {said:.200}")
+
+
+class PlannedMove(NamedTuple):
+    """An instance that goes from one node to another.
+
+    :param wave: the moves of one wave go at the same time; the first has number 0.
+    """
+
+    instance: str
+    source: str
+    target: str
+    memory_mib: int
+    wave: int
+
+
+class Staying(NamedTuple):
+    """An instance that stays where it is.
+
+    :param is_fault: false if it is no matter of the plan, as it does not run.
+    """
+
+    instance: str
+    node: str
+    why: str
+    is_fault: bool = True
+
+
+class Plan(NamedTuple):
+    """The moves, in their order, and what stays.
+
+    :param left: by node, the MiB of memory that stay free after all moves.
+    """
+
+    moves: tuple[PlannedMove, ...] = ()
+    stays: tuple[Staying, ...] = ()
+    left: Mapping[str, int] = {}
+
+    def is_whole(self) -> bool:
+        """Whether all that should move has a place."""
+        return not any(one.is_fault for one in self.stays)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "moves": [one._asdict() for one in self.moves],
+            "stays": [one._asdict() for one in self.stays],
+            "left": dict(self.left),
+            "is_whole": self.is_whole(),
+        }
+
+
+Barred = Mapping[str, Mapping[str, str]]
+"""By instance and node, why the instance can't go to that node; the node ``*`` is any."""
+
+
+def plan(
+    guests: Collection[Guest],
+    places: Collection[Place],
+    *,
+    jobs: int = DEFAULT_JOBS,
+    barred: Barred | None = None,
+) -> Plan:
+    """A place for each guest: the largest first, each on the node that keeps most memory free. If
+    some have no place then, each goes where it leaves least: that packs more.
+
+    :param jobs: how many move at a time.
+    :param barred: what is known to be impossible, such as for another processor.
+    """
+    spread, packed = (_fitted(guests, places, jobs, barred or {}, order) for order in (-1, 1))
+    return packed if _lost(packed) < _lost(spread) else spread
+
+
+def _lost(one: Plan) -> int:
+    return sum(stay.is_fault for stay in one.stays)
+
+
+def _fitted(
+    guests: Collection[Guest], places: Collection[Place], jobs: int, barred: Barred, order: int
+) -> Plan:
+    memory = {one.node: one.memory_mib for one in places}
+    units = {one.node: dict(one.units) for one in places}
+    found: list[tuple[Guest, str]] = []
+    stays: list[Staying] = []
+    for guest in sorted(guests, key=lambda one: (-one.needed_mib(), one.name)):
+        reasons: dict[str, str] = {}
+        for place in places:
+            room = dataclasses.replace(
+                place, memory_mib=memory[place.node], units=units[place.node]
+            )
+            reasons[place.node] = _why_not(guest, room, barred.get(guest.name, {}))
+        fit = [node for node, why in reasons.items() if not why]
+        if not fit:
+            stays.append(Staying(guest.name, guest.node, _all_of(reasons)))
+            continue
+        target = min(fit, key=lambda node: (order * memory[node], node))
+        memory[target] -= guest.needed_mib()
+        for name, size_mib in guest.units.items():
+            if name in units[target]:
+                units[target][name] -= size_mib
+        found.append((guest, target))
+    moves = tuple(
+        PlannedMove(guest.name, guest.node, target, guest.needed_mib(), number // max(jobs, 1))
+        for number, (guest, target) in enumerate(found)
+    )
+    return Plan(moves, tuple(stays), memory)
+
+
+def _why_not(guest: Guest, room: Place, barred: Mapping[str, str]) -> str:
+    """Why a guest has no place on a node; empty if it has one."""
+    if room.node == guest.node:
+        return "it is there"
+    if why := room.why_not or barred.get(room.node) or barred.get("*", ""):
+        return why
+    if guest.needed_mib() > room.memory_mib:
+        return f"{room.memory_mib} MiB of memory are left, and {guest.needed_mib()} are needed"
+    for name, size_mib in guest.units.items():
+        if name not in room.units:
+            return f"it has no storage unit {name}"
+        if size_mib > room.units[name]:
+            return f"{name} has {room.units[name]} MiB left, and {size_mib} are needed"
+    return ""
+
+
+def _all_of(reasons: Mapping[str, str]) -> str:
+    """Why none of several nodes is the place."""
+    known = {node: why for node, why in reasons.items() if why != "it is there"}
+    if len({*known.values()}) == 1 and len(known) > 1:
+        return f"{', '.join(known)}: {next(iter(known.values()))}"
+    return "; ".join(f"{node}: {why}" for node, why in known.items()) or "there is no other node"
+
+
+# What the nodes of the configuration may take.
+
+
+def fault_of_target(node: Node) -> str:
+    """Why a node takes no instance; empty if it takes some."""
+    if node.offline:
+        return "it is offline"
+    if node.drained:
+        return "it is drained"
+    return "" if node.vm_capable else "it runs no instances (vm_capable is false)"
+
+
+def places_of(
+    configuration: Configuration, facts: Mapping[str, Any], *, to: str = "", but: Iterable[str] = ()
+) -> list[Place]:
+    """The nodes that instances may go to.
+
+    :param facts: by name, what ``brine node facts --json`` has printed there, or why it has not.
+    :param to: the one that all go to; empty for any.
+    :param but: names of nodes that are none.
+    :raises PlacementError: if *to* is none of them.
+    """
+    left_out = {*but}
+    wanted = configuration.node(to).name if to else ""
+    found = []
+    for node in sorted(configuration.nodes.values(), key=lambda one: one.name):
+        if node.name in left_out or wanted not in ("", node.name):
+            continue
+        why_not = fault_of_target(node)
+        if why_not and wanted:
+            raise PlacementError(f"{node.name} takes no instances: {why_not}")
+        if not why_not:
+            found.append(Place.of_facts(node.name, facts.get(node.name)))
+    if wanted and not found:
+        raise PlacementError(f"{wanted} is the node that its instances are to leave")
+    return found
+
+
+# Draining.
+
+
+class Emptied(NamedTuple):
+    """The guests of nodes that are to be emptied, and what is no matter of it."""
+
+    guests: list[Guest]
+    stays: list[Staying]
+
+
+def guests_on(configuration: Configuration, rows: Mapping[str, Any]) -> Emptied:
+    """The instances that run on nodes.
+
+    :param rows: by the node's name, what ``brine instance list --json`` has printed there.
+    :raises PlacementError: if a node has not answered.
+    """
+    guests, stays = [], []
+    for node, listed in rows.items():
+        if not isinstance(listed, list):
+            raise PlacementError(f"{node}: its instances are not known: {listed!s:.200}")
+        for guest in (Guest.of_row(row, node) for row in listed):
+            known = configuration.instances.get(guest.uuid)
+            at = configuration.nodes.get(known.primary_node) if known else None
+            if not guest.runs:
+                stays.append(Staying(guest.name, node, "it does not run", is_fault=False))
+            elif known is None:
+                stays.append(Staying(guest.name, node, "the configuration has no such instance"))
+            elif at is None or at.name != node:
+                name = at.name if at else "no node"
+                stays.append(Staying(guest.name, node, f"in the configuration it is on {name}"))
+            else:
+                guests.append(guest)
+    return Emptied(guests, stays)
+
+
+def drain_plan(
+    configuration: Configuration,
+    rows: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    *,
+    to: str = "",
+    jobs: int = DEFAULT_JOBS,
+    barred: Barred | None = None,
+) -> Plan:
+    """How nodes are emptied: all that runs there gets a place elsewhere.
+
+    :param rows: by the name of each of these nodes, its output of ``brine instance list --json``.
+    :param facts: by the names of other nodes, theirs of ``brine node facts --json``.
+    :raises PlacementError: if one of them has not answered, or *to* takes no instances.
+    """
+    found = guests_on(configuration, rows)
+    places = places_of(configuration, facts, to=to, but=rows)
+    made = plan(found.guests, places, jobs=jobs, barred=barred)
+    return made._replace(stays=(*made.stays, *found.stays))
+
+
+def with_drained(configuration: Configuration, node: str, uuids: Iterable[str]) -> Configuration:
+    """The configuration in which a node is drained, and has a record of what was there.
+
+    The master is not marked, as Ganeti has it, so that it stays the master. The record of a former
+    drain goes.
+
+    :param uuids: of the instances that leave it.
+    """
+    old = configuration.node(node)
+    is_master = configuration.cluster.master_node == old.uuid
+    goes_on = old.drained or is_master
+    kept = [one for one in old.tags if goes_on or not one.startswith(HOME_TAG)]
+    kept += [f"{HOME_TAG}{one}" for one in uuids]
+    if old.master_candidate and not is_master:
+        kept.append(CANDIDATE_TAG)
+    new = dataclasses.replace(
+        old,
+        drained=old.drained or not is_master,
+        master_candidate=is_master,
+        tags=[*dict.fromkeys(kept)],
+    )
+    return _with_node(configuration, new)
+
+
+# Filling.
+
+
+def at_home(configuration: Configuration, node: str) -> list[str]:
+    """The UUIDs of the instances that a drain has recorded as those of a node."""
+    tags = configuration.node(node).tags
+    return [one.removeprefix(HOME_TAG) for one in tags if one.startswith(HOME_TAG)]
+
+
+def fill_plan(
+    configuration: Configuration,
+    nodes: Collection[str],
+    rows: Mapping[str, Any],
+    facts: Mapping[str, Any],
+    *,
+    jobs: int = DEFAULT_JOBS,
+    barred: Barred | None = None,
+) -> Plan:
+    """How the instances that drains have moved away come home, each to its own node.
+
+    :param nodes: the names of those that are filled.
+    :param rows: by the names of other nodes, their output of ``brine instance list --json``.
+    :param facts: by the names of these nodes, theirs of ``brine node facts --json``.
+    """
+    moves: list[PlannedMove] = []
+    stays: list[Staying] = []
+    left: dict[str, int] = {}
+    for node in nodes:
+        guests, missing = _away_from(configuration, node, rows)
+        home = configuration.node(node).name
+        place = Place.of_facts(home, facts.get(home))
+        made = plan(guests, [place], jobs=jobs, barred=barred)
+        moves += made.moves
+        stays += [*made.stays, *missing]
+        left |= made.left
+    return Plan(tuple(moves), tuple(stays), left)
+
+
+def _away_from(configuration: Configuration, node: str, rows: Mapping[str, Any]) -> Emptied:
+    """The instances that a drain has moved away from a node, and that are still away."""
+    guests, stays = [], []
+    home = configuration.node(node)
+    for uuid in at_home(configuration, node):
+        known = configuration.instances.get(uuid)
+        if known is None or known.primary_node == home.uuid:
+            continue
+        at = configuration.nodes[known.primary_node].name
+        listed = rows.get(at)
+        if not isinstance(listed, list):
+            why = f"its instances are not known: {listed or 'it has not answered'!s:.200}"
+            stays.append(Staying(known.name, at, why))
+            continue
+        found = [one for row in listed if (one := Guest.of_row(row, at)).uuid == uuid]
+        guests += found
+        if not found:
+            stays.append(Staying(known.name, at, "the node has no such instance"))
+    return Emptied(guests, stays)
+
+
+def without_mark(configuration: Configuration, node: str) -> Configuration:
+    """The configuration in which a node takes instances again, and is the candidate that it was.
+    What a drain has moved away stays recorded."""
+    old = configuration.node(node)
+    new = dataclasses.replace(
+        old,
+        drained=False,
+        master_candidate=old.master_candidate or CANDIDATE_TAG in old.tags,
+        tags=[one for one in old.tags if one != CANDIDATE_TAG],
+    )
+    return _with_node(configuration, new)
+
+
+def with_home(configuration: Configuration, node: str) -> Configuration:
+    """The configuration whose record of a node has only those that are not at home yet."""
+    old = configuration.node(node)
+    return _with_node(configuration, dataclasses.replace(old, tags=[*_away(configuration, old)]))
+
+
+def _away(configuration: Configuration, node: Node) -> Iterator[str]:
+    for tag in node.tags:
+        known = configuration.instances.get(tag.removeprefix(HOME_TAG))
+        if not tag.startswith(HOME_TAG) or (known and known.primary_node != node.uuid):
+            yield tag
+
+
+def _with_node(configuration: Configuration, node: Node) -> Configuration:
+    nodes = configuration.nodes | {node.uuid: node}
+    return dataclasses.replace(configuration, nodes=nodes)
+
+
+def expect_member(configuration: Configuration, names: Iterable[str]) -> list[str]:
+    """The whole names of nodes.
+
+    :raises ConfigError: if one is none.
+    """
+    found = [configuration.node(name).name for name in names]
+    if not found:
+        raise ConfigError("no node is named")
+    return [*dict.fromkeys(found)]
