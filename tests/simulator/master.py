@@ -48,13 +48,13 @@ class SimMaster:
 
     # Users.
 
-    def begin(self, instance: str, to: str, *, is_live: bool, copies: bool) -> None:
+    def begin(self, instance: str, to: str, *, cold: bool) -> None:
         """``brine instance migrate``: refused while a move of the instance is pending."""
         claim = self.configuration[instance]
         if not self.process.is_up or self._pending(instance) or to == claim.node:
             return
         identity = f"{int(self.world.now * 1e6):020}-{self.world.number()}"
-        move = Move(instance, claim.node, to, claim.serial + 1, is_live=is_live, copies=copies)
+        move = Move(instance, "", claim.node, to, "", "", claim.serial + 1, cold=cold)
         self.world.tell(EventKind.BEGUN, identity)
         record = Operation(identity, "move", f"instance/{instance}", facts=move.facts())
         record.since = self.world.now
@@ -123,7 +123,7 @@ class SimMaster:
     def _lead(self, identity: str) -> None:
         """Do what follows, up to a step that is elsewhere, and ask for that."""
         record = _read(self.records[identity])
-        move = Move(**record.facts)
+        move = Move.of(record.facts)
         self._lock(identity, move.instance)
         step = lead(record, following_step)
         if step is None:
@@ -140,7 +140,7 @@ class SimMaster:
 
     def _follow(self, identity: str, step_id: str) -> None:
         """The configuration follows; then that is recorded."""
-        move = Move(**self.records[identity].facts)
+        move = Move.of(self.records[identity].facts)
         self.configuration[move.instance] = Claim(move.target, move.serial)
         answer = StepAnswer(step_id, MoveStep.FOLLOW, AnswerState.DONE)
         self.process.later(0.01, self._answered, identity, answer, label="followed")

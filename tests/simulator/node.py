@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from brine.cluster.moves import MoveStep
 from brine.common.operation import AnswerState, Facts, StepAnswer
 from brine.moves import source, target
 from brine.moves.source import (
@@ -215,11 +216,14 @@ class SimNode:
 
     def asked(self, move_id: str, step_id: str, step: str, facts: Facts, reply: Reply) -> None:
         """The master asks for a step."""
-        if step in list(TargetStep):
+        found: Facts = {}
+        if step == MoveStep.OFFER:
+            answer, found = self._offer(facts)
+        elif step in list(TargetStep):
             answer = self._target_step(move_id, TargetStep(step), facts)
         else:
             answer = self._source_step(move_id, SourceStep(step), facts)
-        reply(StepAnswer(step_id, step, answer.state, error=answer.error))
+        reply(StepAnswer(step_id, step, answer.state, error=answer.error, found=found))
 
     def _has_ended(self, instance: str, move_id: str) -> bool:
         return self.disk.ended.get(instance, "") >= move_id
@@ -228,6 +232,23 @@ class SimNode:
         return self.disk.claims.get(instance, UNCLAIMED).serial >= serial
 
     # The source.
+
+    def _offer(self, facts: Facts) -> tuple[SourceAnswer, Facts]:
+        """What would move; this begins nothing."""
+        name = facts["instance"]
+        if not self.may_run(name):
+            return SourceAnswer(AnswerState.FAILED, "the instance is not this node's"), {}
+        runs = self.qemu(name) is not None
+        found = {
+            "runs": runs,
+            "live": runs and not facts["cold"],
+            "copies": self.instances[name].volume is None,
+            "run": self._run_of(name),
+        }
+        return SourceAnswer(AnswerState.DONE), found
+
+    def _run_of(self, name: str) -> str:
+        return self.disk.last_runs.get(name, "") if self.qemu(name) else ""
 
     def _source_step(self, move_id: str, step: SourceStep, facts: Facts) -> SourceAnswer:
         name = facts["instance"]
@@ -252,6 +273,8 @@ class SimNode:
         name, known = facts["instance"], {key: facts[key] for key in ("is_live", "copies")}
         if not self.may_run(name):
             return SourceAnswer(AnswerState.FAILED, "the instance is not this node's")
+        if facts["run"] != self._run_of(name):
+            return SourceAnswer(AnswerState.FAILED, "it is not what was offered")
         self.disk.sources[move_id] = SourceMove(
             move_id,
             name,
@@ -434,9 +457,8 @@ class SimNode:
     def _prepare(self, move_id: str, move: TargetMove | None, facts: Facts) -> None:
         name = facts["instance"]
         if move is None:
-            known = {key: facts[key] for key in ("source", "serial", "is_live", "copies")}
-            runs = self.instances[name].runs
-            self.disk.targets[move_id] = TargetMove(move_id, name, **known, runs=runs)
+            known = {key: facts[key] for key in ("source", "serial", "is_live", "copies", "runs")}
+            self.disk.targets[move_id] = TargetMove(move_id, name, **known)
             return
         if move.copies:
             self.volumes.setdefault(name, Volume()).is_open = True

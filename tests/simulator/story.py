@@ -83,10 +83,7 @@ class Cluster:
                 first.start(name)
 
     def move(self, instance: str, to: str) -> None:
-        kind = self.kinds[instance]
-        runs = any(node.qemu(instance) for node in self.nodes.values())
-        is_live = kind.is_live and runs
-        self.master.begin(instance, to, is_live=is_live, copies=kind.copies)
+        self.master.begin(instance, to, cold=not self.kinds[instance].is_live)
 
     # Faults, each of which is mended after a time.
 

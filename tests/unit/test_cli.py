@@ -72,6 +72,28 @@ def test_help_lists_what_is_installed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "  greet        greet somebody\n" in capsys.readouterr().out
 
 
+def add_sing(verbs: Any) -> None:
+    verbs.add_parser("sing").set_defaults(run=lambda _: 3)
+
+
+def add_dance(verbs: Any) -> None:
+    verbs.add_parser("dance").set_defaults(run=lambda _: 4)
+
+
+def test_several_parts_add_verbs_to_a_command_whose_own_part_may_lack(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verbs = [
+        EntryPoint("move", f"{__name__}:add_sing"),
+        EntryPoint("move.other", f"{__name__}:add_dance"),
+    ]
+    entries = {"brine.commands": [], "brine.verbs": verbs}
+    monkeypatch.setattr(cli, "entry_points", entries.__getitem__)
+    assert [cli.main(["move", verb]) for verb in ("sing", "dance")] == [3, 4]
+    assert cli.main([]) == 0
+    assert "  move         the steps" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
-from dataclasses import replace
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from brine.cluster.move_operation import abort_move, answer_step, awaited_step, begin_move
-from brine.common import operation, paths
+from brine.cluster.move_operation import (
+    MoveStatus,
+    abort_move,
+    answer_step,
+    begin_move,
+    move_status,
+)
+from brine.common import cli, operation, paths
+from brine.common.entry_points import EntryPoint
 from brine.common.operation import AnswerState, OperationError, StepAnswer
-from brine.config.model import Configuration, Instance
+from brine.config.model import Configuration, Instance, Node
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore, move_key
 from killing import each_step
@@ -50,20 +62,27 @@ def tag(store: ConfigStore) -> None:
         writer.write(replace(writer.current, instances=instances))
 
 
-def answer_all(identity: str) -> list[str]:
-    """All nodes do what they are asked for; returns that."""
+OFFER = {"runs": True, "live": True, "copies": True}
+"""A live move with local volumes."""
+
+
+def answer_all(status: MoveStatus) -> tuple[list[str], str]:
+    """All nodes do what they are asked for; returns that, and how the move ends."""
     asked = []
-    while step := awaited_step(identity):
+    while step := status.step:
         asked.append(step.name)
-        answer_step(StepAnswer(step.id, step.name, AnswerState.RUNNING))
-        answer_step(StepAnswer(step.id, step.name, AnswerState.DONE))
-    return asked
+        running = StepAnswer(step.id, step.name, AnswerState.RUNNING)
+        assert answer_step(running).step == step
+        done = StepAnswer(step.id, step.name, AnswerState.DONE, found=OFFER)
+        status = answer_step(done)
+    return asked, status.state
 
 
 def test_the_configuration_follows_with_the_serial_of_the_claim(store: ConfigStore) -> None:
     before, to = the_instance(store), node_of(store, other=True)
-    identity = begin_move(before.name, to, is_live=True, copies=True)
-    assert answer_all(identity) == ["prepare", "copy", "hand over", "publish"]
+    status = move_status(begin_move(before.name, to))
+    assert answer_all(status) == (["offer", "prepare", "copy", "hand over", "publish"], "done")
+    assert move_status(status.id).state == "ended"
     after = the_instance(store)
     assert node_of(store) == to
     assert after.serial_no == before.serial_no + 1
@@ -74,19 +93,35 @@ def test_the_configuration_follows_with_the_serial_of_the_claim(store: ConfigSto
 
 def test_an_instance_that_moves_can_not_change_otherwise(store: ConfigStore) -> None:
     before, to = the_instance(store), node_of(store, other=True)
-    identity = begin_move(before.name, to, is_live=True, copies=False)
+    identity = begin_move(before.name, to)
+    assert begin_move(before.name, to) == identity
     with pytest.raises(ConfigError, match=identity):
         tag(store)
     with pytest.raises(OperationError, match=identity):
-        begin_move(before.name, to, is_live=True, copies=False)
+        begin_move(before.name, node_of(store))
     assert the_instance(store) == before
-    abort_move(identity, "aborted")
-    assert answer_all(identity) == ["drop"]
+    status = abort_move(identity, "aborted")
+    assert (status.step, status.state, status.error) == (None, "undone", "aborted")
     assert (the_instance(store), operation.pending()) == (before, [])
     tag(store)
     assert the_instance(store).serial_no == before.serial_no + 1
     with pytest.raises(OperationError, match="no such operation"):
         abort_move(identity, "aborted")
+
+
+def test_a_move_that_is_aborted_after_its_preparation_began_goes_back(store: ConfigStore) -> None:
+    name, to = the_instance(store).name, node_of(store, other=True)
+    step = move_status(begin_move(name, to)).step
+    assert step
+    assert (step.name, step.node) == ("offer", node_of(store))
+    addresses = [node.secondary_ip for node in store.read().nodes.values() if node.name == to]
+    assert [step.facts["target_address"]] == addresses
+    answer_step(StepAnswer(step.id, step.name, AnswerState.DONE, found=OFFER))
+    status = abort_move(begin_move(name, to), "aborted")
+    assert (status.state, status.error) == ("undoing", "aborted")
+    with pytest.raises(OperationError, match="goes back"):
+        abort_move(status.id, "aborted")
+    assert answer_all(status) == (["drop"], "undone")
 
 
 def test_killed_at_any_step_a_move_ends_at_its_node(store: ConfigStore) -> None:
@@ -95,7 +130,7 @@ def test_killed_at_any_step_a_move_ends_at_its_node(store: ConfigStore) -> None:
     original = store.path.read_bytes()
 
     def work() -> None:
-        answer_all(begin_move(name, to, is_live=True, copies=False))
+        answer_all(move_status(begin_move(name, to)))
 
     def prepare() -> None:
         shutil.rmtree(store.versions_dir, ignore_errors=True)
@@ -104,7 +139,7 @@ def test_killed_at_any_step_a_move_ends_at_its_node(store: ConfigStore) -> None:
     ends = set()
     for _ in each_step(work, prepare):
         operation.settle(move_key(name))
-        is_begun = [answer_all(one.id) for one in operation.pending()] != []
+        is_begun = [answer_all(move_status(one.id)) for one in operation.pending()] != []
         assert operation.pending() == []
         assert not is_begun or node_of(store) == to
         ends.add(node_of(store))
@@ -117,7 +152,73 @@ def test_a_move_to_nowhere_or_to_its_own_node_is_refused(
 ) -> None:
     to = to or node_of(store)
     with pytest.raises(ConfigError, match=match):
-        begin_move(the_instance(store).name, to, is_live=True, copies=True)
+        begin_move(the_instance(store).name, to)
     with pytest.raises(ConfigError, match="no such instance"):
-        begin_move("no-such", to, is_live=True, copies=True)
+        begin_move("no-such", to)
+    assert operation.pending() == []
+
+
+@pytest.mark.parametrize("lacks", ["offline", "drained", "vm_capable"])
+def test_a_node_that_takes_no_instances_is_no_target(store: ConfigStore, lacks: str) -> None:
+    to = node_of(store, other=True)
+    with store.writing() as writer:
+        assert writer.current
+        node = next(one for one in writer.current.nodes.values() if one.name == to)
+        data = asdict(node) | {"master_candidate": False, lacks: lacks != "vm_capable"}
+        writer.write(
+            replace(writer.current, nodes=writer.current.nodes | {node.uuid: Node(**data)})
+        )
+    with pytest.raises(ConfigError, match=lacks):
+        begin_move(the_instance(store).name, to)
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    """Run a command of ``brine move`` or ``brine operations``, and return its JSON."""
+    entries = {
+        "brine.commands": [EntryPoint("operations", "brine.common.cli:OPERATIONS")],
+        "brine.verbs": [EntryPoint("move.cluster", "brine.cluster.cli:add_move_verbs")],
+        "brine.operations": [EntryPoint("move", "brine.cluster.move_operation:MOVE")],
+    }
+    for module in (cli, operation):
+        monkeypatch.setattr(module, "entry_points", entries.__getitem__)
+
+    def run(*words: str, stdin: object = None) -> Any:
+        text = io.BytesIO(json.dumps(stdin).encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(text))
+        assert cli.main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_a_move_by_commands_shows_no_secret_in_the_list_of_operations(
+    store: ConfigStore, command: Callable[..., Any]
+) -> None:
+    name, to = the_instance(store).name, node_of(store, other=True)
+    wishes = json.dumps({"rate": 1000})
+    identity = command("move", "begin", name, "--to", to, "--wishes", wishes)["id"]
+    found = {"prepare": {"key": "s3cret-key"}, "offer": OFFER | {"vnc_password": "s3cret"}}
+    told = command("move", "next", identity)
+    assert told["step"]["facts"]["wishes"]["rate"] == 1000
+    asked = []
+    while step := told["step"]:
+        asked.append(step["step"])
+        answer = StepAnswer(step["id"], step["step"], AnswerState.DONE)
+        facts = answer.facts() | {"found": found.get(step["step"], {})}
+        told = command("move", "answer", stdin=facts)
+        assert "s3cret" not in json.dumps(command("operations", "list"))
+        if step["step"] == "prepare":
+            assert told["step"]["facts"]["prepared"] == found["prepare"]
+    assert (told["state"], asked[-1]) == ("done", "publish")
+    assert command("move", "next", identity)["state"] == "ended"
+
+
+@pytest.mark.parametrize("wishes", ["[]", "{", '{"rate": 0}', '{"haste": true}'])
+def test_wishes_that_are_none_are_refused(command: Callable[..., Any], wishes: str) -> None:
+    with pytest.raises(SystemExit) as left:
+        command("move", "begin", "web1", "--to", "n2", "--wishes", wishes)
+    assert left.value.code == 2
     assert operation.pending() == []

@@ -165,7 +165,7 @@ def dropped_without_asking_the_source() -> Any:
     def broken(record: Operation) -> Following:
         state, step, error = following_step(record)
         if isinstance(step, Elsewhere) and step.name == MoveStep.CANCEL:
-            move = Move(**record.facts)
+            move = Move.of(record.facts)
             step = Elsewhere(MoveStep.DROP, step.facts, move.target)
             return Following(OperationState.UNDOING, step, error)
         return Following(state, step, error)

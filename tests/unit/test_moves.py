@@ -9,6 +9,7 @@ import pytest
 from brine.cluster.moves import Move, MoveStep, abandoned, following_step, is_final
 from brine.common.operation import (
     AnswerState,
+    Facts,
     Operation,
     OperationError,
     OperationState,
@@ -42,14 +43,21 @@ from brine.moves.target import (
 )
 from lab.move_history import EventKind, HistoryEvent, faults_of, history_line, read_history
 
-FOUND = {"port": 4096}
+FOUND: Facts = {"port": 4096}
 
 
 class _Story:
     """A move, and the steps that were asked."""
 
     def __init__(self, *, is_live: bool = True, copies: bool = True) -> None:
-        move = Move("web1", "n1", "n2", 8, is_live=is_live, copies=copies)
+        move = Move("web1", "u", "n1", "n2", "192.0.2.1", "192.0.2.2", 8, cold=not is_live)
+        self.offer: Facts = {
+            "runs": True,
+            "live": is_live,
+            "copies": copies,
+            "run": "r1",
+            "key": "x",
+        }
         self.record = Operation("1", "move", "instance/web1", facts=move.facts())
         self.asked: list[str] = []
         self.step = self._lead()
@@ -62,7 +70,8 @@ class _Story:
 
     def answer(self, state: AnswerState, error: str = "") -> None:
         assert self.step
-        found = FOUND if self.step.name == MoveStep.PREPARE else {}
+        known = {"prepare": FOUND, "offer": self.offer}
+        found: Facts = known.get(self.step.name, {})
         answer = StepAnswer(self.step.id, self.step.name, state, error=error, found=found)
         assert is_final(self.step, answer)
         self._take(answer)
@@ -96,11 +105,15 @@ def test_a_move_that_goes_well(is_live: bool, copies: bool, steps: list[str]) ->
     states = {}
     while story.step:
         states[story.step.name] = story.record.state
-        if story.step.name == MoveStep.HAND_OVER:
-            assert story.step.facts["prepared"] == FOUND
+        facts = story.step.facts
+        assert ("offered" in facts) == (story.step.name == MoveStep.PREPARE)
+        assert ("prepared" in facts) == (story.step.name in list(SourceStep))
+        if "prepared" in facts:
+            assert facts["prepared"] == FOUND
+            assert (facts["is_live"], facts["copies"], facts["run"]) == (is_live, copies, "r1")
         story.answer(AnswerState.DONE)
     end = ["hand over n1", "follow", "publish candidates"]
-    assert story.asked == ["prepare n2", *steps, *end]
+    assert story.asked == ["offer n1", "prepare n2", *steps, *end]
     assert states[MoveStep.HAND_OVER] == OperationState.BEGUN
     assert states[MoveStep.FOLLOW] == OperationState.COMMITTED
 
@@ -123,9 +136,32 @@ def test_the_source_is_asked_before_the_target_drops_anything(
 
 
 def test_a_source_that_was_asked_for_nothing_has_nothing_to_cancel() -> None:
-    story = _Story()
+    story = _Story().answer_until(MoveStep.PREPARE)
     story.answer(AnswerState.FAILED, "no space")
-    assert story.asked == ["prepare n2", "drop n2"]
+    assert story.asked == ["offer n1", "prepare n2", "drop n2"]
+
+
+def test_a_move_that_is_not_offered_ends_at_once() -> None:
+    failed, aborted = _Story(), _Story()
+    failed.answer(AnswerState.FAILED, "it has snapshots")
+    aborted.abandon()
+    for story, error in ((failed, "it has snapshots"), (aborted, "aborted")):
+        assert (story.step, story.asked) == (None, ["offer n1"])
+        assert (story.record.state, story.record.error) == (OperationState.UNDOING, error)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"live": None}, {"copies": 1}, {"runs": False}, {"live": False}, {"run": 5}],
+    ids=str,
+)
+def test_an_offer_that_contradicts_itself_begins_nothing(change: dict[str, object]) -> None:
+    story = _Story()
+    story.offer |= change
+    story.answer(AnswerState.DONE)
+    assert (story.step, story.asked) == (None, ["offer n1"])
+    assert story.record.state == OperationState.UNDOING
+    assert "no offer" in story.record.error
 
 
 def test_a_claim_that_was_given_away_before_the_abort_goes_forward() -> None:
@@ -164,8 +200,8 @@ def test_which_answers_end_a_step() -> None:
 
 
 def test_master_and_nodes_have_the_same_names_of_steps() -> None:
-    here = {MoveStep.FOLLOW, MoveStep.PUBLISH}
-    assert {*SourceStep, *TargetStep} == {str(step) for step in set(MoveStep) - here}
+    without_record = {MoveStep.OFFER, MoveStep.FOLLOW, MoveStep.PUBLISH}
+    assert {*SourceStep, *TargetStep} == {str(step) for step in set(MoveStep) - without_record}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command lines of ``brine lock``, and of what this part adds to ``brine config``."""
+"""The command lines of ``brine lock``, and of what this part adds to other commands."""
 
 from __future__ import annotations
 
@@ -46,3 +46,26 @@ def add_config_verbs(verbs: Any) -> None:
     text = "JSON: for each node's name the output of its brine node cpu --json; - for stdin"
     baseline.add_argument("file", metavar="FILE", help=text)
     baseline.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_move_verbs(verbs: Any) -> None:
+    """Add the master's verbs of ``brine move``, for programs; all print JSON."""
+    commands = "brine.cluster.move_commands"
+    text = "record that an instance is to move; it goes on with one that is recorded"
+    begin = add_verb(verbs, "begin", f"{commands}:begin", text)
+    begin.add_argument("name", metavar="INSTANCE")
+    begin.add_argument("--to", metavar="NODE", required=True, help="the node that gets it")
+    begin.add_argument("--cold", action="store_true", help="stop a guest that runs for the move")
+    text = "JSON: auto_converge, max_downtime_ms, rate (bytes a second), plaintext"
+    begin.add_argument("--wishes", metavar="JSON", default="{}", help=text)
+    text = "show how far a move is, and which node is to be asked for what"
+    following = add_verb(verbs, "next", f"{commands}:tell_next", text)
+    text = "take a node's answer, from standard input; show what follows"
+    answer = add_verb(verbs, "answer", f"{commands}:answer", text)
+    text = "have a move go back, unless its claim is given away"
+    abort = add_verb(verbs, "abort", f"{commands}:abort", text)
+    abort.add_argument("--why", metavar="TEXT", default="aborted by a user", help="the reason")
+    for one in (following, abort):
+        one.add_argument("id", metavar="ID")
+    for one in (begin, following, answer, abort):
+        one.add_argument("--json", action="store_true", help="it is JSON without this, too")

@@ -2,85 +2,193 @@
 
 Its steps are decided in :mod:`brine.cluster.moves`. The caller carries questions and answers::
 
-    identity = begin_move("web1", "n2", is_live=True, copies=True)
-    while step := awaited_step(identity):
-        answer_step(StepAnswer.of(ask(step.node, step.id, step.name, step.facts)))
+    status = move_status(begin_move("web1", "n2"))
+    while step := status.step:
+        status = answer_step(StepAnswer.of(ask(step.node, step.id, step.name, step.facts)))
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from brine.cluster.moves import Move, abandoned, following_step, is_final
 from brine.common import operation, paths
-from brine.common.operation import Facts, OperationError, OperationKind, Step, StepAnswer
-from brine.config.model import Configuration, Instance
+from brine.common.operation import (
+    Facts,
+    Operation,
+    OperationError,
+    OperationKind,
+    OperationState,
+    Step,
+    StepAnswer,
+)
+from brine.config.model import Configuration, Instance, Node
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore, move_key
 
 
-def begin_move(instance: str, to: str, *, is_live: bool, copies: bool) -> str:
-    """Record a move, of which nothing is asked yet; returns the operation's id.
+@dataclass(frozen=True, slots=True)
+class MoveStatus:
+    """How far a move is.
 
+    :param state: of the operation while it is pending: ``begun``, ``undoing``, ``committed``. Then
+        ``done`` or ``undone``; ``ended`` if it ended before, and that is not known any more.
+    :param error: why it is undone.
+    :param waits_for: why it has no step, though it has not ended.
+    :param step: that a node is to be asked for.
+    """
+
+    id: str
+    instance: str = ""
+    state: str = "ended"
+    error: str = ""
+    waits_for: str = ""
+    step: Step | None = None
+
+    def to_json(self) -> Facts:
+        """It for programs. The facts of the step may have secrets."""
+        known = {key: getattr(self, key) for key in ("id", "instance", "state", "error")}
+        step = self.step and {key: getattr(self.step, key) for key in ("id", "node", "facts")}
+        named = step and self.step and {**step, "step": self.step.name}
+        return {**known, "waits_for": self.waits_for, "step": named}
+
+
+def begin_move(instance: str, to: str, *, cold: bool = False, wishes: Facts | None = None) -> str:
+    """Record a move, of which nothing is asked yet; returns the operation's id. One to the same
+    node that is pending goes on.
+
+    :param instance: its name.
     :param to: the name of the target.
-    :param copies: the nodes have volumes of their own.
-    :raises ConfigError: if the configuration has no such instance or node, or it is there already.
-    :raises OperationError: if a move of the instance is pending.
+    :param cold: a guest that runs is stopped for the move.
+    :param wishes: see :class:`brine.cluster.moves.Move`.
+    :raises ConfigError: if the configuration has no such instance or node, if it is there already,
+        or if the node takes none.
+    :raises OperationError: if another move of the instance is pending.
     """
     store = ConfigStore(paths.CONFIG_FILE)
     with store.writing():  # the serial stays what it is until the record refuses other changes
         configuration = store.read()
         found = _instance(configuration, instance)
-        source = configuration.nodes[found.primary_node].name
-        if _node(configuration, to) == found.primary_node:
-            raise ConfigError(f"{instance} is on {to} already")
-        key = move_key(found.name)
-        if pending := operation.pending(key):
-            raise operation.waiting_error(pending[0])
-        serial = found.serial_no + 1
-        move = Move(found.name, source, to, serial, is_live=is_live, copies=copies)
-        with operation.begin(MOVE, key, facts=move.facts()) as work:
+        source, target = configuration.nodes[found.primary_node], _node(configuration, to)
+        for pending in operation.pending(move_key(found.name)):
+            return _continued(pending, found.name, target.name)
+        if target.uuid == source.uuid:
+            raise ConfigError(f"{found.name} is on {to} already")
+        _expect_willing(target)
+        move = Move(
+            found.name,
+            found.uuid,
+            source.name,
+            target.name,
+            source.secondary_ip or source.primary_ip,
+            target.secondary_ip or target.primary_ip,
+            found.serial_no + 1,
+            cold,
+            wishes or {},
+        )
+        with operation.begin(MOVE, move_key(found.name), facts=move.facts()) as work:
             pass
     return work.record.id
 
 
-def awaited_step(identity: str) -> Step | None:
-    """The step of a move that a node is to be asked for. None if the move has ended, or if the
-    configuration can't follow yet: then :func:`brine.common.operation.settle` tries again."""
-    record = operation.find(identity)
-    return operation.awaited(record) if record else None
+def move_status(identity: str) -> MoveStatus:
+    """How far a move is. What waits for no node is done before.
 
-
-def answer_step(answer: StepAnswer) -> None:
-    """Take a node's answer: one that does not end the awaited step changes nothing.
-
-    :raises OperationError: why what follows waits.
+    :raises OperationError: if the operation is no move.
     """
-    step = awaited_step(answer.id.rpartition("-")[0])
+    record = _record(identity)
+    if record and not operation.awaited(record):
+        try:
+            operation.settle_one(record)
+        except OperationError as error:
+            return replace(_status(record), waits_for=str(error))
+        record = _record(identity)
+    return _status(record) if record else MoveStatus(identity)
+
+
+def answer_step(answer: StepAnswer) -> MoveStatus:
+    """Take a node's answer: one that does not end the awaited step changes nothing. Returns how far
+    the move is after that.
+
+    :raises OperationError: if the operation is no move.
+    """
+    identity = answer.id.rpartition("-")[0]
+    record = _record(identity)
+    step = operation.awaited(record) if record else None
     if step and is_final(step, answer):
-        operation.answered(step.id, answer.facts())
+        return _answered(answer)
+    return move_status(identity)
 
 
-def abort_move(identity: str, why: str) -> None:
+def abort_move(identity: str, why: str) -> MoveStatus:
     """Have a move go back, unless its source has given the claim away.
 
     :raises OperationError: if it goes back already, can't go back, or has ended.
     """
-    record = operation.find(identity)
+    record = _record(identity)
     if record is None:
         raise OperationError(f"{identity}: no such operation is pending")
-    answer = abandoned(record, why)
-    operation.answered(answer.id, answer.facts())
+    return _answered(abandoned(record, why))
+
+
+def _answered(answer: StepAnswer) -> MoveStatus:
+    identity = answer.id.rpartition("-")[0]
+    try:
+        record = operation.answered(answer.id, answer.facts())
+    except OperationError:
+        return move_status(identity)  # which says why it waits
+    return _status(record) if record else MoveStatus(identity)
+
+
+def _record(identity: str) -> Operation | None:
+    record = operation.find(identity)
+    if record and record.state is OperationState.UNKNOWN:
+        raise operation.waiting_error(record)
+    if record and record.kind != MOVE.name:
+        raise OperationError(f"{identity}: is a {record.kind} of {record.key}, and no move")
+    return record
+
+
+def _status(record: Operation) -> MoveStatus:
+    step, state = operation.awaited(record), str(record.state)
+    if step is None and operation.find(record.id) is None:
+        state = "undone" if record.state is OperationState.UNDOING else "done"
+    instance, waits_for = Move.of(record.facts).instance, "" if step else record.waits_for
+    return MoveStatus(record.id, instance, state, record.error, waits_for, step)
+
+
+def _continued(record: Operation, instance: str, to: str) -> str:
+    """A move that is pending.
+
+    :raises OperationError: unless it is to this node.
+    """
+    target = record.facts.get("target")
+    if target == to:
+        return record.id
+    hint = f"brine operations resume {record.id} goes on with it; abort has it go back"
+    text = f"{instance} moves to {target} already (operation {record.id})"
+    raise OperationError(text, hint=hint)
+
+
+def _expect_willing(target: Node) -> None:
+    """Refuse a node that takes no instances."""
+    if target.offline:
+        raise ConfigError(f"{target.name} is offline in the configuration")
+    if target.drained:
+        hint = f"brine node undrain {target.name} has it take instances again"
+        raise ConfigError(f"{target.name} is drained, and takes no instances", hint=hint)
+    if not target.vm_capable:
+        raise ConfigError(f"{target.name} is not vm_capable, and runs no instances")
 
 
 def _follow(facts: Facts) -> None:
     """Write the target as the instance's primary node; its serial becomes that of the claim."""
-    move = Move(**{key: value for key, value in facts.items() if key != "prepared"})
+    move = Move.of(facts)
     with ConfigStore(paths.CONFIG_FILE).writing() as writer:
         current = writer.current
         if current is None:
             raise ConfigError(f"{writer.path}: there is no configuration for {move.instance}")
-        old, to = _instance(current, move.instance), _node(current, move.target)
+        old, to = _instance(current, move.instance), _node(current, move.target).uuid
         if old.primary_node == to:
             return
         if old.serial_no + 1 != move.serial:
@@ -105,11 +213,10 @@ def _instance(configuration: Configuration, name: str) -> Instance:
     raise ConfigError(f"{name}: the configuration has no such instance")
 
 
-def _node(configuration: Configuration, name: str) -> str:
-    """The UUID of a node."""
-    for uuid, one in configuration.nodes.items():
+def _node(configuration: Configuration, name: str) -> Node:
+    for one in configuration.nodes.values():
         if one.name == name:
-            return uuid
+            return one
     raise ConfigError(f"{name}: the configuration has no such node")
 
 

@@ -4,6 +4,7 @@ A move is an operation of the master (:mod:`brine.common.operation`). Its record
 it decide the next step. A node is asked for a step until its answer is final; answers may be late,
 lost or doubled, and the master may be away between any two of them::
 
+    offer       source   tells what would move, or why it can't; begins nothing
     prepare     target   makes volumes, starts the QEMU that waits for the guest (-incoming)
     stop        source   a cold move only: ends the guest
     copy        source   unless both nodes have the volumes: mirrors or copies them
@@ -18,11 +19,15 @@ The claim decides: the source alone gives it away, durably, and says so in the a
 or *cancel*. Until then the move is *begun* and can go back. After that it is *committed* and goes
 forward, whatever ends. The target's part is dropped only after the source has refused for good: no
 node removes the last copy of a disk. Between *hand over* and its answer no master is needed.
+
+The facts of each step are those of :class:`Move`. From the offer on, they also have what
+:class:`Offer` has; *prepare* has the whole offer as ``offered``, and the source's steps after it
+have what the target has found as ``prepared``. These two have secrets.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 
 from brine.common.operation import (
@@ -37,6 +42,7 @@ from brine.common.operation import (
     StepAnswer,
     StepState,
 )
+from brine.common.schema import key
 
 CANDIDATES = "candidates"
 """Stands for all nodes whose confd answers."""
@@ -45,6 +51,7 @@ CANDIDATES = "candidates"
 class MoveStep(StrEnum):
     """The steps of a move, by the names under which nodes are asked for them."""
 
+    OFFER = "offer"
     PREPARE = "prepare"
     STOP = "stop"
     COPY = "copy"
@@ -55,35 +62,88 @@ class MoveStep(StrEnum):
     DROP = "drop"
 
 
-_MAY_FAIL = frozenset(
-    {MoveStep.PREPARE, MoveStep.STOP, MoveStep.COPY, MoveStep.HAND_OVER, MoveStep.CANCEL}
-)
+_MAY_FAIL = frozenset(set(MoveStep) - {MoveStep.FOLLOW, MoveStep.PUBLISH, MoveStep.DROP})
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user wishes of a live move; None leaves it to the nodes' settings."""
+
+    auto_converge: bool = False
+    """Slow a guest down that changes its memory faster than it can be sent."""
+
+    max_downtime_ms: int | None = key(None, minimum=1, maximum=2_000_000)
+    """How long the guest may stand still, in milliseconds."""
+
+    rate: int | None = key(None, minimum=1, maximum=2**53)
+    """How much is sent at most, in bytes a second."""
+
+    plaintext: bool = False
+    """Send memory and disks without encryption."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
     """A move, as its operation's facts have it.
 
+    :param source: the name of the node that has the instance; *target* is where it goes.
+    :param source_address: the IP address for the traffic between nodes; *target_address* likewise.
     :param serial: of the claim that the target gets: higher than that of the configuration when
         the move begins. The instance's object must not change in the configuration while the
         operation is pending.
-    :param is_live: the guest runs on; otherwise it is off, or stopped for the move.
-    :param copies: the nodes have volumes of their own; otherwise both have the same ones.
+    :param cold: a guest that runs is stopped for the move, and started after it.
+    :param wishes: :class:`Wishes` as JSON.
     """
 
     instance: str
+    uuid: str
     source: str
     target: str
+    source_address: str
+    target_address: str
     serial: int
-    is_live: bool
-    copies: bool
+    cold: bool = False
+    wishes: Facts = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, facts: Facts) -> Move:
+        """It out of the facts of its operation, or of one of its steps."""
+        return cls(**{one.name: facts[one.name] for one in fields(cls)})
 
     def facts(self) -> Facts:
         """It as an operation's facts."""
         return asdict(self)
 
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What the source's offer decides about the steps.
+
+    :param is_live: the guest runs on; otherwise it is off, or stopped for the move.
+    :param runs: the guest runs when the move begins.
+    :param copies: the nodes have volumes of their own; otherwise both have the same ones.
+    :param run: identifies what was offered: if it is another one when the source begins, as the
+        guest has restarted or got a device, the move fails.
+    """
+
+    is_live: bool
+    runs: bool
+    copies: bool
+    run: str = ""
+
+    @classmethod
+    def of(cls, found: Facts, *, cold: bool) -> Offer:
+        """:raises OperationError: if this is no offer."""
+        flags = {key: found.get(key) for key in ("live", "runs", "copies")}
+        run = found.get("run", "")
+        if not all(isinstance(one, bool) for one in flags.values()) or not isinstance(run, str):
+            raise OperationError(f"this is no offer: {[*found]!r:.200}")
+        if flags["live"] != (flags["runs"] and not cold):
+            raise OperationError(f"this is no offer: {flags}, cold {cold}")
+        return cls(bool(flags["live"]), bool(flags["runs"]), bool(flags["copies"]), run)
+
     def plan(self) -> list[MoveStep]:
-        """Its steps, if all goes well."""
+        """The steps of a move that goes well, after the offer."""
         stop = [] if self.is_live else [MoveStep.STOP]
         copy = [MoveStep.COPY] if self.copies else []
         end = [MoveStep.HAND_OVER, MoveStep.FOLLOW, MoveStep.PUBLISH]
@@ -95,27 +155,32 @@ def following_step(record: Operation) -> Following:
 
     :param record: its operation, of which no step is waiting.
     """
-    move = Move(**record.facts)
+    move = Move.of(record.facts)
     if not record.steps:
-        return _asked(OperationState.BEGUN, move, MoveStep.PREPARE, {})
+        asked = Elsewhere(MoveStep.OFFER, move.facts(), move.source)
+        return Following(OperationState.BEGUN, asked)
     last = record.steps[-1]
     step, has_failed = MoveStep(last.name), last.answer.get("state") == AnswerState.FAILED
-    if step is MoveStep.DROP:
-        return Following(OperationState.UNDOING, None)
+    error = str(last.answer.get("error", "")) if has_failed else ""
+    # A move whose offer has failed has begun nothing, and one that is dropped has nothing left.
+    if step is MoveStep.DROP or (step is MoveStep.OFFER and has_failed):
+        return Following(OperationState.UNDOING, None, error)
+    try:
+        plan = Offer.of(_found(record, MoveStep.OFFER), cold=move.cold).plan()
+    except OperationError as fault:
+        return Following(OperationState.UNDOING, None, f"{move.source}: {fault}")
     if step is MoveStep.CANCEL:
         if has_failed:  # the claim was given away before
-            return _asked(OperationState.COMMITTED, move, MoveStep.HAND_OVER, _prepared(record))
-        return _asked(OperationState.UNDOING, move, MoveStep.DROP, {})
+            return _asked(OperationState.COMMITTED, record, MoveStep.HAND_OVER)
+        return _asked(OperationState.UNDOING, record, MoveStep.DROP)
     if has_failed:
-        # A source that was asked for nothing has nothing to cancel.
+        # A source that was asked for nothing but an offer has nothing to cancel.
         back = MoveStep.DROP if step is MoveStep.PREPARE else MoveStep.CANCEL
-        error = str(last.answer.get("error", ""))
-        return _asked(OperationState.UNDOING, move, back, {})._replace(error=error)
-    plan = move.plan()
-    rest = plan[plan.index(step) + 1 :]
+        return _asked(OperationState.UNDOING, record, back)._replace(error=error)
+    rest = plan if step is MoveStep.OFFER else plan[plan.index(step) + 1 :]
     is_claimed = MoveStep.HAND_OVER not in rest
     state = OperationState.COMMITTED if is_claimed else OperationState.BEGUN
-    return _asked(state, move, rest[0], _prepared(record)) if rest else Following(state, None)
+    return _asked(state, record, rest[0]) if rest else Following(state, None)
 
 
 def is_final(step: Step, answer: StepAnswer) -> bool:
@@ -141,18 +206,23 @@ def abandoned(record: Operation, why: str) -> StepAnswer:
     return StepAnswer(step.id, step.name, AnswerState.FAILED, error=why)
 
 
-def _prepared(record: Operation) -> Facts:
-    """What the target's preparation has found, for the source."""
-    found: Facts = record.steps[0].answer.get("found", {})
+def _found(record: Operation, step: MoveStep) -> Facts:
+    """What a node has found in a step; empty if it was not asked for that."""
+    answers = [one.answer for one in record.steps if one.name == step]
+    found: Facts = answers[0].get("found", {}) if answers else {}
     return found
 
 
-def _asked(state: OperationState, move: Move, step: MoveStep, found: Facts) -> Following:
-    facts = {**move.facts(), "prepared": found}
+def _asked(state: OperationState, record: Operation, step: MoveStep) -> Following:
+    """A step after the offer, with its facts."""
+    move, offered = Move.of(record.facts), _found(record, MoveStep.OFFER)
     if step is MoveStep.FOLLOW:
-        return Following(state, (step, facts))
+        return Following(state, (step, move.facts()))
     if step is MoveStep.PUBLISH:
-        node = CANDIDATES
-    else:
-        node = move.target if step in (MoveStep.PREPARE, MoveStep.DROP) else move.source
-    return Following(state, Elsewhere(step, facts, node))
+        return Following(state, Elsewhere(step, move.facts(), CANDIDATES))
+    facts = {**move.facts(), **asdict(Offer.of(offered, cold=move.cold))}
+    if step in (MoveStep.PREPARE, MoveStep.DROP):
+        more = {"offered": offered} if step is MoveStep.PREPARE else {}
+        return Following(state, Elsewhere(step, facts | more, move.target))
+    facts["prepared"] = _found(record, MoveStep.PREPARE)
+    return Following(state, Elsewhere(step, facts, move.source))

@@ -2,10 +2,11 @@
 
 A distribution adds one by an entry point of the group ``brine.commands`` that names a
 :class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist. It adds verbs to the
-command of a part below it by an entry point of the group ``brine.verbs`` with that command's name:
-a function of the command's verbs, for :func:`add_verb`. ``verbs.choices[NAME]`` is the parser of a
-verb that is there, which may get further options. What a verb waits for may be begun before the
-verb is loaded: see :func:`brine.common.ahead.begin_ahead`.
+command of another part by an entry point of the group ``brine.verbs`` with that command's name, or
+``NAME.PART`` where several parts add some: a function of the command's verbs, for :func:`add_verb`.
+The command is there with these alone if the other part is not installed.
+``verbs.choices[NAME]`` is the parser of a verb that is there, which may get further options. What a
+verb waits for may be begun before the verb is loaded: see :func:`brine.common.ahead.begin_ahead`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import re
 import signal
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from brine.common import __version__
@@ -40,6 +42,7 @@ _PACKAGES = {
     "uidpool": "brine-config",
     "kvmd": "brine-kvmd",
     "lock": "brine-cluster",
+    "move": "brine-moves",
     "confd": "brine-confd",
     "nic": "brine-hotplug",
     "disk": "brine-hotplug",
@@ -50,6 +53,13 @@ _PACKAGES = {
     "watcher": "brine-watcher",
 }
 """The package of each command, which may not be installed."""
+
+_VERBS_ONLY = {
+    "instance": "move virtual machines between nodes",
+    "move": "the steps of a move between nodes, for programs",
+    "node": "have nodes move their virtual machines",
+}
+"""Summaries of commands whose verbs are other parts', where their own part is not installed."""
 
 _OTHER_NOUNS = {
     **_OTHER_VERBS,
@@ -219,7 +229,7 @@ def _output_lost(program: str, error: OSError) -> int:
 
 
 def _run(arguments: Sequence[str], ahead: Any) -> int:
-    nouns = {entry.name: entry for entry in entry_points("brine.commands")}
+    nouns = _nouns()
     noun = arguments[0] if arguments else "--help"
     if noun in ("-h", "--help"):
         print(_overview(nouns))
@@ -230,11 +240,35 @@ def _run(arguments: Sequence[str], ahead: Any) -> int:
         if noun.startswith("-"):
             raise UsageError(f"there is no option {noun}", hint="see brine --help")
         raise UsageError(f"there is no command {noun}", hint=_hint(noun, nouns))
-    command: Command = nouns[noun].load()
+    command = nouns[noun]()
     verb = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else None
     parsed = parser_of(noun, command, verb).parse_args(arguments[1:])
     parsed.ahead = ahead
     return execute(parsed)
+
+
+def _nouns() -> dict[str, Callable[[], Command]]:
+    """The commands that installed parts have, each loaded when it is called."""
+    found: dict[str, Callable[[], Command]] = {}
+    for entry in entry_points("brine.commands"):
+        found[entry.name] = entry.load
+    for entry in entry_points("brine.verbs"):
+        found.setdefault(_noun_of(entry), partial(_verbs_only, _noun_of(entry)))
+    return found
+
+
+def _noun_of(entry: EntryPoint) -> str:
+    """The command that an entry point of ``brine.verbs`` adds verbs to."""
+    return entry.name.partition(".")[0]
+
+
+def _verbs_only(noun: str) -> Command:
+    """A command whose verbs are all other parts'."""
+
+    def configure(parser: argparse.ArgumentParser) -> None:
+        parser.add_subparsers(metavar="VERB", required=True)
+
+    return Command(_VERBS_ONLY.get(noun, "what installed parts do with it"), configure)
 
 
 def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
@@ -247,7 +281,7 @@ def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
     )
     command.configure(parser)
     for entry in entry_points("brine.verbs"):
-        if entry.name == noun:
+        if _noun_of(entry) == noun:
             entry.load()(parser.verbs)
     return parser
 
@@ -270,7 +304,7 @@ def execute(parsed: argparse.Namespace) -> int:
     return status
 
 
-def _overview(nouns: dict[str, EntryPoint]) -> str:
+def _overview(nouns: Mapping[str, Callable[[], Command]]) -> str:
     lines = [
         "usage: brine COMMAND ...",
         "       brine --help | --version [--json]",
@@ -281,7 +315,7 @@ def _overview(nouns: dict[str, EntryPoint]) -> str:
     ]
     for name in sorted(nouns):
         try:
-            summary = nouns[name].load().summary
+            summary = nouns[name]().summary
         except Exception as error:  # one part that does not load must not hide the others
             summary = f"(does not load: {error})"
         lines.append(f"  {name:<12} {summary}")
@@ -290,7 +324,7 @@ def _overview(nouns: dict[str, EntryPoint]) -> str:
     return "\n".join([*lines, "", "See brine COMMAND --help, and brine(1)."])
 
 
-def _hint(noun: str, nouns: dict[str, EntryPoint]) -> str:
+def _hint(noun: str, nouns: Collection[str]) -> str:
     if noun in _OTHER_NOUNS and "instance" in nouns:
         return f"brine instance {_OTHER_NOUNS[noun]}".strip()
     if noun in _PACKAGES:

@@ -60,6 +60,9 @@ _SETTLE_TIMEOUT_S = 10.0
 _SERVICE_TIMEOUT_S = 60.0
 _PROGRESS_S = 1.0
 
+SECRETS = frozenset({"offered", "prepared", "found", "key", "vnc_password"})
+"""Facts that are never shown, at any depth: only the record, which is root's, has them."""
+
 Facts = dict[str, Any]
 Call = tuple[str, Facts]
 """A function of a kind by its name, and its facts, which are JSON."""
@@ -512,6 +515,13 @@ def begin(
             warn(str(fault), hint=fault.hint)
 
 
+def shown(facts: Any) -> Any:
+    """Facts, or a record as JSON, without secrets."""
+    if isinstance(facts, dict):
+        return {key: shown(one) for key, one in facts.items() if key not in SECRETS}
+    return [*map(shown, facts)] if isinstance(facts, (list, tuple)) else facts
+
+
 def pending(key: str | None = None) -> list[Operation]:
     """The recorded operations, in progress or interrupted: all, or those on a key."""
     ids = [name.removesuffix(".json") for name in _names() if name.endswith(".json")]
@@ -634,9 +644,11 @@ def settle_one(record: Operation) -> bool:
     return True
 
 
-def answered(step_id: str, answer: Facts) -> None:
+def answered(step_id: str, answer: Facts) -> Operation | None:
     """Record the answer to a step that is done elsewhere, and complete what follows, up to the next
     such step. A step that has its answer already, and an operation that has ended, stay so.
+
+    Returns the operation as it is now, or as it has just ended; None if it had ended before.
 
     :raises OperationError: why what follows waits.
     """
@@ -644,13 +656,14 @@ def answered(step_id: str, answer: Facts) -> None:
     with _held(identity, timeout_s=_SETTLE_TIMEOUT_S):
         record = find(identity)
         if record is None:
-            return
+            return None
         work = Work(_kind_of(record), record)
         for step in record.steps:
             if step.id == step_id and _is_awaited(step):
                 record.waits_for, step.state = "", StepState.DONE
                 work.answer(step, answer)
         work.end()
+        return record
 
 
 def awaited(record: Operation) -> Step | None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from brine.common.cli import print_table, undo_when_told_to_end
 from brine.common.errors import BrineError, printable, tell_error
-from brine.common.operation import Operation, pending, remove_unfinished, settle_one
+from brine.common.operation import Facts, Operation, pending, remove_unfinished, settle_one, shown
 
 _HEADING = ("ID", "SINCE", "KIND", "KEY", "STATE", "PROGRESS", "WAITS FOR")
 
@@ -19,11 +19,14 @@ def print_operations(arguments: argparse.Namespace) -> int:
     """``brine operations list``."""
     found = pending()
     if arguments.json:
-        rows = [{**asdict(one), "in_progress": not one.is_interrupted()} for one in found]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([*map(_told, found)], indent=2))
     else:
         print_table(_HEADING, map(_row, found), none="no operation is pending")
     return 0
+
+
+def _told(one: Operation) -> Facts:
+    return {**shown(asdict(one)), "key": one.key, "in_progress": not one.is_interrupted()}
 
 
 def _row(one: Operation) -> tuple[str, ...]:
