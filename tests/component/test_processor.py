@@ -167,9 +167,8 @@ def test_a_qemu_that_hangs_ends_with_the_command(tmp_path: Path, number: signal.
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Runs ``brine node ... --json``; returns what it printed, and its exit status."""
-    command = EntryPoint("node", "brine.common.cli:NODE")
     verbs = EntryPoint("node", "brine.instance.node_cli:add_node_verbs")
-    known = {"brine.commands": [command], "brine.verbs": [verbs]}
+    known = {"brine.verbs": [verbs]}
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
 
     def run(*arguments: str, stdin: Any = None) -> tuple[Any, int]:

@@ -7,14 +7,13 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from brine.common.cli import parser_of
-from brine.common.entry_points import EntryPoint, entry_points
+from brine.common.cli import Parser, parser_of, verbs_only
+from brine.common.entry_points import entry_points
 from lab.fedora import FEDORA_NAMES
 from tree_entry_points import of_tree
 
@@ -130,8 +129,7 @@ def test_man_page_renders(page: Path, tmp_path: Path) -> None:
 
 def test_manuals_have_each_verb() -> None:
     missing = []
-    for noun, place in commands().items():
-        parser = parser_of(noun, EntryPoint(noun, place).load())
+    for noun, parser in parsers():
         pages = sources("docs/man/brine.1.rst", f"docs/man/brine-{noun}.[1-8].rst")
         text = "\n".join(page.read_text() for page in pages)
         # The verbs are indented, and below a heading.
@@ -146,11 +144,7 @@ def test_manuals_have_each_verb() -> None:
 
 def options() -> Iterator[tuple[str, str, argparse.Action]]:
     """The options of all verbs: the noun, the verb and the option."""
-    for noun, place in commands().items():
-        parser = parser_of(noun, EntryPoint(noun, place).load())
-        for added in of_tree("brine.verbs") if not entry_points("brine.verbs") else ():
-            if added.name == noun:
-                added.load()(parser.verbs)
+    for noun, parser in parsers():
         for verb, its in (parser.verbs.choices if parser.verbs else {"": parser}).items():
             for action in its._actions:
                 if action.option_strings and action.dest != "help":
@@ -180,18 +174,16 @@ def test_completion_knows_the_options_with_values() -> None:
     assert [place for option, place in takes.items() if option not in words] == []
 
 
-def commands() -> dict[str, str]:
-    """The commands of ``brine``: the nouns, and where each is."""
-    return entries("brine.commands")
-
-
-def entries(group: str) -> dict[str, str]:
-    """The entry points of a group, of all parts."""
-    found: dict[str, str] = {}
-    for file in sources("pkgs/*/pyproject.toml"):
-        groups = tomllib.loads(file.read_text())["project"].get("entry-points", {})
-        found |= groups.get(group, {})
-    return found
+def parsers() -> Iterator[tuple[str, Parser]]:
+    """The commands of ``brine``, each with the verbs of all parts."""
+    verbs = of_tree("brine.verbs")
+    known = {one.name: one for one in of_tree("brine.commands")}
+    for noun in dict.fromkeys([*known, *(one.name for one in verbs)]):
+        parser = parser_of(noun, known[noun].load() if noun in known else verbs_only(noun))
+        for added in verbs if not entry_points("brine.verbs") else ():
+            if added.name == noun:
+                added.load()(parser.verbs)
+        yield noun, parser
 
 
 @pytest.mark.parametrize("file", sources("pkgs/*/system/*.bash-completion"), ids=lambda f: f.name)

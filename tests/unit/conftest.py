@@ -75,7 +75,6 @@ def brine(
     """Runs ``brine instance``, or another noun, on a node of its own: status, output, errors."""
     entries = [
         EntryPoint("instance", "brine.instance.cli:COMMAND"),
-        EntryPoint("node", "brine.common.cli:NODE"),
     ]
     verbs = [EntryPoint("node", "brine.instance.node_cli:add_node_verbs")]
     known = {"brine.commands": entries, "brine.verbs": verbs}

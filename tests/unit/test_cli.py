@@ -85,7 +85,7 @@ def test_several_parts_add_verbs_to_a_command_whose_own_part_may_lack(
 ) -> None:
     verbs = [
         EntryPoint("move", f"{__name__}:add_sing"),
-        EntryPoint("move.other", f"{__name__}:add_dance"),
+        EntryPoint("move", f"{__name__}:add_dance"),
     ]
     entries = {"brine.commands": [], "brine.verbs": verbs}
     monkeypatch.setattr(cli, "entry_points", entries.__getitem__)

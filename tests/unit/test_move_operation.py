@@ -146,14 +146,14 @@ def test_killed_at_any_step_a_move_ends_at_its_node(store: ConfigStore) -> None:
     assert len(ends) == 2
 
 
-@pytest.mark.parametrize(("to", "match"), [("nowhere", "no such node"), ("", "already")])
+@pytest.mark.parametrize(("to", "match"), [("nowhere", "nowhere"), ("", "already")])
 def test_a_move_to_nowhere_or_to_its_own_node_is_refused(
     store: ConfigStore, to: str, match: str
 ) -> None:
     to = to or node_of(store)
     with pytest.raises(ConfigError, match=match):
         begin_move(the_instance(store).name, to)
-    with pytest.raises(ConfigError, match="no such instance"):
+    with pytest.raises(ConfigError, match="no-such"):
         begin_move("no-such", to)
     assert operation.pending() == []
 
@@ -179,7 +179,7 @@ def command(
     """Run a command of ``brine move`` or ``brine operations``, and return its JSON."""
     entries = {
         "brine.commands": [EntryPoint("operations", "brine.common.cli:OPERATIONS")],
-        "brine.verbs": [EntryPoint("move.cluster", "brine.cluster.cli:add_move_verbs")],
+        "brine.verbs": [EntryPoint("move", "brine.cluster.cli:add_move_verbs")],
         "brine.operations": [EntryPoint("move", "brine.cluster.move_operation:MOVE")],
     }
     for module in (cli, operation):

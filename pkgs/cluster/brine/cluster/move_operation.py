@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from brine.cluster.draining import fault_of_target
 from brine.cluster.moves import Move, abandoned, following_step, is_final
 from brine.common import operation, paths
 from brine.common.operation import (
@@ -22,7 +23,6 @@ from brine.common.operation import (
     Step,
     StepAnswer,
 )
-from brine.config.model import Configuration, Instance, Node
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore, move_key
 
@@ -57,8 +57,7 @@ def begin_move(instance: str, to: str, *, cold: bool = False, wishes: Facts | No
     """Record a move, of which nothing is asked yet; returns the operation's id. One to the same
     node that is pending goes on.
 
-    :param instance: its name.
-    :param to: the name of the target.
+    :param instance: its name, short name or UUID, and *to* is that of the target.
     :param cold: a guest that runs is stopped for the move.
     :param wishes: see :class:`brine.cluster.moves.Move`.
     :raises ConfigError: if the configuration has no such instance or node, if it is there already,
@@ -68,13 +67,15 @@ def begin_move(instance: str, to: str, *, cold: bool = False, wishes: Facts | No
     store = ConfigStore(paths.CONFIG_FILE)
     with store.writing():  # the serial stays what it is until the record refuses other changes
         configuration = store.read()
-        found = _instance(configuration, instance)
-        source, target = configuration.nodes[found.primary_node], _node(configuration, to)
+        found, target = configuration.instance(instance), configuration.node(to)
+        source = configuration.nodes[found.primary_node]
         for pending in operation.pending(move_key(found.name)):
             return _continued(pending, found.name, target.name)
         if target.uuid == source.uuid:
-            raise ConfigError(f"{found.name} is on {to} already")
-        _expect_willing(target)
+            raise ConfigError(f"{found.name} is on {target.name} already")
+        if fault := fault_of_target(target):
+            hint = f"brine node undrain {target.name}" if target.drained else None
+            raise ConfigError(f"{target.name} takes no instances: {fault}", hint=hint)
         move = Move(
             found.name,
             found.uuid,
@@ -170,17 +171,6 @@ def _continued(record: Operation, instance: str, to: str) -> str:
     raise OperationError(text, hint=hint)
 
 
-def _expect_willing(target: Node) -> None:
-    """Refuse a node that takes no instances."""
-    if target.offline:
-        raise ConfigError(f"{target.name} is offline in the configuration")
-    if target.drained:
-        hint = f"brine node undrain {target.name} has it take instances again"
-        raise ConfigError(f"{target.name} is drained, and takes no instances", hint=hint)
-    if not target.vm_capable:
-        raise ConfigError(f"{target.name} is not vm_capable, and runs no instances")
-
-
 def _follow(facts: Facts) -> None:
     """Write the target as the instance's primary node; its serial becomes that of the claim."""
     move = Move.of(facts)
@@ -188,7 +178,7 @@ def _follow(facts: Facts) -> None:
         current = writer.current
         if current is None:
             raise ConfigError(f"{writer.path}: there is no configuration for {move.instance}")
-        old, to = _instance(current, move.instance), _node(current, move.target).uuid
+        old, to = current.instance(move.instance), current.node(move.target).uuid
         if old.primary_node == to:
             return
         if old.serial_no + 1 != move.serial:
@@ -204,20 +194,6 @@ def _follow(facts: Facts) -> None:
         instances = {**current.instances, new.uuid: new}
         disks = {**current.disks, **disks}
         writer.write(replace(current, instances=instances, disks=disks), moved=old.name)
-
-
-def _instance(configuration: Configuration, name: str) -> Instance:
-    for one in configuration.instances.values():
-        if one.name == name:
-            return one
-    raise ConfigError(f"{name}: the configuration has no such instance")
-
-
-def _node(configuration: Configuration, name: str) -> Node:
-    for one in configuration.nodes.values():
-        if one.name == name:
-            return one
-    raise ConfigError(f"{name}: the configuration has no such node")
 
 
 MOVE = OperationKind("move", {"follow": _follow}, following=following_step)

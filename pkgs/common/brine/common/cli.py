@@ -2,9 +2,9 @@
 
 A distribution adds one by an entry point of the group ``brine.commands`` that names a
 :class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist. It adds verbs to the
-command of another part by an entry point of the group ``brine.verbs`` with that command's name, or
-``NAME.PART`` where several parts add some: a function of the command's verbs, for :func:`add_verb`.
-The command is there with these alone if the other part is not installed.
+command of another part by an entry point of the group ``brine.verbs`` with that command's name: a
+function of the command's verbs, for :func:`add_verb`. The command is there with these alone if the
+other part is not installed.
 ``verbs.choices[NAME]`` is the parser of a verb that is there, which may get further options. What a
 verb waits for may be begun before the verb is loaded: see :func:`brine.common.ahead.begin_ahead`.
 """
@@ -57,9 +57,9 @@ _PACKAGES = {
 _VERBS_ONLY = {
     "instance": "move virtual machines between nodes",
     "move": "the steps of a move between nodes, for programs",
-    "node": "have nodes move their virtual machines",
+    "node": "show what a node has and knows, and empty and fill it",
 }
-"""Summaries of commands whose verbs are other parts', where their own part is not installed."""
+"""Summaries of commands that have other parts' verbs alone, such as a node's and the master's."""
 
 _OTHER_NOUNS = {
     **_OTHER_VERBS,
@@ -253,22 +253,13 @@ def _nouns() -> dict[str, Callable[[], Command]]:
     for entry in entry_points("brine.commands"):
         found[entry.name] = entry.load
     for entry in entry_points("brine.verbs"):
-        found.setdefault(_noun_of(entry), partial(_verbs_only, _noun_of(entry)))
+        found.setdefault(entry.name, partial(verbs_only, entry.name))
     return found
 
 
-def _noun_of(entry: EntryPoint) -> str:
-    """The command that an entry point of ``brine.verbs`` adds verbs to."""
-    return entry.name.partition(".")[0]
-
-
-def _verbs_only(noun: str) -> Command:
+def verbs_only(noun: str) -> Command:
     """A command whose verbs are all other parts'."""
-
-    def configure(parser: argparse.ArgumentParser) -> None:
-        parser.add_subparsers(metavar="VERB", required=True)
-
-    return Command(_VERBS_ONLY.get(noun, "what installed parts do with it"), configure)
+    return Command(_VERBS_ONLY.get(noun, "what installed parts do"), _configure_by_others)
 
 
 def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
@@ -281,7 +272,7 @@ def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
     )
     command.configure(parser)
     for entry in entry_points("brine.verbs"):
-        if _noun_of(entry) == noun:
+        if entry.name == noun:
             entry.load()(parser.verbs)
     return parser
 
@@ -455,7 +446,3 @@ OPERATIONS = Command("show and settle work that was interrupted", _configure_ope
 
 def _configure_by_others(parser: argparse.ArgumentParser) -> None:
     parser.add_subparsers(metavar="VERB", required=True)
-
-
-NODE = Command("show what a node has and knows, and empty and fill it", _configure_by_others)
-"""All of its verbs are other parts': those that have one on a node, or on the master."""
