@@ -29,6 +29,9 @@ no process works on it, until :func:`answered` records their answer, and then go
 steps are all elsewhere, and depend on the answers, decides each of them by a function of the record
 (:attr:`OperationKind.following`), and its state too: such an operation has no undos, but steps that
 go back.
+
+Work on a key may go on beside an operation that has its locks only for moments. One that must not
+be disturbed until its end says so in its fact ``keeps_out``; see :func:`obstacle`.
 """
 
 from __future__ import annotations
@@ -243,6 +246,12 @@ class Operation:
     @property
     def keys(self) -> list[str]:
         return [self.key, *self.also]
+
+    @property
+    def keeps_out(self) -> str:
+        """Why others leave alone what it works on until it has ended, in words; empty if they need
+        not."""
+        return str(self.facts.get("keeps_out", ""))
 
     def is_interrupted(self) -> bool:
         """Whether no process works on it."""
@@ -594,7 +603,7 @@ def _step_of(data: Facts) -> Step:
 
 def interrupted(key: str) -> list[Operation]:
     """The operations on a key that no process works on."""
-    return [one for one in pending(key) if one.is_interrupted()]
+    return [one for one in pending(key) if one.id not in _worked_for and one.is_interrupted()]
 
 
 def settle(key: str) -> None:
@@ -664,6 +673,52 @@ def answered(step_id: str, answer: Facts) -> Operation | None:
                 work.answer(step, answer)
         work.end()
         return record
+
+
+@contextlib.contextmanager
+def changing(identity: str) -> Iterator[Operation]:
+    """Change the facts of an operation that several processes work on in turn, and record them at
+    the end of the block.
+
+    :raises OperationError: if there is no such operation, or it can't be recorded.
+    """
+    with _held(identity, timeout_s=_SETTLE_TIMEOUT_S):
+        record = find(identity)
+        if record is None or record.state is OperationState.UNKNOWN:
+            raise OperationError(f"{identity}: no such operation is pending")
+        yield record
+        Work(OperationKind(record.kind, {}), record).note()
+
+
+def end(identity: str) -> None:
+    """Remove the record of an operation that several processes have worked on in turn. It may have
+    gone before.
+
+    :raises OperationError: if that can't be done.
+    """
+    with _held(identity, timeout_s=_SETTLE_TIMEOUT_S):
+        _remove(identity)
+
+
+@contextlib.contextmanager
+def working_for(identity: str) -> Iterator[None]:
+    """What this process does in the block belongs to an operation, which keeps only others out."""
+    _worked_for.append(identity)
+    try:
+        yield
+    finally:
+        _worked_for.remove(identity)
+
+
+def obstacle(key: str) -> Operation | None:
+    """The operation that keeps this process from work on a key; None if there is none."""
+    for record in pending(key):
+        if record.keeps_out and record.id not in _worked_for:
+            return record
+    return None
+
+
+_worked_for: list[str] = []
 
 
 def awaited(record: Operation) -> Step | None:

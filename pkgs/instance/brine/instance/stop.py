@@ -86,19 +86,21 @@ def stop_instance(
     timeout_s: float | None = None,
     by: Source = Source.ADMIN,
     cause: str = "",
+    keeps_admin_state: bool = False,
 ) -> Stopped:
     """Stop an instance, and set its admin_state to down. One that runs needs no spec.
 
     :param force: end it when its guest does not shut down in time.
     :param timeout_s: how long the guest may take; None is the timeout of its spec.
     :param cause: of the verdict on its end; empty is ``stopping``.
+    :param keeps_admin_state: leave its admin_state as it is: it is to run again soon.
     :raises InstanceError: if the guest does not shut down, and *force* is not given: the instance
         runs on. Also if its admin_state can't be written: the instance is stopped nevertheless.
     """
     with ExitStack() as marks:
         with store.alone(name):
             found = unit.find_unit(name)
-            wish = _want_down(name, by)
+            wish = _Wish(store.load(name)) if keeps_admin_state else _want_down(name, by)
             if timeout_s is None:
                 timeout_s = shutdown_timeout_of(name, wish.spec)
             limits = StopLimits(timeout_s, force)

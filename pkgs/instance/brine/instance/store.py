@@ -265,15 +265,33 @@ def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold the lock of an instance, which all changes of its spec need. Interrupted operations on
     it are completed or undone before.
 
+    :raises InstanceError: if an operation keeps others out until it has ended.
     :raises brine.common.locks.LockedError: if another process holds it all that time.
     :raises brine.common.operation.OperationError: if an operation can't be settled now.
     """
     while True:
         with held(name, timeout_s=timeout_s):
-            if not operation.interrupted(operation_key(name)):
+            refuse_kept_out(name)
+            if not _interrupted(name):
                 yield
                 return
         settle_instance(name)
+
+
+def _interrupted(name: str) -> list[operation.Operation]:
+    """The operations that are completed or undone before others begin; not those of other nodes."""
+    found = operation.interrupted(operation_key(name))
+    return [one for one in found if not operation.awaited(one)]
+
+
+def refuse_kept_out(name: str) -> None:
+    """Refuse to work on an instance that an operation keeps for itself until it has ended.
+
+    :raises InstanceError: which one.
+    """
+    if record := operation.obstacle(operation_key(name)):
+        hint = "brine operations list shows how far that is"
+        raise InstanceError(name, record.keeps_out, hint=hint)
 
 
 @contextmanager

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 MEMORY = b"memory"
 """The purpose of a connection for a guest's memory."""
+CONTROL = b"control"
+"""The purpose of a connection for messages; see :mod:`brine.moves.talk`."""
 
 _GREETING = b"brine-move 1\n"
 _NONCE_BYTES = 16
@@ -147,6 +149,17 @@ def _closed_on_error(connection: socket.socket, text: str) -> Iterator[None]:
         raise
 
 
+class Call(NamedTuple):
+    """A connection whose both ends have the key of the move.
+
+    :param session: names it: no other connection has the same.
+    """
+
+    connection: socket.socket
+    purpose: bytes
+    session: bytes
+
+
 def connect(
     address: str, port: int, *, key: MoveKey, purpose: bytes = MEMORY, timeout_s: float = 10.0
 ) -> socket.socket:
@@ -154,6 +167,11 @@ def connect(
 
     :raises MoveError: if none is, or it does not have the key.
     """
+    return call(address, port, key=key, purpose=purpose, timeout_s=timeout_s).connection
+
+
+def call(address: str, port: int, *, key: MoveKey, purpose: bytes, timeout_s: float = 10.0) -> Call:
+    """The same, with the name of the connection."""
     connection, text = _socket_of(address), f"{printable(address)} port {port}"
     connect_bare(connection, address, port, timeout_s=timeout_s)
     with _closed_on_error(connection, text):
@@ -167,7 +185,7 @@ def connect(
         if not hmac.compare_digest(proof, key.proof(b"listener", purpose, own, theirs)):
             raise MoveError(f"{text}: the other node does not have the key of this move")
         connection.settimeout(None)
-    return connection
+    return Call(connection, purpose, theirs + own)
 
 
 def connect_bare(
@@ -199,6 +217,13 @@ def accept(
 
     :raises MoveError: if none came in time.
     """
+    return accept_call(listener, key=key, purposes=[purpose], timeout_s=timeout_s).connection
+
+
+def accept_call(
+    listener: socket.socket, *, key: MoveKey, purposes: Sequence[bytes], timeout_s: float = 30.0
+) -> Call:
+    """The same, for a caller with any of several purposes."""
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         listener.setblocking(False)
@@ -215,13 +240,14 @@ def accept(
                     _take_call(listener, selector, callers)
                     continue
                 caller = callers[key_of.fd]
-                if (is_known := _hear(caller, key, purpose)) is None:
+                if (purpose := _hear(caller, key, purposes)) is None:
                     continue
-                if is_known:
+                if purpose:
                     selector.unregister(caller.connection)
                     del callers[key_of.fd]
                     caller.connection.setblocking(True)
-                    return caller.connection
+                    session = caller.nonce + bytes(caller.said[:_NONCE_BYTES])
+                    return Call(caller.connection, purpose, session)
                 strangers += _drop(selector, callers, key_of.fd)
         text = f"the other node has not connected within {timeout_s:g} s"
         raise MoveError(f"{text}; {strangers} strangers have" if strangers else text)
@@ -251,26 +277,28 @@ def _take_call(
         selector.register(connection, selectors.EVENT_READ)
 
 
-def _hear(caller: _Caller, key: MoveKey, purpose: bytes) -> bool | None:
-    """Whether a caller has the key; None if it has not said all yet."""
+def _hear(caller: _Caller, key: MoveKey, purposes: Sequence[bytes]) -> bytes | None:
+    """The purpose of a caller that has the key, and empty of one that has not; None if it has not
+    said all yet."""
     whole = _NONCE_BYTES + _PROOF_BYTES
     try:
         # Not one byte more: what follows is QEMU's.
         data = caller.connection.recv(whole - len(caller.said))
         caller.said.extend(data)
         if not data:
-            return False
+            return b""
         if len(caller.said) < whole:
             return None
         theirs, proof = bytes(caller.said[:_NONCE_BYTES]), bytes(caller.said[_NONCE_BYTES:])
-        if not hmac.compare_digest(proof, key.proof(b"caller", purpose, caller.nonce, theirs)):
-            return False
-        caller.connection.send(key.proof(b"listener", purpose, theirs, caller.nonce))
+        for purpose in purposes:
+            if hmac.compare_digest(proof, key.proof(b"caller", purpose, caller.nonce, theirs)):
+                caller.connection.send(key.proof(b"listener", purpose, theirs, caller.nonce))
+                return purpose
     except BlockingIOError:
         return None
     except OSError:
-        return False
-    return True
+        pass
+    return b""
 
 
 def _drop(selector: selectors.BaseSelector, callers: dict[int, _Caller], number: int) -> int:

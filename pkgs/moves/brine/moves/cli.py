@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from brine.common.cli import add_verb
+from brine.vm.arguments import instance_name
 
 
 def add_node_verbs(verbs: Any) -> None:
@@ -14,3 +15,21 @@ def add_node_verbs(verbs: Any) -> None:
     ask.add_argument("--json", action="store_true", help="print JSON, for programs")
     text = "hold all instances back until the answer, if none has been asked for since the boot"
     ask.add_argument("--boot", action="store_true", help=text)
+
+
+def add_move_verbs(verbs: Any) -> None:
+    """Add the verbs of a node to ``brine move``."""
+    commands = "brine.moves.step_commands"
+    text = "do a step of a move that the master asks for, or go on with it: JSON on standard input"
+    step = add_verb(verbs, "step", f"{commands}:step", text)
+    text = "show what another node needs to take an instance, or why it can't move"
+    offer = add_verb(verbs, "offer", f"{commands}:offer", text)
+    offer.add_argument("name", metavar="INSTANCE", type=instance_name)
+    text = "as for a move while it does not run"
+    offer.add_argument("--cold", action="store_true", help=text)
+    text = "list the moves that are pending on this node"
+    listing = add_verb(verbs, "list", f"{commands}:list_moves", text)
+    text = "go on with the moves that a crash of this node interrupted"
+    resume = add_verb(verbs, "resume", f"{commands}:resume", text)
+    for each in (step, offer, listing, resume):
+        each.add_argument("--json", action="store_true", help="print JSON, for programs")

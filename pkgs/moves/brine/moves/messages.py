@@ -1,4 +1,4 @@
-"""Journal messages about the question at boot; brine-moves.catalog explains each."""
+"""Journal messages about moves and the question at boot; brine-moves.catalog explains each."""
 
 from __future__ import annotations
 
@@ -12,4 +12,23 @@ RELEASED = Message(
     "released",
     NOTICE,
     "is this node's still, as the cluster says, and may start",
+)
+
+MOVE_BEGUN = Message(
+    "8d1c3f0b5a9e4c7fb1f2a64d7c50e913",
+    "move-begun",
+    NOTICE,
+    "is being moved to {node} ({how})",
+)
+MOVED_AWAY = Message(
+    "5e0f4b7d2c6a4913a8d95b1e73f6c0a2",
+    "moved-away",
+    NOTICE,
+    "has moved to {node}, by the claim with serial {serial}",
+)
+MOVE_FAILED = Message(
+    "c49a6e1f8b3d45d09e7752ab3d10f864",
+    "move-failed",
+    WARNING,
+    "is not moved to {node}: {reason}",
 )

@@ -1,0 +1,151 @@
+"""The offer of an instance: all that another node needs to take it, or why it can't move.
+
+It is made by reading alone. The other node compares itself with it before it does anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from brine.common.files import read_regular, text_of
+from brine.hotplug.block_graph import size_of_disk
+from brine.hotplug.qemu import Machine
+from brine.instance.disks.states import DiskState
+from brine.instance.kvm.guest import monitor_of
+from brine.instance.kvm.runtime_devices import with_hot_changes
+from brine.instance.movable import ObstacleId, disks_on_network
+from brine.instance.node_facts import facts_of
+from brine.instance.observe import Observed, Oper, look
+from brine.instance.report import details
+from brine.instance.store import InstanceError, is_here
+from brine.moves.migration import MoveError, bitmaps_of
+from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk
+from brine.vm.files import InstanceFiles
+from brine.vm.run import Run
+from brine.vm.runtime_file import Runtime, qemu_id
+from brine.vm.spec import UEFI, Spec, to_json
+
+_LOG_BYTES = 64 * 1024
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
+    """Offer an instance to another node.
+
+    :param cold: it is moved while it does not run, even if it does now.
+    :returns: as JSON: the ``spec``, with the devices that it has now; whether it ``runs``, is moved
+        ``live``, and has disks that are copied (``copies``); its ``runtime`` file, if it is moved
+        live; the facts of this ``node``; its ``disks``; and what else of it moves along.
+    :raises BrineError: why it can't move.
+    """
+    seen = look(name)
+    if not is_here(seen.spec):
+        raise InstanceError(name, f"is {seen.spec.node}'s, and not this node's to give")
+    if seen.is_going and seen.state.oper is not Oper.RUNNING:
+        raise InstanceError(name, f"is {seen.state.oper}", hint="wait until it runs, or is down")
+    is_live = seen.is_going and not cold
+    _refuse_obstacles(seen, is_live=is_live)
+    spec = with_hot_changes(seen.spec) if seen.is_going and not seen.spec.is_xen() else seen.spec
+    on_network = disks_on_network(spec.disks, _MOUNTS.read_text(errors="replace"))
+    ids = _device_ids(spec) if is_live else {}
+    sizes, bitmaps = _of_qemu(name, ids) if is_live else ({}, {})
+    disks = [_disk(one, ids, sizes, is_copied=one.uuid not in on_network) for one in spec.disks]
+    files = InstanceFiles(name)
+    return {
+        "spec": to_json(spec),
+        "runs": seen.is_going,
+        "live": is_live,
+        "copies": any(one["copies"] for one in disks),
+        "run": Run.last(name).id,
+        "runtime": files.runtime.read_text() if is_live else None,
+        "node": facts_of(spec.qemu, None, []).to_json(),
+        "disks": disks,
+        "bitmaps": bitmaps,
+        "uefi_vars": _base64(files.uefi_variables) if spec.firmware == UEFI else None,
+        "vnc_password": text_of(spec.vnc_password_file) or None if spec.vnc_password_file else None,
+        "console_log": _base64(files.console_log, at_most=_LOG_BYTES),
+        "tries": None,
+    }
+
+
+def _refuse_obstacles(seen: Observed, *, is_live: bool) -> None:
+    """Refuse an instance that no other node could take."""
+    found = details(seen)
+    way = "live" if is_live else "cold"
+    # Of its processor, only the other node can tell whether that is in the way.
+    reasons = [
+        one["why"]
+        for one in found["obstacles"]
+        if way in one["blocks"] and one["id"] != ObstacleId.CPU
+    ]
+    if reasons:
+        can_cold = is_live and not any("cold" in one["blocks"] for one in found["obstacles"])
+        hint = "move it with --cold: it is stopped, moved and started" if can_cold else None
+        raise MoveError(f"{seen.name}: can't move: {'; '.join(reasons)}", hint=hint)
+
+
+def _device_ids(spec: Spec) -> dict[str, str]:
+    """QEMU's ids of an instance's disks, by UUID."""
+    runtime = Runtime.load(InstanceFiles(spec.name).runtime)
+    rows = runtime.devices[DeviceKind.DISK]
+    return {row["uuid"]: device_id for row in rows if (device_id := qemu_id(row))}
+
+
+def _of_qemu(
+    name: str, ids: Mapping[str, str]
+) -> tuple[dict[str, int], dict[str, tuple[str, ...]]]:
+    """The sizes of disks, in bytes, and their dirty bitmaps, by device id."""
+    with monitor_of(name) as qmp:
+        machine = Machine(qmp)
+        sizes = {one: size_of_disk(machine, one) for one in ids.values()}
+        return sizes, bitmaps_of(machine, list(ids.values()))
+
+
+def _disk(
+    disk: Disk, ids: Mapping[str, str], sizes: Mapping[str, int], *, is_copied: bool
+) -> dict[str, Any]:
+    device_id = ids.get(disk.uuid, "")
+    size = sizes.get(device_id) or DiskState.of(disk).made.size
+    return {
+        "uuid": disk.uuid,
+        "device_id": device_id,
+        "copies": is_copied,
+        "size_bytes": size,
+        "format": disk.format,
+        "unit": disk.unit,
+        "files": list(_files(disk)) if is_copied else [],
+    }
+
+
+def _files(disk: Disk) -> Iterator[dict[str, Any]]:
+    """The files of a disk, its own first, then those that back it; ``role`` counts them from 0."""
+    for number, layer in enumerate([disk.path, *(one.path for one in disk.layers())]):
+        yield {"role": str(number), "size_bytes": size_of_file(layer)}
+
+
+def size_of_file(path: str) -> int:
+    """The size of a file or a device, in bytes.
+
+    :raises MoveError: if it can't be opened.
+    """
+    try:
+        with open(path, "rb") as file:
+            return file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise MoveError(f"{path}: {error.strerror}") from error
+
+
+def _base64(file: Path, *, at_most: int = 0) -> str | None:
+    """A file's content, or the last so many bytes of it; None if there is none."""
+    try:
+        data = read_regular(file)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise MoveError(f"{file}: {error.strerror}") from error
+    return base64.b64encode(data[-at_most:] if at_most else data).decode()

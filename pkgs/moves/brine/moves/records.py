@@ -1,0 +1,290 @@
+"""What a node keeps of the moves of its instances: of each an operation (``brine operations list``)
+while it is pending, and afterwards a note of which one ended last.
+
+An operation of the kind ``move-out`` or ``move-in`` is recorded before the node's first act, and
+keeps out others, who would change the instance meanwhile. The process that does the acts,
+``brine-move@NAME.service``, and the command that the master's steps come by change it in turn. How
+far that process is, which no reboot survives, is in its status file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple, TypeVar
+
+from brine.common import operation, paths
+from brine.common.errors import BrineError
+from brine.common.files import read_json, sync_folder, write_whole
+from brine.common.operation import (
+    Elsewhere,
+    Following,
+    Operation,
+    OperationError,
+    OperationKind,
+    StepAnswer,
+)
+from brine.instance.store import operation_key
+from brine.moves.source import SourceMove, SourceStep
+from brine.moves.target import TargetMove
+
+Move = SourceMove | TargetMove
+M = TypeVar("M", SourceMove, TargetMove)
+
+_NOTE_MODE = 0o600
+
+
+def unit_name(name: str) -> str:
+    """The unit of the process that moves an instance."""
+    return f"brine-move@{name}.service"
+
+
+def _following(record: Operation) -> Following:
+    name = record.key.rpartition("/")[2]
+    return Following(record.state, Elsewhere("move", {}, unit_name(name)))
+
+
+MOVE_OUT = OperationKind("move-out", {}, following=_following)
+MOVE_IN = OperationKind("move-in", {}, following=_following)
+
+
+class AskedStep(NamedTuple):
+    """A step that the master asks this node for, as ``brine move step`` gets it.
+
+    :param id: of the step; it begins with that of the move.
+    :param facts: those that all steps have; see :mod:`brine.cluster.moves`.
+    """
+
+    id: str
+    step: str
+    facts: Mapping[str, Any]
+
+    @property
+    def move_id(self) -> str:
+        """The id of the master's operation."""
+        return self.id.rpartition("-")[0]
+
+    @property
+    def instance(self) -> str:
+        return str(self.facts["instance"])
+
+    @property
+    def uuid(self) -> str:
+        """Of the instance."""
+        return str(self.facts["uuid"])
+
+    @property
+    def serial(self) -> int:
+        """Of the claim that the target gets."""
+        return int(self.facts["serial"])
+
+    @classmethod
+    def of(cls, data: Any) -> AskedStep:
+        """:raises BrineError: if it is none."""
+        try:
+            found = cls(str(data["id"]), str(data["step"]), dict(data["facts"]))
+            if not (found.move_id and found.instance and found.uuid and found.serial):
+                raise ValueError("an empty word")
+        except (LookupError, TypeError, ValueError) as error:
+            raise BrineError(f"no step of a move: {error!r:.100}") from None
+        return found
+
+    def answer(self, state: Any, error: str = "", **more: Any) -> StepAnswer:
+        """An answer to it; *more* are fields of :class:`StepAnswer`."""
+        return StepAnswer(self.id, self.step, state, error=error, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRecord:
+    """The record of a pending move.
+
+    :param operation: its id on this node.
+    :param facts: what the node was told by the master, as it is in all steps, and what this node
+        has added. There may be the key of the move in it.
+    """
+
+    operation: str
+    uuid: str
+    move: Move
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of the instance."""
+        return self.move.instance
+
+    def as_source(self) -> SourceMove:
+        """:raises BrineError: if the instance moves to this node."""
+        if isinstance(self.move, SourceMove):
+            return self.move
+        raise BrineError(f"{self.name}: moves to this node, and not away from it")
+
+    def as_target(self) -> TargetMove:
+        """:raises BrineError: if the instance moves away from this node."""
+        if isinstance(self.move, TargetMove):
+            return self.move
+        raise BrineError(f"{self.name}: moves away from this node, and not to it")
+
+
+def begin(move: Move, uuid: str, facts: Mapping[str, Any], *, keeps_out: str) -> MoveRecord:
+    """Record a move, before anything is done for it.
+
+    :param keeps_out: why others leave the instance alone meanwhile; it follows the name.
+    :raises BrineError: if another move of the instance is pending here, or it can't be recorded.
+    """
+    if known := find(move.instance):
+        raise BrineError(f"{move.instance}: another move is pending here: {known.move.id}")
+    kind = MOVE_OUT if isinstance(move, SourceMove) else MOVE_IN
+    known_facts = {
+        "move": asdict(move),
+        "uuid": uuid,
+        "told": dict(facts),
+        "keeps_out": keeps_out,
+    }
+    with operation.begin(kind, operation_key(move.instance), facts=known_facts) as work:
+        pass
+    return MoveRecord(work.record.id, uuid, move, dict(facts))
+
+
+def find(name: str) -> MoveRecord | None:
+    """The pending move of an instance; None if there is none.
+
+    :raises OperationError: if its record can't be read.
+    """
+    for record in operation.pending(operation_key(name)):
+        if record.kind in (MOVE_OUT.name, MOVE_IN.name):
+            return _read(record)
+    return None
+
+
+def pending() -> Iterator[MoveRecord]:
+    """All pending moves of this node that can be read."""
+    for record in operation.pending():
+        if record.kind in (MOVE_OUT.name, MOVE_IN.name):
+            with suppress(OperationError):
+                yield _read(record)
+
+
+def change(
+    record: MoveRecord,
+    how: Callable[[Any], Any] = lambda move: move,
+    *,
+    keeps_out: str | None = None,
+    **facts: Any,
+) -> MoveRecord:
+    """Change what is recorded, durably, whichever process has changed it last.
+
+    :param how: makes the new move of the recorded one.
+    :param keeps_out: as in :func:`begin`; empty lets others in again.
+    :param facts: are added to what the node was told.
+    """
+    with operation.changing(record.operation) as found:
+        now = _read(found)
+        changed = replace(now, move=how(now.move), facts={**now.facts, **facts})
+        found.facts |= {"move": asdict(changed.move), "told": dict(changed.facts)}
+        if keeps_out is not None:
+            found.facts["keeps_out"] = keeps_out
+    return changed
+
+
+def end(record: MoveRecord) -> None:
+    """Remove a record, after the note that its move has ended here. Both are durable."""
+    note_end(record.uuid, record.name, record.move.id)
+    operation.end(record.operation)
+    remove_status(record.name)
+
+
+def working_for(record: MoveRecord) -> AbstractContextManager[None]:
+    """What this process does with the instance in the block belongs to the move."""
+    return operation.working_for(record.operation)
+
+
+def _read(record: Operation) -> MoveRecord:
+    kinds: dict[str, type[Move]] = {MOVE_OUT.name: SourceMove, MOVE_IN.name: TargetMove}
+    try:
+        kind, data = kinds[record.kind], record.facts["move"]
+        known: dict[str, Any] = {
+            one.name: data[one.name] for one in fields(kind) if one.name in data
+        }
+        if kind is SourceMove:
+            known["asked"] = SourceStep(known["asked"])
+        move = kind(**known)
+        return MoveRecord(record.id, str(record.facts["uuid"]), move, dict(record.facts["told"]))
+    except (LookupError, TypeError, ValueError) as error:
+        raise OperationError(
+            f"the record of a move, {record.id}, can't be read: {error!r}"
+        ) from None
+
+
+# The last ended move of each instance.
+
+
+def note_end(uuid: str, name: str, move_id: str) -> None:
+    """Note durably that a move has ended here; an earlier one than was noted changes nothing."""
+    if has_ended(uuid, move_id):
+        return
+    data = json.dumps({"name": name, "id": move_id}).encode() + b"\n"
+    try:
+        if not paths.MOVES_DIR.is_dir():
+            paths.MOVES_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
+            sync_folder(paths.MOVES_DIR.parent)
+        write_whole(paths.MOVES_DIR / f"{uuid}.json", data, mode=_NOTE_MODE, alone=True)
+    except OSError as error:
+        raise BrineError(f"{error.filename or paths.MOVES_DIR}: {error.strerror}") from error
+
+
+def has_ended(uuid: str, move_id: str) -> bool:
+    """Whether a move, or a later one of the same instance, has ended here."""
+    if "/" in uuid:
+        raise BrineError(f"no UUID: {uuid}")
+    data = read_json(paths.MOVES_DIR / f"{uuid}.json")
+    found = data.get("id") if isinstance(data, dict) else None
+    return isinstance(found, str) and found >= move_id
+
+
+# How far the process is.
+
+
+class MoveStatus(NamedTuple):
+    """How far the process that moves an instance is: as far as the node knows, for the master.
+
+    :param id: of the move, and *asked* is the step that the rest is about.
+    :param act: the next act by its name.
+    :param progress: from 0 to 1, and *text* is the same for people.
+    :param fault: why it can't go on for the moment; it tries again.
+    """
+
+    id: str
+    asked: str = ""
+    act: str = ""
+    progress: float = 0.0
+    text: str = ""
+    fault: str = ""
+    error: str = ""
+
+
+def write_status(name: str, status: MoveStatus) -> None:
+    """Tell how far a move is; one that can't be told goes on."""
+    with suppress(OSError):
+        paths.MOVES_STATUS_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
+        data = json.dumps(status._asdict()).encode() + b"\n"
+        file = paths.MOVES_STATUS_DIR / f"{name}.json"
+        write_whole(file, data, mode=0o600, alone=True, durable=False)
+
+
+def read_status(name: str, move_id: str) -> MoveStatus | None:
+    """How far a move is; None if that is not known."""
+    data = read_json(paths.MOVES_STATUS_DIR / f"{name}.json")
+    if not isinstance(data, dict) or data.get("id") != move_id:
+        return None
+    with suppress(TypeError):
+        return MoveStatus(**data)
+    return None
+
+
+def remove_status(name: str) -> None:
+    """Remove the status of a move that has ended, or whose process begins."""
+    with suppress(OSError):
+        (paths.MOVES_STATUS_DIR / f"{name}.json").unlink(missing_ok=True)

@@ -1,0 +1,508 @@
+"""The source's real side of moves: what the master asks for, and the process that does it.
+
+The decisions are those of :mod:`brine.moves.source`. Here is what they look at, and how each act is
+done. An act is done again after a kill, and an error of an act is the move's, unless the claim is
+given away: then it is tried until it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from brine.common.errors import BrineError, printable
+from brine.common.operation import AnswerState, OperationError, StepAnswer
+from brine.common.progress import size_text
+from brine.common.qmp.client import QmpClient
+from brine.common.qmp.wire import QmpTimeoutError
+from brine.common.systemd import ServiceManager
+from brine.instance import store
+from brine.instance.claim_changes import give_away
+from brine.instance.claims import note_of
+from brine.instance.kvm.guest import monitor_of
+from brine.instance.messages import tell
+from brine.instance.observe import Oper, look
+from brine.instance.store import is_here
+from brine.moves import channel, messages, records, source
+from brine.moves.keys import key_folder
+from brine.moves.leaving import end_here, start_again, stop_for_move
+from brine.moves.migration import MachineFacts, MigrationState, MoveError, MoveOptions, MoveProgress
+from brine.moves.move_key import MoveKey
+from brine.moves.outgoing import Outgoing
+from brine.moves.records import AskedStep, MoveRecord, MoveStatus
+from brine.moves.source import (
+    FirstAct,
+    SourceAct,
+    SourceDecision,
+    SourceGuest,
+    SourceMove,
+    SourceStep,
+    SourceView,
+    TargetWord,
+)
+from brine.moves.talk import Asker, Topic
+from brine.vm.run import Run
+from brine.vm.runtime_file import LastStart
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+"""How long a target may take to answer that it holds all, before the guest runs on here."""
+
+_COPY_S = 7 * 86400.0
+_MEMORY_S = 86400.0
+_POLL_S = 0.1
+_SOON_S = 0.01
+_RETRY_S = 2.0
+_TALK_S = 10.0
+
+
+class CancelledError(MoveError):
+    """The master has asked to go back meanwhile."""
+
+
+# The master's steps.
+
+
+def answer(asked: AskedStep) -> StepAnswer:
+    """Record what the master asks for, and answer it as far as that is known."""
+    step = SourceStep(asked.step)
+    record = records.find(asked.instance)
+    if record and record.move.id != asked.move_id:
+        text = f"another move of {record.name} is pending here: {record.move.id}"
+        return asked.answer(AnswerState.FAILED, text)
+    if record is None:
+        return _first_answer(asked, step)
+    record = records.change(record, lambda move: move.asked_for(step), **_news(asked))
+    move = record.as_source()
+    status = records.read_status(record.name, move.id)
+    is_current = status is not None and status.asked == move.asked and status.error == move.error
+    act = SourceAct[status.act] if status and is_current and status.act else SourceAct.WAIT
+    view = SourceView(SourceGuest.RUNS, is_given=_is_given(record))
+    found = source.source_answer(step, move, view, act)
+    return asked.answer(found.state, found.error, progress=1.0 if act is SourceAct.NOTHING else 0.0)
+
+
+def _first_answer(asked: AskedStep, step: SourceStep) -> StepAnswer:
+    name, uuid = asked.instance, asked.uuid
+    act, found = source.source_without_record(
+        step,
+        is_given=has_given(name, uuid, asked.serial),
+        is_ended=records.has_ended(uuid, asked.move_id),
+    )
+    if act is FirstAct.END:
+        records.note_end(uuid, name, asked.move_id)
+    if act is not FirstAct.BEGIN:
+        return asked.answer(found.state, found.error, progress=1.0)
+    try:
+        _begin(asked, step)
+    except BrineError as error:
+        return asked.answer(AnswerState.FAILED, str(error))
+    return asked.answer(AnswerState.RUNNING)
+
+
+def _begin(asked: AskedStep, step: SourceStep) -> None:
+    name, facts = asked.instance, asked.facts
+    with store.alone(name):
+        spec = store.load(name)
+        if spec.uuid != asked.uuid:
+            raise MoveError(f"{name}: is another instance here, with the UUID {spec.uuid}")
+        if not is_here(spec):
+            raise MoveError(f"{name}: is {spec.node}'s, and not this node's to give")
+        if spec.claim_serial >= asked.serial:
+            text = f"its claim has serial {spec.claim_serial}, and {asked.serial} is no later"
+            raise MoveError(f"{name}: {text}")
+        if Run.last(name).id != facts["run"]:
+            raise MoveError(f"{name}: was started again since it was offered")
+        move = SourceMove(
+            asked.move_id,
+            name,
+            str(facts["target"]),
+            asked.serial,
+            is_live=bool(facts["is_live"]),
+            copies=bool(facts["copies"]),
+            run=str(facts["run"]),
+            runs=bool(facts["runs"]),
+            asked=step,
+        )
+        keeps_out = f"is being moved to {move.target}"
+        records.begin(move, spec.uuid, facts, keeps_out=keeps_out)
+    how = "while it runs" if move.is_live else "cold"
+    tell(messages.MOVE_BEGUN, name, node=move.target, how=how)
+
+
+def _news(asked: AskedStep) -> dict[str, Any]:
+    """What a later step tells that the first one did not."""
+    return {"prepared": asked.facts["prepared"]} if asked.facts.get("prepared") else {}
+
+
+def has_given(name: str, uuid: str, serial: int) -> bool:
+    """Whether this node has seen the claim that the target gets, or a newer one."""
+    spec = store.load_sound(name)
+    if spec and spec.uuid == uuid and spec.claim_serial >= serial:
+        return True
+    note = note_of(uuid)
+    return note is not None and note.serial >= serial
+
+
+def _is_given(record: MoveRecord) -> bool:
+    """Whether the claim is another node's by now."""
+    spec = store.load_sound(record.name)
+    if spec and spec.uuid == record.uuid:
+        return not is_here(spec) and spec.claim_serial >= record.move.serial
+    return has_given(record.name, record.uuid, record.move.serial)
+
+
+# The process.
+
+
+def work(record: MoveRecord) -> None:
+    """Do one act after another until the record has ended."""
+    records.remove_status(record.name)
+    source_work = SourceWork(record)
+    with contextlib.closing(source_work):
+        while source_work.step():
+            pass
+
+
+class SourceWork:
+    """The process of a move away from this node. What it knows beside the record ends with it.
+
+    :param service: is told that the first decision was made.
+    """
+
+    def __init__(self, record: MoveRecord, service: ServiceManager | None = None) -> None:
+        self.record = record
+        self._service = service or ServiceManager()
+        self._is_ready = False
+        self._asker: Asker | None = None
+        self._word = TargetWord.NONE
+        self._down_since: float | None = None
+        self._deaf_since: float | None = None  # when QEMU has not answered first
+        self._is_copied = False  # of a cold move
+        self._status = MoveStatus(record.move.id)
+        self.outgoing = Outgoing(record.name, partial(_monitor, record.name), self._key_folder())
+
+    @property
+    def move(self) -> SourceMove:
+        return self.record.as_source()
+
+    @property
+    def prepared(self) -> Mapping[str, Any]:
+        """What the target has prepared."""
+        found = self.record.facts.get("prepared")
+        return found if isinstance(found, Mapping) else {}
+
+    def close(self) -> None:
+        """End what it has open. QEMU keeps what it got."""
+        if self._asker:
+            self._asker.close()
+        self._asker = None
+
+    def step(self) -> bool:
+        """Do the next act; False if the record has ended."""
+        found = records.find(self.record.name)
+        if found is None or found.move.id != self.move.id:
+            return False
+        self.record = found
+        try:
+            view = self.view()
+            decision = source.source_act(self.move, view)
+            self._tell(act=decision.act.name, asked=self.move.asked, error=self.move.error)
+            self._be_ready(decision)
+            self._do(decision, view)
+            self._deaf_since = None
+        except (CancelledError, OperationError):
+            time.sleep(_POLL_S)
+        except QmpTimeoutError as error:
+            self._is_deaf(error)
+        except (BrineError, OSError) as error:
+            self._failed(error)
+        return True
+
+    def _is_deaf(self, error: QmpTimeoutError) -> None:
+        """QEMU does not answer. It may wait for a target that hangs: that one has to end before."""
+        self._tell(fault=str(error))
+        self._deaf_since = self._deaf_since or time.monotonic()
+        is_cancelled = self.move.asked is SourceStep.CANCEL
+        is_late = time.monotonic() - self._deaf_since > PATIENCE_S
+        if not self.move.error and not _is_given(self.record) and (is_cancelled or is_late):
+            self._fail("the move was cancelled" if is_cancelled else "QEMU does not answer")
+        if self.move.error:
+            with contextlib.suppress(MoveError):
+                self._tell_target(Topic.LEAVE, timeout_s=_TALK_S)
+        time.sleep(_POLL_S)
+
+    def _failed(self, error: BrineError | OSError) -> None:
+        """An error of an act ends the move, unless the claim is given away, or it goes back
+        already."""
+        hint = getattr(error, "hint", None)
+        text = f"{error}; {hint}" if hint else str(error)
+        if text != self._status.fault:
+            log.warning("%s", printable(text))
+        self._tell(fault=text)
+        is_final = isinstance(error, MoveError) and not self.move.error
+        if is_final and not _is_given(self.record):
+            self._fail(text.removeprefix(f"{self.record.name}: "))
+            return
+        time.sleep(_RETRY_S)
+
+    def _be_ready(self, decision: SourceDecision) -> None:
+        """systemd goes on with the boot when what the boot has ended is recorded."""
+        if not self._is_ready and decision.act is not SourceAct.FAIL:
+            self._is_ready = True
+            move = self.move
+            self._service.ready(f"moves {move.instance} to {move.target}")
+
+    # What it sees.
+
+    def view(self) -> SourceView:
+        """What there is to see now."""
+        move, is_given = self.move, _is_given(self.record)
+        if is_given:
+            return SourceView(SourceGuest.OFF, is_given=True, word=self._word)
+        run, seen = Run.last(move.instance).id, look(move.instance)
+        status = migration = ""
+        mirrors: dict[str, Any] = {}
+        if seen.state.oper is Oper.RUNNING and not seen.spec.is_xen() and run == move.run:
+            leaving = self.outgoing.look(self._mirrored())
+            status, mirrors = leaving.run_state, dict(leaving.mirrors)
+            state = leaving.migration.state
+            migration = "" if state is MigrationState.NONE else str(state)
+        elif seen.is_going:
+            status = "running"
+        guest = source.source_guest(move, run=run, status=status, migration=migration)
+        is_down = guest is (SourceGuest.SENT if move.is_live else SourceGuest.OFF)
+        if is_down and self._down_since is None:
+            self._down_since = time.monotonic()
+        late_s = time.monotonic() - (self._down_since or time.monotonic())
+        ready = [one for one in mirrors.values() if one.state == "ready"]
+        is_mirrored = len(ready) == len(self._mirrored())
+        return SourceView(
+            guest,
+            is_copied=is_mirrored if move.is_live else self._is_copied,
+            has_mirrors=bool(mirrors),
+            word=self._word,
+            is_late=late_s > PATIENCE_S,
+        )
+
+    def _mirrored(self) -> list[str]:
+        """The device ids of the disks that are copied while the guest runs."""
+        if not self.move.is_live:
+            return []
+        disks = self.prepared.get("disks") or {}
+        return sorted(device_id for device_id, one in disks.items() if one.get("copies"))
+
+    def _all_disks(self) -> list[str]:
+        return sorted(self.prepared.get("disks") or {})
+
+    # What it does.
+
+    def _do(self, decision: SourceDecision, view: SourceView) -> None:
+        acts: dict[SourceAct, Callable[[], object]] = {
+            SourceAct.STOP: partial(stop_for_move, self.move),
+            SourceAct.COPY: self._copy,
+            SourceAct.SEND: self._send,
+            SourceAct.SWITCH: self._switch,
+            SourceAct.WAIT: partial(self._wait, view),
+            SourceAct.ASK: self._ask,
+            SourceAct.GIVE: self._give,
+            SourceAct.GO: self._go,
+            SourceAct.CLEAR: self._clear,
+            SourceAct.FAIL: partial(self._fail, decision.error),
+            SourceAct.RESUME: partial(self._resume, view),
+            SourceAct.NOTHING: partial(time.sleep, _POLL_S),
+            SourceAct.END: partial(self._end),
+        }
+        acts[decision.act]()
+
+    def _copy(self) -> None:
+        if not self.move.is_live:
+            raise MoveError("this node does not copy the disks of a guest that is off yet")
+        mirrored = self._mirrored()
+        self._prepare()
+        jobs = self.outgoing.look(mirrored).mirrors
+        missing = [one for one in mirrored if one not in jobs]
+        if missing:
+            self._mirror(missing)
+        self.outgoing.await_mirrors(mirrored, timeout_s=_COPY_S, tell=self._tell_progress)
+
+    def _prepare(self) -> None:
+        """Set QEMU up. What another process has set up before is set up again, but not while it
+        sends."""
+        folder = self._key_folder()
+        if folder:
+            folder.write(self._key(), self._user())
+        self.outgoing.prepare(self._options(), self._all_disks())
+
+    def _mirror(self, device_ids: list[str]) -> None:
+        """Begin to copy disks. The target's kernel takes no connection but those it was told of."""
+        own = str(self.record.facts["source_address"])
+        address, port = str(self.prepared["address"]), int(self.prepared["nbd_port"])
+        with contextlib.ExitStack() as stack:
+            reserved = [stack.enter_context(channel.reserve(own)) for _ in device_ids]
+            ports = [list(one.getsockname()[:2]) for one in reserved]
+            self._tell_target(Topic.ADMIT, ports=ports)
+            for device_id, connection in zip(device_ids, reserved, strict=True):
+                channel.connect_bare(connection, address, port)
+                self.outgoing.mirror(device_id, connection, rate=self._options().rate)
+
+    def _send(self) -> None:
+        """Record that it is begun, then begin to send the guest's memory."""
+        self._prepare_if_shared()
+        asker = self._connected()
+        self._tell_target(Topic.RECEIVE)
+        connection = asker.memory()
+        with connection:
+            machine = MachineFacts(**self.prepared["machine"])
+            self.record = records.change(self.record, lambda move: replace(move, has_sent=True))
+            self.outgoing.send(connection, machine, self._mirrored())
+
+    def _prepare_if_shared(self) -> None:
+        if not self.move.copies:
+            self._prepare()
+
+    def _wait(self, view: SourceView) -> None:
+        """Wait for what QEMU does by itself."""
+        if view.guest is SourceGuest.SENDING:
+            self.outgoing.await_standstill(
+                self._options(), timeout_s=_MEMORY_S, tell=self._tell_progress
+            )
+        else:
+            time.sleep(_SOON_S)
+
+    def _switch(self) -> None:
+        self._down_since = time.monotonic()
+        self.outgoing.leave_mirrors(self._mirrored())
+        self.outgoing.switch_over()
+
+    def _ask(self) -> None:
+        self._word = self._asked_word(Topic.HOLD)
+        if self._word is not TargetWord.HELD:
+            time.sleep(_SOON_S)
+
+    def _give(self) -> None:
+        move = self.move
+        give_away(move.instance, move.target, move.serial, is_live=move.is_live)
+
+    def _go(self) -> None:
+        self._word = self._asked_word(Topic.GO, serial=self.move.serial)
+        if self._word is not TargetWord.RUNS:
+            time.sleep(_POLL_S)
+
+    def _asked_word(self, topic: Topic, **more: Any) -> TargetWord:
+        """The target's word; NONE if it does not answer now."""
+        try:
+            found = self._tell_target(topic, **more)
+        except MoveError as error:
+            if str(error) != self._status.fault:
+                log.warning("%s", printable(str(error)))
+            self._tell(fault=str(error))
+            time.sleep(_POLL_S)
+            return TargetWord.NONE
+        self._tell(fault=str(found.get("error", "")))
+        known = {one.name.lower(): one for one in TargetWord}
+        return known.get(str(found.get("word")), TargetWord.NONE)
+
+    def _clear(self) -> None:
+        """The guest runs on the target: remove all of it here."""
+        end_here(self.move, self.record.uuid, self.outgoing)
+        if folder := self._key_folder():
+            folder.remove()
+        self._end()
+
+    def _fail(self, error: str) -> None:
+        """Record that the move goes back, before anything is done for that. From then on the
+        claim is never given away, and others may start the instance again."""
+        self.record = records.change(
+            self.record, lambda move: replace(move, error=move.error or error), keeps_out=""
+        )
+        move = self.move
+        tell(messages.MOVE_FAILED, move.instance, node=move.target, reason=printable(error))
+
+    def _resume(self, view: SourceView) -> None:
+        """Have the guest run on here. Where the target hangs, this QEMU may hang with it until that
+        one has ended, so it is asked to end first."""
+        with contextlib.suppress(MoveError):
+            self._tell_target(Topic.LEAVE, timeout_s=_TALK_S)
+        if view.guest is SourceGuest.OFF:
+            start_again(self.move)
+            return
+        disks = self._mirrored()
+        if view.guest is SourceGuest.SENT:
+            self.outgoing.take_back(disks)
+        else:
+            self.outgoing.cancel(disks)
+        if folder := self._key_folder():
+            folder.remove()
+
+    def _end(self) -> None:
+        records.end(self.record)
+
+    # The target.
+
+    def _connected(self) -> Asker:
+        if self._asker is None:
+            prepared = self.prepared
+            if not prepared:
+                raise MoveError("the target has not prepared anything")
+            self._asker = Asker(str(prepared["address"]), int(prepared["port"]), self._key())
+        return self._asker
+
+    def _tell_target(
+        self, topic: Topic, *, timeout_s: float = _TALK_S, **more: Any
+    ) -> Mapping[str, Any]:
+        found = self._connected().ask(topic, timeout_s=timeout_s, **more)
+        if topic in (Topic.ADMIT, Topic.RECEIVE) and found.get("error"):
+            raise MoveError(f"{self.move.target}: {found['error']}")
+        return found
+
+    # What it knows.
+
+    def _key(self) -> MoveKey:
+        return MoveKey.of(str(self.prepared.get("key", "")))
+
+    def _key_folder(self) -> Any:
+        wishes = self.record.facts.get("wishes") or {}
+        return None if wishes.get("plaintext") else key_folder(self.record.name)
+
+    def _user(self) -> int | None:
+        """The id of QEMU's user."""
+        started = LastStart.read(self.record.name)
+        return started.user if started and isinstance(started.user, int) else None
+
+    def _options(self) -> MoveOptions:
+        wishes = self.record.facts.get("wishes") or {}
+        known = {key: wishes[key] for key in ("max_downtime_ms", "rate") if wishes.get(key)}
+        return MoveOptions(auto_converge=bool(wishes.get("auto_converge")), **known)
+
+    # What others see.
+
+    def _tell(self, **changes: Any) -> None:
+        new = self._status._replace(**changes)
+        if new != self._status:
+            self._status = new
+            records.write_status(self.record.name, new)
+
+    def _tell_progress(self, found: MoveProgress) -> None:
+        """Tell how far it is, and end the wait if the master has asked to go back."""
+        rate = f"{size_text(int(found.rate))}/s"
+        rest = f", {found.rest_s:.0f} s left" if found.rest_s is not None else ""
+        done = f"{size_text(found.done)} of {size_text(found.total)}"
+        share = found.done / found.total if found.total else 0.0
+        text = f"{found.phase}: {done}, {rate}{rest}"
+        self._tell(progress=round(min(share, 1.0), 3), text=text)
+        now = records.find(self.record.name)
+        if now is None or now.as_source().asked is SourceStep.CANCEL:
+            raise CancelledError(f"{self.record.name}: its move is cancelled")
+
+
+@contextlib.contextmanager
+def _monitor(name: str) -> Iterator[QmpClient]:
+    with monitor_of(name, of_unit=False) as qmp:
+        yield qmp

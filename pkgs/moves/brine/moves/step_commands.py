@@ -1,0 +1,151 @@
+"""``brine move step``, ``offer``, ``list`` and ``resume``: how the master asks a node, and a node
+goes on by itself."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from brine.common import operation
+from brine.common.cli import print_json, print_table
+from brine.common.errors import BrineError, tell_error
+from brine.common.operation import AnswerState, StepAnswer
+from brine.common.process import run_bounded
+from brine.instance.messages import log_to_journal
+from brine.moves import records, source_service, target_service
+from brine.moves.offer import make_offer
+from brine.moves.records import AskedStep, MoveRecord, unit_name
+from brine.moves.source import SourceMove, SourceStep
+from brine.moves.target import TargetStep
+
+_LARGEST = 16 * 1024 * 1024
+_START_S = 90.0
+
+OFFER = "offer"
+"""The step of the source that only reads: its answer's *found* is the offer."""
+
+
+def step(_arguments: argparse.Namespace) -> int:
+    """``brine move step``: 0 whenever there is an answer."""
+    log_to_journal("brine")
+    asked = AskedStep.of(_input())
+    try:
+        answer = _answer(asked)
+    except (BrineError, OSError) as error:
+        # Whether it was done is not known, so the master asks again.
+        fault = f"{error}; {hint}" if (hint := getattr(error, "hint", None)) else str(error)
+        answer = asked.answer(AnswerState.RUNNING, fault)
+    print(json.dumps(answer.facts()))
+    return 0
+
+
+def _input() -> Any:
+    try:
+        return json.loads(sys.stdin.buffer.read(_LARGEST))
+    except (ValueError, RecursionError) as error:
+        raise BrineError(f"no step of a move: {error}") from None
+
+
+def _answer(asked: AskedStep) -> StepAnswer:
+    if asked.step == OFFER:
+        return _offered(asked)
+    if asked.step in list(SourceStep):
+        answer = source_service.answer(asked)
+    elif asked.step in list(TargetStep):
+        answer = target_service.answer(asked)
+    else:
+        return asked.answer(AnswerState.FAILED, f"this node knows no step {asked.step}")
+    if answer.state is AnswerState.RUNNING and (record := records.find(asked.instance)):
+        begin_unit(record.name)
+        answer = _with_status(answer, record)
+    return answer
+
+
+def _offered(asked: AskedStep) -> StepAnswer:
+    try:
+        found = make_offer(asked.instance, cold=bool(asked.facts.get("cold")))
+    except BrineError as error:
+        return asked.answer(AnswerState.FAILED, str(error))
+    return asked.answer(AnswerState.DONE, progress=1.0, found=found)
+
+
+def _with_status(answer: StepAnswer, record: MoveRecord) -> StepAnswer:
+    """The answer with how far the process of the move is."""
+    if status := records.read_status(record.name, record.move.id):
+        found = {"text": status.text, "fault": status.fault}
+        return StepAnswer(
+            answer.id, answer.step, answer.state, status.progress, answer.error, found
+        )
+    return answer
+
+
+def begin_unit(name: str, *, is_awaited: bool = False) -> None:
+    """Have the process of a move run; it may run already.
+
+    :raises BrineError: if systemd refuses it.
+    """
+    wait = [] if is_awaited else ["--no-block"]
+    command = ["systemctl", "--no-ask-password", *wait, "start", "--", unit_name(name)]
+    try:
+        done = run_bounded(command, timeout_s=_START_S, environment=os.environ)
+    except (OSError, TimeoutError) as error:
+        raise BrineError(f"{unit_name(name)}: can't be started: {error}") from error
+    if done.returncode:
+        raise BrineError(f"{unit_name(name)}: can't be started: {done.stderr.strip()}")
+
+
+def offer(arguments: argparse.Namespace) -> int:
+    """``brine move offer``."""
+    found = make_offer(arguments.name, cold=arguments.cold)
+    print_json(found)
+    return 0
+
+
+def list_moves(arguments: argparse.Namespace) -> int:
+    """``brine move list``."""
+    rows = [_row(record) for record in records.pending()]
+    if arguments.json:
+        print_json(rows)
+        return 0
+    cells = [tuple(str(one) if one else "-" for one in row.values()) for row in rows]
+    heading = ("ID", "INSTANCE", "WAY", "NODE", "KIND", "SERIAL", "STEP", "PROGRESS", "FAULT")
+    print_table(heading, cells, none="no move is pending here")
+    return 0
+
+
+def _row(record: MoveRecord) -> dict[str, Any]:
+    move, is_out = record.move, isinstance(record.move, SourceMove)
+    status = records.read_status(record.name, move.id) or records.MoveStatus(move.id)
+    error = getattr(move, "error", "")
+    return {
+        "id": move.id,
+        "instance": move.instance,
+        "way": "out" if is_out else "in",
+        "node": record.as_source().target if is_out else record.as_target().source,
+        "kind": "live" if move.is_live else "cold",
+        "serial": move.serial,
+        "step": status.act,
+        "progress": status.text,
+        "fault": error or status.fault,
+    }
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """``brine move resume``: have the processes of all pending moves run. 1 if one does not."""
+    log_to_journal("brine")
+    done = []
+    for record in records.pending():
+        try:
+            begin_unit(record.name, is_awaited=True)
+            done.append({"instance": record.name, "error": None})
+        except BrineError as error:
+            done.append({"instance": record.name, "error": str(error)})
+            if not arguments.json:
+                tell_error(error)
+    if arguments.json:
+        print_json(done)
+    operation.remove_unfinished()
+    return 1 if any(one["error"] for one in done) else 0
