@@ -247,7 +247,7 @@ def has_ended(uuid: str, move_id: str) -> bool:
 # How far the process is.
 
 
-class MoveStatus(NamedTuple):
+class MoverStatus(NamedTuple):
     """How far the process that moves an instance is: as far as the node knows, for the master.
 
     :param id: of the move, and *asked* is the step that the rest is about.
@@ -265,7 +265,7 @@ class MoveStatus(NamedTuple):
     error: str = ""
 
 
-def write_status(name: str, status: MoveStatus) -> None:
+def write_status(name: str, status: MoverStatus) -> None:
     """Tell how far a move is; one that can't be told goes on."""
     with suppress(OSError):
         paths.MOVES_STATUS_DIR.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -274,13 +274,13 @@ def write_status(name: str, status: MoveStatus) -> None:
         write_whole(file, data, mode=0o600, alone=True, durable=False)
 
 
-def read_status(name: str, move_id: str) -> MoveStatus | None:
+def read_status(name: str, move_id: str) -> MoverStatus | None:
     """How far a move is; None if that is not known."""
     data = read_json(paths.MOVES_STATUS_DIR / f"{name}.json")
     if not isinstance(data, dict) or data.get("id") != move_id:
         return None
     with suppress(TypeError):
-        return MoveStatus(**data)
+        return MoverStatus(**data)
     return None
 
 

@@ -34,7 +34,7 @@ from brine.moves.leaving import end_here, start_again, stop_for_move
 from brine.moves.migration import MachineFacts, MigrationState, MoveError, MoveOptions, MoveProgress
 from brine.moves.move_key import MoveKey
 from brine.moves.outgoing import Outgoing
-from brine.moves.records import AskedStep, MoveRecord, MoveStatus
+from brine.moves.records import AskedStep, MoveRecord, MoverStatus
 from brine.moves.source import (
     FirstAct,
     SourceAct,
@@ -185,7 +185,7 @@ class SourceWork:
         self._down_since: float | None = None
         self._deaf_since: float | None = None  # when QEMU has not answered first
         self._is_copied = False  # of a cold move
-        self._status = MoveStatus(record.move.id)
+        self._status = MoverStatus(record.move.id)
         self.outgoing = Outgoing(record.name, partial(_monitor, record.name), self._key_folder())
 
     @property

@@ -118,7 +118,7 @@ def list_moves(arguments: argparse.Namespace) -> int:
 
 def _row(record: MoveRecord) -> dict[str, Any]:
     move, is_out = record.move, isinstance(record.move, SourceMove)
-    status = records.read_status(record.name, move.id) or records.MoveStatus(move.id)
+    status = records.read_status(record.name, move.id) or records.MoverStatus(move.id)
     error = getattr(move, "error", "")
     return {
         "id": move.id,
