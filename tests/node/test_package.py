@@ -213,6 +213,7 @@ EXPOSURES = {
     "brine-watcher.service": 3.1,
     "brine-watcher-ended.service": 3.1,
     "brine-claims.service": 3.1,
+    "brine-moves.service": 2.0,
     "brine-instances.service": 3.0,
     "brine-user-shutdowns.service": 3.0,
     "brine-instance-failed@web1.service": 2.0,
