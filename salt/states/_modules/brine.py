@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     __salt__: dict[str, Callable[..., Any]] = {}
 
 __func_alias__ = {"list_": "list"}
+
+_STEP_PAUSE_S = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -306,6 +309,60 @@ def node_facts() -> Any:
         salt '*' brine.node_facts
     """
     return _said("node", "facts")
+
+
+def move_offer(name: str, cold: bool = False) -> Any:
+    """
+    Tell what would move of an instance, or the ``obstacles`` that keep it here, a line for each.
+    It changes nothing.
+
+    CLI Example::
+
+        salt kvm1 brine.move_offer web1
+    """
+    answer = ask("move", "offer", name, *_options({"cold": cold}))
+    if "refused" not in answer:
+        return answer["said"]
+    told = ask("instance", "info", name).get("said")
+    blocked = "cold" if cold or not _runs(told) else "live"
+    found = told.get("obstacles") if isinstance(told, dict) else None
+    lines = [one["why"] for one in found or [] if blocked in one["blocks"]]
+    return {"obstacles": lines or [answer["refused"]]}
+
+
+def _runs(told: Any) -> bool:
+    return isinstance(told, dict) and told.get("oper_state") == "running"
+
+
+def move_check(offer: Any) -> Any:
+    """
+    Tell what keeps an instance that another node offers from moving to this one.
+
+    CLI Example::
+
+        salt kvm2 brine.move_check "$(cat offer.json)"
+    """
+    return _said("move", "check", stdin=offer)
+
+
+def move_step(question: Any, wait: float = 0.0) -> Any:
+    """
+    Do a step of a move, and tell how far it is: ``salt-run brine.migrate`` asks for it.
+
+    :param question: ``id``, ``step`` and ``facts``, as ``brine move next`` has them.
+    :param wait: for how many seconds this looks whether the step has ended.
+
+    CLI Example::
+
+        salt kvm1 brine.move_step '{id: 0176-0, step: offer, facts: {instance: web1}}' 5
+    """
+    until = time.monotonic() + wait
+    while True:
+        answer = _said("move", "step", stdin=question)
+        is_over = not isinstance(answer, dict) or answer.get("state") != "running"
+        if is_over or time.monotonic() > until:
+            return answer
+        time.sleep(_STEP_PAUSE_S)
 
 
 def storage_list(type: str | None = None) -> Any:

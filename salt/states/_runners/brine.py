@@ -13,6 +13,8 @@ The nodes of the cluster, from the Salt master
     salt-run brine.rotate_key
     salt-run brine.cpu_baseline
     salt-run brine.cpu_baseline test=True
+    salt-run brine.migrate web1 to=node2
+    salt-run brine.migrate web1 to=node2 test=True
 
 These run on the master, whose host has the cluster's configuration. A minion is the node whose name
 is its id, where either may be the short one.
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     __context__: dict[str, Any] = {}
     __opts__: dict[str, Any] = {}
+    __jid_event__: Any = None
     __salt__: dict[str, Callable[..., Any]] = {}
 
 __func_alias__ = {"list_": "list"}
@@ -53,6 +56,10 @@ _BUSY_TIMEOUT_S = 900.0
 # as of 3008.5, fails at the list of these when it looks for runs of states.
 _BUSY = "is running as PID"
 _BUSY_WITH_SEVERAL = "expected str, bytes or os.PathLike object, not list"
+# A minion looks for so long whether a step has ended, then it answers how far it is.
+_STEP_WAIT_S = 5.0
+# After so long without an answer of a node, a move that can go back does so; others stay pending.
+_PATIENCE_S = 300.0
 
 log = logging.getLogger(__name__)
 
@@ -370,6 +377,412 @@ def cpu_baseline(
         return {key: one for key, one in told.items() if one} | redistribute(timeout=timeout)
     except _RefusedError as error:
         return _ended(False, str(error))
+
+
+def migrate(
+    instance: str,
+    to: str | None = None,
+    cold: bool = False,
+    test: bool = False,
+    auto_converge: bool = False,
+    max_downtime: int | None = None,
+    rate: int | None = None,
+    plaintext: bool = False,
+    patience: float | None = None,
+    timeout: int | None = None,
+    display_progress: bool = False,
+) -> Result:
+    """
+    Move an instance to another node: live if it runs, else with its volumes as they are.
+
+    The move is an operation of this host, the cluster's master. If this call is killed, the same
+    call goes on with it, and so does ``brine operations resume ID``. A node that does not answer is
+    asked again and again. After *patience* the move goes back if it can; otherwise it stays
+    pending.
+
+    :param instance: its name, or the name's first part, or its UUID.
+    :param to: the node; by default the one with most free memory that nothing keeps it from.
+    :param cold: stop a guest that runs, and start it on the other node.
+    :param test: only say what keeps it from moving; nothing changes.
+    :param auto_converge: slow a guest down that changes its memory faster than it can be sent.
+    :param max_downtime: how long the guest may stand still, in milliseconds.
+    :param rate: how much is sent at most, in bytes a second.
+    :param plaintext: send memory and disks without encryption.
+    :param patience: how long a node may be silent, in seconds; 300 by default.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+    :param display_progress: print how far it is, as Salt's events.
+
+    Returns the ``instance``, its ``source`` and its ``target``; ``obstacles``, each in a line; the
+    ``operation`` of a move that stays pending; and ``notes`` about what else the user should know.
+
+    CLI Example::
+
+        salt-run brine.migrate web1 to=node2 test=True
+        salt-run brine.migrate web1 to=node2
+        salt-run brine.migrate web1 cold=True
+    """
+    wishes = {"auto_converge": auto_converge, "max_downtime_ms": max_downtime}
+    wishes |= {"rate": rate, "plaintext": plaintext}
+    told = _migrate(
+        str(instance),  # Salt makes a number of 100
+        None if to is None else str(to),
+        cold,
+        wishes=wishes,
+        test=test,
+        patience_s=_PATIENCE_S if patience is None else float(patience),
+        timeout=timeout,
+        tell=_tell if display_progress else log.info,
+    )
+    result, comment = told.pop("result"), told.pop("comment")
+    return _ended(result, comment, **told)
+
+
+def resume(
+    operation: str,
+    abort: bool = False,
+    patience: float | None = None,
+    timeout: int | None = None,
+    display_progress: bool = False,
+) -> Result:
+    """
+    Go on with a move that is pending, as after its ``salt-run brine.migrate`` was killed.
+
+    :param operation: its id, as ``brine operations list`` shows it.
+    :param abort: have it go back, if it can, and carry that out.
+    :param patience: how long a node may be silent, in seconds; 300 by default.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+    :param display_progress: print how far it is, as Salt's events.
+
+    Returns what ``brine.migrate`` does; with *abort*, it succeeds if the move is undone.
+
+    CLI Example::
+
+        salt-run brine.resume 01764000000000000000-0123abcd
+    """
+    try:
+        _expect_master()
+        status = _move("abort" if abort else "next", str(operation))
+        told = _carried(
+            status,
+            _PATIENCE_S if patience is None else float(patience),
+            timeout,
+            _tell if display_progress else log.info,
+        )
+    except _RefusedError as error:
+        return _ended(False, str(error))
+    result, comment = told.pop("result"), told.pop("comment")
+    return _ended(told["state"] == "undone" if abort else result, comment, **told)
+
+
+# Moves.
+
+
+def _tell(line: str) -> None:
+    """Have ``salt-run`` print a line about how far it is."""
+    if __jid_event__:
+        __jid_event__.fire_event({"message": line}, "progress")
+
+
+def _migrate(
+    name: str,
+    to: str | None = None,
+    cold: bool = False,
+    *,
+    wishes: Mapping[str, Any] | None = None,
+    test: bool = False,
+    patience_s: float = _PATIENCE_S,
+    timeout: int | None = None,
+    tell: Callable[[str], None] = log.info,
+    locks: bool = True,
+) -> Result:
+    """Move an instance, and wait for that. It sets no return code, and raises nothing that a node
+    or a command causes; several threads may call it at the same time, each in a copy of the
+    caller's context (contextvars), which has Salt's functions.
+
+    :param to: a node's name; None chooses one.
+    :param wishes: ``auto_converge``, ``max_downtime_ms``, ``rate``, ``plaintext``.
+    :param test: only look for obstacles.
+    :param patience_s: how long a node may be silent before the move goes back, or is left pending.
+    :param tell: gets a line now and then, about how far it is.
+    :param locks: take the instance's lock, and share the nodes', if ``brine-lockd`` has them; a
+        caller that has one of them says no.
+
+    Returns ``result`` (True: it is on its node, or could move), ``comment`` (one line), and where
+    it applies ``instance``, ``source``, ``target`` (names), ``obstacles`` (lines), ``operation``
+    (the id of a move that is still pending), ``state`` (``done``, ``undone``, ``ended``, or that of
+    the pending one) and ``notes`` (lines).
+    """
+    known: Result = {"instance": name}
+    try:
+        _expect_master()
+        found = _instance_of(name)
+        known |= {"instance": found["name"], "source": found["node"]}
+        pending = _pending_move(found["name"])
+        if pending and to is None:
+            to = pending["facts"]["target"]
+        if not pending and to is not None and _is_same(found["node"], to):
+            return {"result": True, "comment": f"{found['name']} is on {found['node']}", **known}
+        if to is None or test:
+            to, obstacles = _place_of(found, to, cold, timeout)
+            if test or not to:
+                return _could_move(found, to, obstacles, known)
+        known |= {"target": to}
+        begin = ["begin", found["name"], "--to", to, *(["--cold"] if cold else [])]
+        given = {key: one for key, one in (wishes or {}).items() if one not in (None, False)}
+        identity = _move(*begin, "--wishes", json.dumps(given))["id"]
+        with _cluster_locks(found["name"], [found["node"], to], tell, locks) as note:
+            told = _carried(_move("next", identity), patience_s, timeout, tell)
+        notes = [*told.pop("notes", []), *([note] if note else [])]
+        return {**known, **told, **({"notes": notes} if notes else {})}
+    except _RefusedError as error:
+        return {"result": False, "comment": str(error), **known}
+
+
+def _could_move(found: Result, target: str, obstacles: list[str], known: Result) -> Result:
+    """What test mode says."""
+    name, where = found["name"], target or "any other node"
+    known = {**known, "target": target}
+    if obstacles:
+        known = {**known, "obstacles": obstacles}
+        text = f"{name} can't move to {where}: {'; '.join(obstacles)}"
+        return {"result": False, "comment": text, **known}
+    return {"result": True, "comment": f"{name} could move to {where}", **known}
+
+
+def _move(*command: str, stdin: str = "") -> Result:
+    """The answer of one of the master's commands of moves."""
+    try:
+        return _brine("move", *command, "--json", stdin=stdin)  # type: ignore[no-any-return]
+    except _RefusedError:
+        if "cluster" not in _brine("--version", "--json")["parts"]:
+            raise _RefusedError("this host lacks the package brine-cluster: install it") from None
+        raise
+
+
+def _pending_move(name: str) -> Result | None:
+    """The recorded operation that moves an instance."""
+    for one in _brine("operations", "list", "--json"):
+        if one["kind"] == "move" and _is_named(one["facts"].get("instance"), name):
+            return one  # type: ignore[no-any-return]
+    return None
+
+
+def _is_named(whole: Any, name: str) -> bool:
+    return isinstance(whole, str) and name in (whole, whole.partition(".")[0])
+
+
+def _instance_of(name: str) -> Result:
+    """The ``name``, ``uuid`` and ``node`` of an instance of the configuration."""
+    instances, nodes = _config("/instances"), _config("/nodes")
+    found = [
+        {"name": one["name"], "uuid": uuid, "node": nodes[one["primary_node"]]["name"]}
+        for uuid, one in instances.items()
+        if name == uuid or _is_named(one["name"], name)
+    ]
+    whole = [one for one in found if name in (one["name"], one["uuid"])]
+    if len(whole or found) != 1:
+        text = (
+            "is the short name of several instances" if found else "is no instance of the cluster"
+        )
+        raise _RefusedError(f"{_printable(name)} {text}")
+    return (whole or found)[0]
+
+
+def _place_of(
+    found: Result, to: str | None, cold: bool, timeout: int | None
+) -> tuple[str, list[str]]:
+    """The node that an instance is to move to, and what keeps it from that. If none is named, it
+    is the one with most free memory among those that nothing keeps it from; empty if there is
+    none."""
+    nodes = {one["name"]: one for one in _all_nodes()}
+    source = found["node"]
+    if to is not None:
+        named = [name for name in nodes if _is_same(name, to)]
+        if len(named) != 1:
+            raise _RefusedError(f"{_printable(to)} is no node of the cluster")
+    else:
+        named = [name for name, one in nodes.items() if name != source and not _why_not(one)]
+    offer = _execute(
+        "brine.move_offer", [source], [], timeout=timeout, name=found["name"], cold=cold
+    )
+    said = offer.get(source, f"{source} has not answered")
+    if not isinstance(said, dict) or "obstacles" in said:
+        lines = said["obstacles"] if isinstance(said, dict) else [_printable(said)]
+        return (named[0] if to is not None else ""), [f"{source}: {one}" for one in lines]
+    answers = _execute("brine.move_check", named, [], timeout=timeout, offer=said)
+    reasons = {}
+    for name in named:
+        one = answers.get(name, "it has not answered")
+        is_known = isinstance(one, dict) and isinstance(one.get("obstacles"), list)
+        lines = (
+            [str(each.get("why")) for each in one["obstacles"]] if is_known else [_printable(one)]
+        )
+        why = _why_not(nodes[name])
+        reasons[name] = [f"{name}: {line}" for line in ([why] if why else []) + lines]
+    if to is not None:
+        return named[0], reasons[named[0]]
+    fit = [name for name in named if not reasons[name]]
+    if not fit:
+        return "", [line for one in reasons.values() for line in one] or ["there is no other node"]
+    facts = _execute("brine.node_facts", fit, [], timeout=timeout)
+    return max(fit, key=lambda name: (_free_mib(facts.get(name)), name)), []
+
+
+def _why_not(node: Mapping[str, Any]) -> str:
+    """Why a node takes no instance; empty if it does."""
+    if node.get("offline"):
+        return "it is offline in the configuration"
+    if node.get("drained"):
+        return "it is drained"
+    return "" if node.get("vm_capable", True) else "it runs no instances (vm_capable is false)"
+
+
+def _free_mib(facts: Any) -> int:
+    free = facts.get("memory_available_mib") if isinstance(facts, dict) else None
+    return free if isinstance(free, int) else -1
+
+
+@contextlib.contextmanager
+def _cluster_locks(
+    name: str, nodes: Collection[str], tell: Callable[[str], None], are_wanted: bool
+) -> Iterator[str]:
+    """Have the lock of an instance, and share those of nodes, for the time of the block; yields a
+    note if ``brine-lockd`` does not grant them. Nothing rests on them: they keep other work from
+    waiting for this."""
+    if not are_wanted:
+        yield ""
+        return
+    purpose = ["--purpose", f"move of {name}", "--"]
+    shared = [word for node in nodes for word in ("--node", node)]
+    command = ["brine", "lock", "run", "--instance", name, *purpose]
+    command += ["brine", "lock", "run", "--shared", *shared, *purpose]
+    # It holds them until this process ends, however that happens.
+    command += ["sh", "-c", "echo held; exec cat"]
+    pipe = subprocess.PIPE
+    try:
+        holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
+    except OSError as error:
+        yield f"moved without locks: brine can't be run: {error}"
+        return
+    with holder:
+        said = ""
+        assert holder.stdin
+        assert holder.stdout
+        for line in holder.stdout:
+            said = _printable(line.decode(errors="replace").strip())
+            if said == "held":
+                break
+            tell(said)
+        try:
+            yield "" if said == "held" else f"moved without the locks of brine-lockd: {said}"
+        finally:
+            holder.stdin.close()
+
+
+def _carried(
+    status: Result, patience_s: float, timeout: int | None, tell: Callable[[str], None]
+) -> Result:
+    """Carry the questions of a move to nodes, and their answers back, until it has ended."""
+    identity = status["id"]
+    asked, heard, told = "", time.monotonic(), ""
+    while status["state"] in ("begun", "undoing", "committed"):
+        step = status["step"] or {"id": "", "node": "", "step": "", "facts": {}}
+        if step["id"] != asked:
+            asked, heard = step["id"], time.monotonic()
+        answer, why = _asked(step, timeout) if status["step"] else (None, status["waits_for"])
+        if answer:
+            try:
+                status = _move("answer", stdin=json.dumps(answer))
+                heard = time.monotonic()
+            except (_RefusedError, TypeError, ValueError) as error:
+                answer, why = None, f"{step['step']}: {step['node']}: {_printable(error)}"
+        line = f"{status['instance']}: {why}" if why else ""
+        if line and line != told:
+            tell(line)
+            log.info("brine.migrate: %s", line)
+            told = line
+        if answer:
+            continue
+        if time.monotonic() - heard > patience_s:
+            if status["state"] != "begun":
+                return _left(identity, status, why)
+            tell(f"{status['instance']}: it goes back")
+            status = _move("abort", identity, "--why", why)
+            continue
+        time.sleep(_FIRST_PAUSE_S)
+        status = _move("next", identity)
+    return _ending(status)
+
+
+def _left(identity: str, status: Result, why: str) -> Result:
+    """The move stays pending."""
+    way = "it goes back" if status["state"] == "undoing" else "it goes forward"
+    hint = f"brine operations resume {identity}"
+    comment = f"{status['instance']}: {way}, and waits: {why}; then: {hint}"
+    return {"result": False, "comment": comment, "operation": identity, "state": status["state"]}
+
+
+def _ending(status: Result) -> Result:
+    name, state = status["instance"], status["state"]
+    comment = {
+        "done": f"{name} has moved",
+        "undone": f"{name} has not moved: {_printable(status['error'])}",
+    }.get(state, "the move had ended; brine config show tells where the instance is")
+    return {"result": state != "undone", "comment": comment, "state": state}
+
+
+def _asked(step: Result, timeout: int | None) -> tuple[Result | None, str]:
+    """Ask for a step; its answer, and a line about how far it is. None if there is no answer that
+    can be one, and why."""
+    node, name = step["node"], step["step"]
+    if node == "candidates":
+        return _published(step, timeout)
+    question = {"id": step["id"], "step": name, "facts": step["facts"]}
+    more = {"question": question, "wait": _STEP_WAIT_S}
+    answers = _execute("brine.move_step", [node], [], timeout=timeout, **more)
+    answer = answers.get(node)
+    if answer is None:
+        return None, f"{name}: {node} does not answer; it is asked again"
+    if not isinstance(answer, dict):
+        return None, f"{name}: {node}: {_printable(answer)}"
+    if (answer.get("id"), answer.get("step")) != (step["id"], name):
+        return None, f"{name}: {node} answers another step"
+    found = answer.get("found")
+    text = found.get("text") if isinstance(found, dict) else ""
+    if answer.get("state") == "running" and answer.get("error"):
+        return answer, f"{name}: {node}: {_printable(answer['error'])}"
+    share = answer.get("progress")
+    percent = f" {100 * share:.0f} %" if isinstance(share, (int, float)) and share else ""
+    return answer, f"{name} on {node}:{percent} {_printable(text or answer.get('state'))}"
+
+
+def _published(step: Result, timeout: int | None) -> tuple[Result | None, str]:
+    """Give the master candidates, and both nodes, the configuration, and ask each candidate's
+    daemon where the instance is."""
+    nodes, facts = _nodes(), step["facts"]
+    candidates = {
+        one["name"]: one["primary_ip"]
+        for one in _all_nodes()
+        if one.get("master_candidate") and not one.get("offline")
+    }
+    concerned = [one for one in nodes if one in (*candidates, facts["source"], facts["target"])]
+    with _locked("redistribution", waits=True):
+        undone = _undone(_redistributed("brine.confd", concerned, nodes, timeout=timeout))
+    wrong = {name: why for name, why in undone.items() if name in candidates}
+    if "confd" in _brine("--version", "--json")["parts"]:
+        for name in candidates.keys() - wrong:
+            query = ["query", "instance-primary-node", facts["instance"], "--peer"]
+            try:
+                said = _brine("confd", *query, candidates[name], "--json").get("answer")
+            except _RefusedError as error:
+                said = str(error)
+            if said != facts["target"]:
+                wrong[name] = f"its daemon answers: {said}"
+    if wrong:
+        name, why = min(wrong.items())
+        return None, f"publish: {name}: {_printable(why)}; it is asked again"
+    answer = {"id": step["id"], "step": step["step"], "state": "done", "progress": 1.0}
+    return {**answer, "error": "", "found": {}}, "publish: all candidates answer"
 
 
 # The processors of the nodes.
