@@ -11,15 +11,18 @@ import pytest
 
 from brine.common import operation
 from brine.instance import store
+from brine.instance.conflicts import refuse_in_use
 from brine.instance.disks import disk_commands
 from brine.instance.kvm.live_definition import LiveResult, change_live
 from brine.instance.kvm.runtime_devices import devices_now, with_last_run
 from brine.instance.observe import Oper, look
 from brine.instance.registry import define_instance
+from brine.instance.store import InstanceError
+from brine.instance.validate import completed
 from brine.storage.orphans import orphans
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime, change_file
-from brine.vm.spec import Spec, to_json
+from brine.vm.spec import Spec, SpecError, to_json
 from component.live_instance import NAME, LiveInstance, brine
 from component.test_sized_disks import DATA, MIB, ROOT, full, small, unit, web1
 
@@ -153,9 +156,11 @@ def test_a_growth_that_the_guest_sees_later_is_no_failure(
 
 
 def test_a_guest_keeps_a_disk_on_ide_until_its_next_start(
-    live: LiveInstance, capsys: pytest.CaptureFixture[str]
+    live: LiveInstance, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    plain = raw_image(tmp_path / "plain.raw")
     with live.running():
+        assert brine("disk", "add", NAME, "--path", plain) == 0
         old = {"name": "old", "size_mib": 4, "interface": "ide"}
         define_instance(web1(ROOT, DATA | {"interface": "virtio"}, old))
         disk = live.disk("old")
@@ -172,3 +177,10 @@ def test_a_guest_keeps_a_disk_on_ide_until_its_next_start(
         assert "until its next start" in capsys.readouterr().out
         assert os.path.exists(disk.path)
         assert "old" not in [one.name for one in store.load(NAME).disks]
+        with pytest.raises(SpecError, match=f"{plain} is a disk of {NAME} too"):
+            define_instance({**web1({"path": plain}), "name": "web2"})
+        assert brine("disk", "add", NAME, "--size", "4M", "--name", "new") == 0
+        with pytest.raises(InstanceError, match=f"{disk.path} is a disk of {NAME} too"):
+            refuse_in_use(completed({**web1({"path": disk.path}), "name": "web2"}))
+    kept = [live.disk(name).path for name in ("root", "data", "new")]
+    assert {one.path for one in with_last_run(store.load(NAME)).disks} == {*kept, plain}

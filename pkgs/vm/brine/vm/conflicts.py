@@ -289,9 +289,15 @@ def _kept_devices(spec: Mapping[str, Any], last: LastStart | None) -> dict[str, 
     has changed them in the spec since the last start."""
     if not last or last.spec is None:
         return {}
-    started = last.spec
+    there = {row.get("uuid") for row in rows_in(spec, "disks")}
+
+    def left(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Those that the next start may have: a disk on IDE that the spec has no more is not."""
+        return [one for one in rows if one.get("interface") != "ide" or one.get("uuid") in there]
+
+    started = {**last.spec, "disks": left(rows_in(last.spec, "disks"))}
     return {
-        key: rows
+        key: left(rows)
         for key, rows in last.devices().items()
         if _as_plugged(started, key) == _as_plugged(spec, key)
     }

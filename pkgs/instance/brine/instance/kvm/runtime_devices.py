@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -249,7 +249,9 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
         disks[uuid] = replace(disks[uuid], **kept)
     nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[DeviceKind.NIC]}
     # If the admin has redefined the disks, or the NICs, the spec wins for these.
-    is_same_disks = _as_qemu_has_them(spec.disks) == _as_qemu_has_them(before.disks)
+    # One on IDE can't be taken out before the next start, and its removal says nothing of others.
+    left = [one for one in before.disks if one.interface != Interface.IDE or one.uuid in known]
+    is_same_disks = _as_qemu_has_them(spec.disks) == _as_qemu_has_them(left)
     is_same_nics = spec.nics == before.nics
     return replace(
         spec,
@@ -258,7 +260,7 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
     )
 
 
-def _as_qemu_has_them(disks: tuple[Disk, ...]) -> list[Disk]:
+def _as_qemu_has_them(disks: Iterable[Disk]) -> list[Disk]:
     return [one.as_qemu_has_it() for one in disks]
 
 
