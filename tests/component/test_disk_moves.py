@@ -51,6 +51,7 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
     monkeypatch.setattr(cli, "entry_points", lambda group: known.get(group, []))
     kinds = [EntryPoint("volumes", "brine.instance.disks.volumes:VOLUMES")]
     kinds.append(EntryPoint("disk-move", "brine.instance.disks.moves:MOVE"))
+    kinds.append(EntryPoint("snapshot", "brine.instance.disks.snapshots:SNAPSHOT"))
     monkeypatch.setattr(operation, "entry_points", lambda _group: kinds)
     with tempfile.TemporaryDirectory(prefix="brine-moves-", dir="/srv") as folder:
         made = (f"{folder}/a", f"{folder}/b")
@@ -135,6 +136,17 @@ def test_a_disk_goes_to_another_folder(
 
     assert brine("disk", "move", "web1", before.uuid, "--to", second) == 0
     assert capsys.readouterr().out.startswith("unchanged: web1: disk data")
+
+    # With snapshots it goes back as it is now, if these may go.
+    for name in ("one", "two"):
+        assert brine("disk", "snapshot", "web1", "--name", name) == 0
+    assert brine("disk", "move", "web1", "data", "--to", first) == 1
+    assert "--discard-snapshots" in capsys.readouterr().err
+    assert brine("disk", "move", "web1", "data", "--to", first, "--discard-snapshots") == 0
+    assert the_disk() == before
+    assert content_of(before) == content
+    assert files_in(second) == []
+    assert operation.pending() == []
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.common import operation
+from brine.common import operation, paths
 from brine.instance import store
 from brine.instance.conflicts import refuse_in_use
 from brine.instance.disks import disk_commands
@@ -24,7 +25,8 @@ from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime, change_file
 from brine.vm.spec import Spec, SpecError, to_json
 from component.live_instance import NAME, LiveInstance, brine
-from component.test_sized_disks import DATA, MIB, ROOT, full, small, unit, web1
+from component.test_sized_disks import DATA, MIB, ROOT, files_in, full, small, unit, web1
+from lab.guest_devices import wait_disk
 
 __all__ = ["small", "unit"]
 
@@ -58,7 +60,7 @@ def test_what_was_plugged_in_stays_when_another_disk_is_removed(
     assert [one.path for one in with_last_run(store.load(NAME)).disks] == [root.path, plain]
 
 
-def test_a_rollback_for_which_there_is_no_room_stops_nothing(
+def test_a_rollback_that_can_not_be_written_stops_nothing(
     small: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -69,12 +71,64 @@ def test_a_rollback_for_which_there_is_no_room_stops_nothing(
     assert brine("disk", "snapshot", NAME, "--name", "one") == 0
     with live.running() as guest:
         capsys.readouterr()
+        os.rename(overlay := live.disk("root").path, aside := f"{small}/aside")
         with full(small):
             assert brine("disk", "rollback", NAME, "one", "--force-stop") == 1
+        os.rename(aside, overlay)
         assert small in capsys.readouterr().err
         assert guest.run("echo runs") == "runs\n"
         assert look(NAME).state.oper is Oper.RUNNING
     assert operation.pending() == []
+
+
+def test_a_full_unit_gets_space_without_what_is_lost_being_asked(
+    unit: str,
+    small: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    os.mkdir(large := f"{unit}/large")
+    (paths.ETC_DIR / "storage.toml").write_text(f'directories = ["{large}", "{small}"]\n')
+    live = LiveInstance(tmp_path, monkeypatch)
+    data = {**DATA, "interface": "virtio", "format": "raw"}
+    define_instance(web1({**ROOT, "unit": small}, {**data, "unit": small}))
+    with live.running() as guest:
+        for name in ("root", "data"):
+            wait_disk(guest, live.disk(name).uuid[:20])
+        for number, name in enumerate(("one", "two", "three")):
+            for device in ("vda", "vdb"):
+                guest.run(f"echo {number} | dd of=/dev/{device} bs=512 conv=sync,fsync")
+            assert brine("disk", "snapshot", NAME, "--name", name) == 0
+        guest.run("dd if=/dev/vda of=/dev/vdb bs=1M count=2 conv=fsync")
+        capsys.readouterr()
+        with full(small):
+            for words in (
+                ["snapshot", NAME, "--remove", "two"],
+                ["move", NAME, "data", "--to", large],
+            ):
+                assert brine("disk", *words) == 1
+                assert "--discard-snapshots" in capsys.readouterr().err
+            words = ["move", NAME, "data", "--to", large, "--discard-snapshots"]
+            assert brine("disk", *words) == 0, capsys.readouterr().err
+            assert guest.run("head -c2 /dev/vdb") == "2\n"
+    moved = live.disk("data")
+    assert (moved.unit, moved.backing, moved.format) == (large, None, "raw")
+    assert Path(moved.path).read_bytes().startswith(b"2\n\0")
+    assert {Path(one).name.partition(".")[0] for one in files_in(small)} == {live.disk("root").uuid}
+    with full(small):
+        assert brine("disk", "rollback", NAME, "two") == 1
+        assert "--discard-newer" in capsys.readouterr().err
+        assert brine("disk", "rollback", NAME, "two", "--discard-newer") == 0
+        root = live.disk("root")
+        assert Path(root.path).name.endswith(".two.qcow2")
+        read = ["qemu-io", "-c", "read -v 0 2", root.path]
+        done = subprocess.run(read, check=True, capture_output=True, text=True)
+        assert done.stdout.startswith("00000000:  31 0a")
+    for name in ("two", "one"):
+        assert brine("disk", "snapshot", NAME, "--remove", name) == 0
+    assert operation.pending() == []
+    assert orphans() == []
 
 
 def test_an_addition_that_was_killed_before_the_guest_had_the_disk_is_completed(

@@ -50,6 +50,7 @@ _FICLONE = 0x40049409  # linux/fs.h
 _CAN_NOT_SHARE = {errno.EXDEV, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY}
 _VERSION = 1
 _USUAL_MODE = 0o600
+_LEAST_ROOM = _MIB  # more than an empty overlay takes
 
 
 class LayerState(StrEnum):
@@ -303,16 +304,30 @@ class FileVolume(Volume):
                 self._settled(record)
                 raise
 
-    def rollback(self, name: str) -> None:
+    def rollback(self, name: str, *, size: int = 0) -> None:
         with self._alone():
             *below, top = self._made().made()
             if top.snapshot != name or not below:
                 raise StorageError(f"{top.path}: {name} is not its newest snapshot")
             self._refuse_open(top.path)
-            size = 0
             with contextlib.suppress(StorageError):  # what its header is does not matter any more
-                size = _size_of(top)
-            self._make_overlay(top.path, below[-1], size)  # a disk does not shrink
+                size = max(size, _size_of(top))
+            try:
+                self._make_overlay(top.path, below[-1], size)  # a disk does not shrink
+            except (StorageError, OSError):
+                if FileDirectory.at(self.unit).free > _LEAST_ROOM:
+                    raise
+                self._remove_file(top.path)  # which takes as much at least
+                self._make_overlay(top.path, below[-1], size)
+
+    def discard(self, name: str) -> None:
+        with self._alone():
+            record = self._made()
+            top = record.made()[-1]
+            if top.snapshot == name:
+                self._refuse_open(top.path)
+                self._remove_file(top.path)  # first: a full unit has no space for another record
+                self._write(record.without(top))
 
     def remove_snapshot(self, name: str, tell: Tell = tell_nothing) -> None:
         with self._alone():

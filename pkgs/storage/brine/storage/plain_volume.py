@@ -238,7 +238,8 @@ class PlainVolume(Volume):
                 raise StorageError(f"{row['lv_path']}: has a snapshot {name} already")
             self._make_snapshot(row, name, rounded(space) or _usual_space(row))
 
-    def rollback(self, name: str) -> None:
+    def rollback(self, name: str, *, size: int = 0) -> None:
+        del size  # LVM grows none with snapshots
         self.prepare()  # LVM puts nothing back while it is not active
         with self._alone():
             row = self._there()
@@ -266,6 +267,9 @@ class PlainVolume(Volume):
             for row in self._snapshots():
                 if lvm.tag_of(row, _SNAPSHOT) == name:
                     lvm.change("lvremove", "--yes", self._full(row))
+
+    def discard(self, name: str) -> None:
+        self.remove_snapshot(name)
 
     def merging(self, name: str) -> None:
         with self._alone():

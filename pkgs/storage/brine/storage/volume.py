@@ -209,9 +209,17 @@ class Volume(ABC):
         """
 
     @abstractmethod
-    def rollback(self, name: str) -> None:
+    def rollback(self, name: str, *, size: int = 0) -> None:
         """Have the volume, which is not open, be as it was at a snapshot, its newest. The snapshot
-        stays."""
+        stays.
+
+        :param size: the bytes that the volume has at least from then on.
+        """
+
+    @abstractmethod
+    def discard(self, name: str) -> None:
+        """Remove the newest snapshot, as a part of a rollback to an older one: what an image has
+        got since is lost. It needs no space."""
 
     @abstractmethod
     def remove_snapshot(self, name: str, tell: Tell = tell_nothing) -> None:

@@ -371,7 +371,8 @@ def remove(arguments: argparse.Namespace) -> int:
 def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> int:
     name, volume = spec.name, volume_in(disk.unit, disk.uuid)
     if arguments.delete and (snapshots := volume.status().snapshots):
-        hint = f"brine disk snapshot {name} --remove {snapshots[-1].name}"
+        hint = f"brine disk snapshot {name} --remove {snapshots[-1].name}; or leave out --delete, "
+        hint += f"and then: brine storage orphans --remove {disk.uuid}"
         raise InstanceError(name, f"{disk.path}: has {len(snapshots)} snapshots", hint=hint)
     if arguments.delete:
         VolumeClaims.read()  # before the disk is gone

@@ -60,10 +60,12 @@ class Evacuation:
     """The work on one unit.
 
     :param to: the unit that volumes go to, if their volume group has no space; empty is none.
+    :param discard_snapshots: whether volumes that go to another unit lose their snapshots.
     :param rate: how many bytes a second are copied at most; 0 is no limit.
     """
 
     to: str = ""
+    discard_snapshots: bool = False
     rate: int = 0
     tell: Tell = tell_nothing
     moved: list[LeftVolume] = field(default_factory=list)
@@ -140,7 +142,14 @@ class Evacuation:
                 f"{row.volume}: is in no spec that can be used, so Brine does not move it",
                 hint="brine storage orphans; or move or remove it by hand",
             )
-        move_disk(row.instance, row.disk, self.to, rate=self.rate, tell=self.tell)
+        move_disk(
+            row.instance,
+            row.disk,
+            self.to,
+            discard_snapshots=self.discard_snapshots,
+            rate=self.rate,
+            tell=self.tell,
+        )
         return self.to
 
     def _try(self, row: LeftVolume, how: Callable[[LeftVolume], str]) -> None:

@@ -24,6 +24,7 @@ def move(arguments: argparse.Namespace) -> int:
             arguments.name,
             arguments.disk,
             arguments.to,
+            discard_snapshots=arguments.discard_snapshots,
             rate=arguments.rate,
             tell=ProgressLines(),
         )
@@ -46,7 +47,7 @@ def evacuate(arguments: argparse.Namespace) -> int:
     """``brine storage evacuate``: 1 if a volume is left."""
     undo_when_told_to_end()
     log_to_journal("brine")
-    work = Evacuation(arguments.to, arguments.rate, ProgressLines())
+    work = Evacuation(arguments.to, arguments.discard_snapshots, arguments.rate, ProgressLines())
     is_physical = arguments.type == "lvm-pv"
     how = work.of_physical if is_physical else work.of_folder
     # LVM's own moves are no operations.

@@ -33,6 +33,7 @@ from brine.hotplug.session import working_on
 from brine.instance import messages, store
 from brine.instance.disks.finding import find_disk
 from brine.instance.disks.live import settle_vm
+from brine.instance.disks.snapshots import refuse_work
 from brine.instance.disks.volumes import leaving_orphan, refuse_existing, request_of
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.observe import Observed, Oper, look
@@ -74,25 +75,36 @@ class MovedDisk:
 
 
 def move_disk(
-    name: str, reference: str, unit: str, *, rate: int = 0, tell: Tell = tell_nothing
+    name: str,
+    reference: str,
+    unit: str,
+    *,
+    discard_snapshots: bool = False,
+    rate: int = 0,
+    tell: Tell = tell_nothing,
 ) -> MovedDisk:
     """Move the volume of a disk to another unit. A disk that is there stays.
 
     :param reference: the disk's name, UUID, path, serial or device id.
+    :param discard_snapshots: whether the snapshots of the disk are removed with the old volume;
+        what the disk has now is moved in any case.
     :param rate: how many bytes a second QEMU copies at most; 0 is no limit.
     :raises BrineError: why it is not moved. The disk is at its old place then.
     """
     if fault := unit_fault(unit):
         raise UsageError(f"{unit!r:.60}: {fault}", hint="brine storage list shows the units")
-    return _Move(name, unit, rate, tell).do(reference)
+    return _Move(name, unit, discard_snapshots, rate, tell).do(reference)
 
 
 class _Move:
     """A move that this process does; it holds the lock of the instance but while QEMU copies."""
 
-    def __init__(self, name: str, unit: str, rate: int, tell: Tell) -> None:
+    def __init__(
+        self, name: str, unit: str, discards_snapshots: bool, rate: int, tell: Tell
+    ) -> None:
         self._name = name
         self._unit = unit
+        self._discards_snapshots = discards_snapshots
         self._rate = rate
         self._tell = tell
         self._lock = ExitStack()
@@ -105,10 +117,11 @@ class _Move:
             disk = find_disk(seen.spec, reference)
             if disk.unit == self._unit:
                 return MovedDisk(self._name, disk, disk)
-            source = _source(seen, disk)
+            source = _source(seen, disk, discards_snapshots=self._discards_snapshots)
             is_live = _is_plugged(seen, disk)
-            facts = {"name": self._name, "uuid": disk.uuid, "disk": disk.name or disk.path}
+            facts: Facts = {"name": self._name, "uuid": disk.uuid, "disk": disk.name or disk.path}
             facts |= {"from": disk.unit, "to": self._unit}
+            facts["discards_snapshots"] = self._discards_snapshots
             key = store.operation_key(self._name)
             with operation.begin(MOVE, key, facts=facts) as work:
                 if is_live:
@@ -118,10 +131,12 @@ class _Move:
         return MovedDisk(self._name, disk, after, is_live)
 
     def _made(self, work: Work, disk: Disk, source: Volume, wipe: Wipe) -> tuple[Volume, Disk]:
-        """Make the new volume; returns it, and the disk in it. A file keeps its format."""
+        """Make the new volume; returns it, and the disk in it. A file keeps the format that it had
+        without its snapshots."""
         target = volume_in(self._unit, disk.uuid)
         # A volume group has raw volumes only.
-        image = replace(disk, format="raw") if target.driver == "plain" else disk
+        first = disk.layers()[-1].format if disk.backing else disk.format
+        image = replace(disk, format="raw" if target.driver == "plain" else first)
         size = source.status().size
         request = request_of(target, image, size=size, owner=self._name, wipe=wipe)
         refuse_without_room(self._unit, size)
@@ -211,7 +226,7 @@ class _Move:
             self._is_held = True
 
 
-def _source(seen: Observed, disk: Disk) -> Volume:
+def _source(seen: Observed, disk: Disk, *, discards_snapshots: bool) -> Volume:
     """The volume of a disk that can be moved.
 
     :raises InstanceError: why it can't be.
@@ -224,12 +239,16 @@ def _source(seen: Observed, disk: Disk) -> Volume:
     status = volume.status()
     if status.status is UnitStatus.MISSING:
         raise InstanceError(name, f"its disk {called}: {status.why}")
-    if status.snapshots:
+    if status.snapshots and discards_snapshots:
+        refuse_work(name)
+    elif status.snapshots:
         snapshots = ", ".join(one.name for one in status.snapshots)
-        hint = f"brine disk snapshot {name} --remove {status.snapshots[-1].name}"
+        hint = f"brine disk snapshot {name} --remove {status.snapshots[-1].name}; or "
+        hint += "--discard-snapshots moves what the disk has now, and removes them"
         text = f"its disk {called} has snapshots, which do not move with it: {snapshots}"
         raise InstanceError(name, text, hint=hint)
-    if disk.backing:
+    overlays = len(status.snapshots) if volume.driver == "file" else 0
+    if disk.backing and len(disk.layers()) > overlays:
         hint = "qemu-img rebase -b '' makes an image that stands alone, while it is stopped"
         text = f"its disk {called} has a backing file, {disk.backing.path}, which does not move"
         raise InstanceError(name, text, hint=hint)
@@ -352,17 +371,17 @@ def _remove_copy(facts: Facts) -> None:
 
 
 def _remove_original(facts: Facts) -> None:
-    _remove(facts, facts["from"])
+    _remove(facts, facts["from"], with_snapshots=facts.get("discards_snapshots") is True)
 
 
-def _remove(facts: Facts, unit: str) -> None:
+def _remove(facts: Facts, unit: str, *, with_snapshots: bool = False) -> None:
     """Remove the volume that the disk is not in."""
     disk = _disk_in_spec(facts)
     if disk and disk.unit == unit:
         return
     with leaving_orphan(facts["name"], unit):
         settle_vm(facts["name"])  # after a kill its copy may still go on
-        volume_in(unit, facts["uuid"]).remove()
+        volume_in(unit, facts["uuid"]).remove(with_snapshots=with_snapshots)
 
 
 def _tell_moved(facts: Facts) -> None:

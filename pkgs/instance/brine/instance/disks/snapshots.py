@@ -10,10 +10,10 @@ Each is an operation. A snapshot counts as taken once QEMU may have written to a
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -36,6 +36,7 @@ from brine.instance.observe import Oper, look
 from brine.instance.registry import refuse_stray_vm
 from brine.instance.stop import stop_instance
 from brine.instance.store import InstanceError
+from brine.storage.file_directory import FileDirectory
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import Volume, VolumeSnapshot
 from brine.storage.volumes import as_it_is, volume_in
@@ -53,6 +54,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 _LVMS_OWN = re.compile(
     r"_(?:[ct]data|[cirt]meta|i?orig|w?corig|cpool|w?cvol|[mr]image|mlog|pmspare|vdata|vorigin)"
 )
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _OVERLAY_BYTES = 1 << 20  # more than that of an empty one, with its record
 _FREEZE_S = 30.0
 _THAW_S = 10.0
@@ -135,7 +137,7 @@ def _refuse_unknown(spec: Spec, name: str) -> list[DiskSnapshot]:
     return there[name]
 
 
-def _refuse_work(name: str, *, but: str = "") -> None:
+def refuse_work(name: str, *, but: str = "") -> None:
     """Refuse what would meet another command's work on the instance's disks.
 
     :param but: a kind of work that is not in the way.
@@ -190,7 +192,7 @@ def take_of(
     spec: Spec, disks: Sequence[Disk], snapshot: str, *, is_running: bool, space: int = 0
 ) -> list[str]:
     """Take a snapshot of some disks of an instance, whose lock the caller holds. Returns notes."""
-    _refuse_work(spec.name, but=CLONE_SNAPSHOT)
+    refuse_work(spec.name, but=CLONE_SNAPSHOT)
     _refuse(spec, disks, snapshot, is_running=is_running)
     facts: Facts = {
         "name": spec.name,
@@ -370,7 +372,7 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
     """
     with ExitStack() as stack:
         stack.enter_context(store.alone(name))
-        _refuse_work(name)
+        refuse_work(name)
         spec, is_running = _look(name)
         disks = [one.disk for one in _refuse_unknown(spec, snapshot)]
         facts: Facts = {
@@ -396,8 +398,24 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
         word = f"removed of {', '.join(gone)} alone, not of {', '.join(kept)}" if gone else ""
         text = f"the snapshot {snapshot} is {word or 'not removed'}: {faults[0]}"
         hint = "mend that, and remove it again; what the disks have is as before"
-        raise InstanceError(name, text, hint=faults[0].hint or hint)
+        full = next(filter(_is_in_full_unit, disks), None)
+        raise InstanceError(
+            name, text, hint=_way_out(name, full) if full else faults[0].hint or hint
+        )
     return disks
+
+
+def _is_in_full_unit(disk: Disk) -> bool:
+    """Whether the unit of an image may have too little space for a merge."""
+    if not _is_file(disk):
+        return False
+    return FileDirectory.at(disk.unit).free < max(_OVERLAY_BYTES, _volume(disk).status().used)
+
+
+def _way_out(name: str, disk: Disk) -> str:
+    """How to free space in a full unit without losing what a disk has now."""
+    move = f"brine disk move {name} {called(disk)} --to UNIT --discard-snapshots"
+    return f"{disk.unit} needs space; or {move} keeps what the disk has now"
 
 
 def _may_have(disk: Disk, snapshot: str) -> bool:
@@ -576,10 +594,10 @@ def roll_back(
     :raises BrineError: why not; then nothing has changed.
     """
     with store.alone(name):
-        _refuse_work(name)
+        refuse_work(name)
         spec, is_running = _look(name)
         _refuse_rollback(spec, snapshot, discard_newer=discard_newer)
-        _try_to_write(spec)
+        _try_to_write(spec, snapshot)
     if is_running:
         if not force_stop:
             hint = f"brine instance stop {name}, or --force-stop"
@@ -589,11 +607,14 @@ def roll_back(
         spec, is_running = _look(name)
         if is_running:
             raise InstanceError(name, "was started meanwhile")
-        _refuse_work(name)
+        refuse_work(name)
         newer = _refuse_rollback(spec, snapshot, discard_newer=discard_newer)
         disks = [one.disk for one in _refuse_unknown(spec, snapshot)]
-        _try_to_write(spec)
-        rows = [{"unit": one.unit, "uuid": one.uuid} for one in disks]
+        _try_to_write(spec, snapshot)
+        rows = [
+            {"unit": one.unit, "uuid": one.uuid, "size": _volume(one).status().size}
+            for one in disks
+        ]
         facts: Facts = {"name": name, "snapshot": snapshot, "newer": newer, "disks": rows}
         others = [one for one in spec.disks if one not in disks and one.unit]
         facts["others"] = [{"unit": one.unit, "uuid": one.uuid} for one in others]
@@ -633,15 +654,21 @@ def _why_not_whole(disk: Disk) -> str:
     return "" if is_whole else status.why
 
 
-def _try_to_write(spec: Spec) -> None:
+def _try_to_write(spec: Spec, snapshot: str) -> None:
     """See that new overlays can be written: half a rollback would keep the instance from starting.
+    Each takes the place of one that goes, which has the space for it in a full unit.
 
     :raises InstanceError: if they can't be.
     """
-    units = Counter(one.unit for one in spec.disks if one.unit and _is_file(one))
-    for unit, count in units.items():
+    disks = [one.disk for one in _refuse_unknown(spec, snapshot) if _is_file(one.disk)]
+    for unit in {one.unit for one in disks}:
+        paths = [one.path for one in disks if one.unit == unit]
         with store.telling(spec.name, f"{unit}: can't be written"):
-            try_to_write(Path(unit), count * _OVERLAY_BYTES)
+            try:
+                try_to_write(Path(unit), len(paths) * _OVERLAY_BYTES)
+            except OSError as error:
+                if error.errno not in _NO_SPACE or not all(map(os.path.exists, paths)):
+                    raise
 
 
 def _roll_back(facts: Facts) -> None:
@@ -649,14 +676,15 @@ def _roll_back(facts: Facts) -> None:
         volume = volume_in(row["unit"], row["uuid"])
         for newer in reversed(facts["newer"]):
             if newer in _names(volume):
-                if volume.unit.startswith("/"):
-                    volume.rollback(newer)  # so that nothing is merged
-                volume.remove_snapshot(newer)
-        volume.rollback(facts["snapshot"])
+                volume.discard(newer)
+        volume.rollback(facts["snapshot"], size=row.get("size", 0))
     for row in facts["others"]:  # which stay as they are
         volume = volume_in(row["unit"], row["uuid"])
         for newer in reversed(facts["newer"]):
-            volume.remove_snapshot(newer)
+            try:
+                volume.remove_snapshot(newer)
+            except StorageError as error:  # it keeps the snapshot, and its instance from nothing
+                _warn({**facts, "snapshot": newer}, error)
     _save({**facts, "disks": [*facts["disks"], *facts["others"]]})
 
 

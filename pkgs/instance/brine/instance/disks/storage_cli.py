@@ -23,6 +23,8 @@ def add_storage_verbs(verbs: Any) -> None:
 
 def add_copying(parser: argparse.ArgumentParser) -> None:
     """Add the options of a verb that copies volumes."""
+    text = "remove the snapshots of a volume that goes to another unit; what its disk has now moves"
+    parser.add_argument("--discard-snapshots", action="store_true", help=text)
     text = "copy at most so much a second, such as 50M"
     parser.add_argument("--rate", metavar="SIZE", type=size, default=0, help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
