@@ -30,6 +30,7 @@ KINDS = {"volumes": "volumes:VOLUMES"} | {
     for name, kind in (
         ("snapshot", "SNAPSHOT"),
         ("snapshot-removal", "REMOVAL"),
+        ("snapshot-rest", "REST"),
         ("rollback", "ROLLBACK"),
     )
 }

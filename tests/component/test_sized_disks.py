@@ -57,6 +57,7 @@ def unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     kinds.append(EntryPoint("clone-snapshot", "brine.instance.clone:SNAPSHOT_OF_SOURCE"))
     kinds.append(EntryPoint("snapshot", "brine.instance.disks.snapshots:SNAPSHOT"))
     kinds.append(EntryPoint("snapshot-removal", "brine.instance.disks.snapshots:REMOVAL"))
+    kinds.append(EntryPoint("snapshot-rest", "brine.instance.disks.snapshots:REST"))
     kinds.append(EntryPoint("rollback", "brine.instance.disks.snapshots:ROLLBACK"))
     monkeypatch.setattr(operation, "entry_points", lambda _group: kinds)
     with tempfile.TemporaryDirectory(prefix="brine-sized-", dir="/srv") as folder:
@@ -900,8 +901,9 @@ def test_a_folder_that_is_full_or_read_only_holds_up_no_instance(
     assert files_in(small) == set()
 
 
+@pytest.mark.parametrize("is_settled", [True, False])
 def test_no_rollback_to_a_snapshot_whose_removal_has_begun(
-    unit: str, small: str, disk: Brine
+    unit: str, small: str, disk: Brine, is_settled: bool
 ) -> None:
     settings = paths.ETC_DIR / "storage.toml"
     os.mkdir(large := f"{unit}/large")
@@ -923,9 +925,17 @@ def test_no_rollback_to_a_snapshot_whose_removal_has_begun(
         assert is_one_line(said), said
         assert "data: partial" in said[2]
         assert store.load("web1") == before
+        # What settles it, as a boot does, says why it can't now.
+        with pytest.raises(operation.OperationError, match=r"not completed yet: .*one"):
+            operation.settle("snapshots/web1")
+        assert define_instance(web1(ROOT, {**DATA, "unit": small}, vcpus=2)).changed
     said = disk("rollback", "web1", "one")
     assert is_one_line(said), said
-    assert disk("snapshot", "web1", "--remove", "one")[0] == 0
+    if is_settled:
+        operation.settle("snapshots/web1")
+    else:
+        assert disk("snapshot", "web1", "--remove", "one")[0] == 0
+    assert operation.pending() == []
     assert all(one.backing is None for one in disks_of().values())
     for each in disks_of().values():
         read = ["qemu-io", "-f", each.format, "-c", "read -P 1 0 3M", each.path]

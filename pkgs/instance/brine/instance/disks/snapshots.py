@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from pathlib import Path
 from brine.common import operation
 from brine.common.errors import BrineError, UsageError, warn
 from brine.common.files import try_to_write
-from brine.common.operation import Facts, OperationKind, Work
+from brine.common.operation import Facts, OperationError, OperationKind, Work
 from brine.common.progress import ProgressLines, Tell, tell_nothing
 from brine.common.qmp.client import QmpClient
 from brine.common.unix_socket import is_listening
@@ -392,7 +392,9 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
                 stack.close()  # merging may take long, and nothing else waits for it
     if left := operation.find(work.record.id):
         raise operation.waiting_error(left)
-    if faults:
+    if not faults:
+        _end_rest(name, snapshot)
+    else:
         kept = [called(one) for one in disks if _may_have(one, snapshot)]
         gone = [called(one) for one in disks if called(one) not in kept]
         word = f"removed of {', '.join(gone)} alone, not of {', '.join(kept)}" if gone else ""
@@ -449,12 +451,17 @@ def _merge(
     spec = store.load_sound(facts["name"])
     rows = {one["uuid"] for one in facts["disks"]}
     disks = [one for one in (spec.disks if spec else ()) if one.uuid in rows and one.unit]
-    failed = failed or partial(_warn, facts)
+    tell_fault = failed or partial(_warn, facts)
+
+    def failed_of(error: BrineError) -> None:
+        tell_fault(error)
+        _note_rest(facts["name"], facts["snapshot"], disks, error)
+
     if not facts["merged"]:  # else it had been noted on all before the first was merged
         try:
             _note_merging(disks, facts["snapshot"])
         except StorageError as error:
-            failed(error)
+            failed_of(error)
             return
     for disk in disks:
         with ExitStack() as held:
@@ -465,7 +472,7 @@ def _merge(
             except (StorageError, HotplugError) as error:
                 if disk.uuid in facts["merged"]:  # the guest may write below by now
                     raise
-                failed(error)
+                failed_of(error)
                 continue
             hold()
             _save({**facts, "disks": [{"unit": disk.unit, "uuid": disk.uuid}]})
@@ -566,6 +573,59 @@ def _without_layer(disk: Disk, number: int) -> Disk:
 
 
 REMOVAL = OperationKind("snapshot-removal", {"merge": _merge}, alone=store.all_held)
+
+
+# The rest of a removal that failed on a disk: it is no operation on the instance, which it must
+# keep from nothing, and the next settling completes it.
+
+
+def _rest_key(name: str) -> str:
+    return f"snapshots/{name}"
+
+
+def _rests(name: str, snapshot: str) -> list[operation.Operation]:
+    found = operation.pending(_rest_key(name))
+    return [one for one in found if one.facts.get("snapshot") == snapshot]
+
+
+def _note_rest(name: str, snapshot: str, disks: Sequence[Disk], error: BrineError) -> None:
+    """Record that the removal of a snapshot, which has begun on a disk, is to be completed."""
+    if not any(_is_partial(one, snapshot) for one in disks) or _rests(name, snapshot):
+        return
+    facts: Facts = {"name": name, "snapshot": snapshot}
+    try:
+        with operation.begin(REST, _rest_key(name), facts=facts) as work:
+            work.commit(("complete", facts))
+            work.postpone(str(error))
+    except OperationError as fault:
+        warn(str(fault), hint=fault.hint)
+
+
+def _end_rest(name: str, snapshot: str) -> None:
+    for record in _rests(name, snapshot):
+        with suppress(OperationError):  # which stays recorded
+            operation.settle_one(record)
+
+
+def _is_partial(disk: Disk, snapshot: str) -> bool:
+    try:
+        found = _volume(disk).certain_status().snapshots
+    except StorageError:  # which is not seen now
+        return True
+    return any(one.name == snapshot and one.is_partial for one in found)
+
+
+def _complete(facts: Facts) -> None:
+    name, snapshot = facts["name"], facts["snapshot"]
+    spec = store.load_sound(name)
+    if spec is None and store.spec_file_of(name).exists():
+        raise InstanceError(name, "its spec is damaged")
+    disks = [one for one in (spec.disks if spec else ()) if one.unit]
+    if any(_is_partial(one, snapshot) for one in disks):
+        remove_snapshot(name, snapshot)
+
+
+REST = OperationKind("snapshot-rest", {"complete": _complete})
 
 
 # Rolling back.
