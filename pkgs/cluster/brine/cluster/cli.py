@@ -69,3 +69,18 @@ def add_move_verbs(verbs: Any) -> None:
         one.add_argument("id", metavar="ID")
     for one in (begin, following, answer, abort):
         one.add_argument("--json", action="store_true", help="it is JSON without this, too")
+
+
+def add_node_verbs(verbs: Any) -> None:
+    """Add the master's verbs of ``brine node``."""
+    commands = "brine.cluster.node_commands"
+    text = "plan which instances go where, for programs: a question as JSON from standard input"
+    planned = add_verb(verbs, "plan", f"{commands}:print_plan", text)
+    text = "write into the configuration what becomes of nodes, for programs"
+    marked = add_verb(verbs, "mark", f"{commands}:mark", text)
+    marked.add_argument("mark", choices=("drained", "undrained", "home"))
+    text = "decide the next step of nodes that are rebooted, for programs"
+    step = add_verb(verbs, "reboot-step", f"{commands}:step_reboot", text)
+    step.add_argument("what", choices=("begin", "next", "answer", "abort", "look"))
+    for one in (planned, marked, step):
+        one.add_argument("--json", action="store_true", help="it is JSON without this, too")
