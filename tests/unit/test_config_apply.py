@@ -831,3 +831,21 @@ def test_an_address_of_the_other_family_is_refused(cluster: Json, where: str) ->
     with pytest.raises(InputError) as raised:
         apply(None, given)
     assert [mistake.where for mistake in raised.value.mistakes] == [where]
+
+
+def test_a_drained_node_gets_no_instances() -> None:
+    drained = {"nodes": {node_name(2): {"drained": True}}}
+    config = applied(genuine(instances=2), drained)
+    assert not config.node("node2").master_candidate
+    new = {"instances": {"new1.example.com": {"primary_node": "node2"}}}
+    with pytest.raises(InputError, match="/instances/new1.example.com/primary_node: .*drained"):
+        apply(config, new)
+    down = applied(config, {"instances": {WEB: {"admin_state": "down"}}})
+    with pytest.raises(InputError, match="drained"):
+        apply(down, {"instances": {WEB: {"primary_node": "node2"}}})
+    # What is there may change, and pillar that says what it was before is no mistake.
+    there = next(one for one in config.instances.values() if one.primary_node == uuid_of("node", 2))
+    assert applied(config, {"instances": {there.name: {"tags": ["changed"]}}})
+    kept = apply(config, {"nodes": {node_name(2): {"master_candidate": True}}})
+    assert not kept.new.node("node2").master_candidate
+    assert "node2" in kept.notes[0]

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brine.cluster.draining import (
-    Guest,
-    Place,
     PlacementError,
     Plan,
+    Room,
+    Tenant,
     at_home,
     drain_plan,
     fill_plan,
@@ -54,12 +54,12 @@ def moved(configuration: Configuration, number: int, node: int) -> Configuration
     return Configuration.from_json(data)
 
 
-def guest(name: str, memory_mib: int, **more: Any) -> Guest:
-    return Guest(name=name, uuid=name, node="n1", memory_mib=memory_mib, **more)
+def guest(name: str, memory_mib: int, **more: Any) -> Tenant:
+    return Tenant(name=name, uuid=name, node="n1", memory_mib=memory_mib, **more)
 
 
-def place(node: str, memory_mib: int, **units: int) -> Place:
-    return Place(node=node, memory_mib=memory_mib, units=units)
+def place(node: str, memory_mib: int, **units: int) -> Room:
+    return Room(node=node, memory_mib=memory_mib, units=units)
 
 
 def test_guests_spread_over_the_free_memory_the_largest_first() -> None:
@@ -80,7 +80,7 @@ def test_guests_are_packed_where_they_would_not_fit_otherwise() -> None:
 
 def test_a_guest_without_a_place_stays_with_the_reason_of_each_node() -> None:
     guests = [guest("a", 9000), guest("b", 10, units={"vg": 70}), guest("c", 10)]
-    places = [place("n2", 4000, vg=50), place("n3", 4000), Place(node="n4", why_not="no answer")]
+    places = [place("n2", 4000, vg=50), place("n3", 4000), Room(node="n4", why_not="no answer")]
     barred = {"c": {"n2": "another processor", "*": "it has a device of its node"}}
     found = plan(guests, places, barred=barred)
     reasons = {one.instance: one.why for one in found.stays}

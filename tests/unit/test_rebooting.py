@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from brine.cluster.draining import Guest, Place, plan
+from brine.cluster.draining import Room, Tenant, plan
 from brine.cluster.rebooting import (
     REBOOT,
     REBOOT_KEY,
@@ -119,17 +119,17 @@ class SimCluster:
         return BootState(boot_id=boot_id, kernel=node.kernel, newest=node.newest, daemons=daemons)
 
     def _free_mib(self, node: SimNode) -> int:
-        own = (Guest(name="", uuid="", node="", memory_mib=one) for one in node.guests.values())
+        own = (Tenant(name="", uuid="", node="", memory_mib=one) for one in node.guests.values())
         return node.memory_mib - sum(one.needed_mib() for one in own)
 
     def _plan(self, names: list[str]) -> Any:
         guests = [
-            Guest(name=guest, uuid=guest, node=name, memory_mib=memory_mib)
+            Tenant(name=guest, uuid=guest, node=name, memory_mib=memory_mib)
             for name in names
             for guest, memory_mib in self.nodes[name].guests.items()
         ]
         places = [
-            Place(node=one.name, memory_mib=self._free_mib(one))
+            Room(node=one.name, memory_mib=self._free_mib(one))
             for one in self.nodes.values()
             if one.name not in names and not one.is_drained and self._answers(one)
         ]

@@ -365,6 +365,18 @@ def move_step(question: Any, wait: float = 0.0) -> Any:
         time.sleep(_STEP_PAUSE_S)
 
 
+def node_state() -> Any:
+    """
+    Tell the boot id, the kernel, and the daemons of this node: what ``salt-run brine.reboot``
+    compares.
+
+    CLI Example::
+
+        salt '*' brine.node_state
+    """
+    return _said("node", "state")
+
+
 def storage_list(type: str | None = None) -> Any:
     """
     List the storage units of a node; type is lvm-pv, lvm-vg or file.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from brine.common.cli import Command, add_verb, seconds
+from brine.common.cli import Command, add_verb, seconds, whole_number
 
 LEVELS = ("instance", "group", "node", "storage")
 
@@ -73,6 +73,23 @@ def add_move_verbs(verbs: Any) -> None:
 
 def add_node_verbs(verbs: Any) -> None:
     """Add the master's verbs of ``brine node``."""
+    faces = "brine.cluster.node_verbs"
+    text = "empty a node: move all instances that run there; it takes nothing new"
+    drain = add_verb(verbs, "drain", f"{faces}:drain", text)
+    text = "bring home what a drain has moved away; the node takes instances again"
+    fill = add_verb(verbs, "fill", f"{faces}:fill", text)
+    text = "have a node take instances again; nothing moves"
+    undrain = add_verb(verbs, "undrain", f"{faces}:undrain", text)
+    drain.add_argument("--to", metavar="NODE", help="all go there (default: to free memory)")
+    for one in (drain, fill):
+        text = "stop those that can't move live, move them, and start them again"
+        one.add_argument("--cold", action="store_true", help=text)
+        text = "so many at a time (default: 4)"
+        one.add_argument("--jobs", metavar="N", type=whole_number(1, 100), help=text)
+        one.add_argument("--dry-run", action="store_true", help="only say what would move where")
+    for one in (drain, fill, undrain):
+        one.add_argument("node", metavar="NODE")
+        one.add_argument("--json", action="store_true", help="print JSON, for programs")
     commands = "brine.cluster.node_commands"
     text = "plan which instances go where, for programs: a question as JSON from standard input"
     planned = add_verb(verbs, "plan", f"{commands}:print_plan", text)

@@ -36,7 +36,7 @@ class PlacementError(BrineError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guest:
+class Tenant:
     """An instance that moves.
 
     :param node: the name of the node that it is on.
@@ -57,7 +57,7 @@ class Guest:
         return self.memory_mib + self.memory_mib // _OWN_SHARE + _OWN_MIB if self.runs else 0
 
     @classmethod
-    def of_row(cls, row: Any, node: str) -> Guest:
+    def of_row(cls, row: Any, node: str) -> Tenant:
         """It by a row of ``brine instance list --json`` of a node.
 
         :raises PlacementError: if that is none.
@@ -80,7 +80,7 @@ class Guest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Room:
     """A node that instances may go to.
 
     :param units: by name, the MiB that are free in each that takes volumes.
@@ -93,7 +93,7 @@ class Place:
     why_not: str = ""
 
     @classmethod
-    def of_facts(cls, node: str, facts: Any) -> Place:
+    def of_facts(cls, node: str, facts: Any) -> Room:
         """It by the output of ``brine node facts --json``; without that it takes nothing."""
         try:
             units = {
@@ -114,6 +114,7 @@ class PlannedMove(NamedTuple):
     """
 
     instance: str
+    uuid: str
     source: str
     target: str
     memory_mib: int
@@ -160,8 +161,8 @@ Barred = Mapping[str, Mapping[str, str]]
 
 
 def plan(
-    guests: Collection[Guest],
-    places: Collection[Place],
+    guests: Collection[Tenant],
+    places: Collection[Room],
     *,
     jobs: int = DEFAULT_JOBS,
     barred: Barred | None = None,
@@ -181,11 +182,11 @@ def _lost(one: Plan) -> int:
 
 
 def _fitted(
-    guests: Collection[Guest], places: Collection[Place], jobs: int, barred: Barred, order: int
+    guests: Collection[Tenant], places: Collection[Room], jobs: int, barred: Barred, order: int
 ) -> Plan:
     memory = {one.node: one.memory_mib for one in places}
     units = {one.node: dict(one.units) for one in places}
-    found: list[tuple[Guest, str]] = []
+    found: list[tuple[Tenant, str]] = []
     stays: list[Staying] = []
     for guest in sorted(guests, key=lambda one: (-one.needed_mib(), one.name)):
         reasons: dict[str, str] = {}
@@ -205,13 +206,13 @@ def _fitted(
                 units[target][name] -= size_mib
         found.append((guest, target))
     moves = tuple(
-        PlannedMove(guest.name, guest.node, target, guest.needed_mib(), number // max(jobs, 1))
+        PlannedMove(guest.name, guest.uuid, guest.node, target, guest.needed_mib(), number // jobs)
         for number, (guest, target) in enumerate(found)
     )
     return Plan(moves, tuple(stays), memory)
 
 
-def _why_not(guest: Guest, room: Place, barred: Mapping[str, str]) -> str:
+def _why_not(guest: Tenant, room: Room, barred: Mapping[str, str]) -> str:
     """Why a guest has no place on a node; empty if it has one."""
     if room.node == guest.node:
         return "it is there"
@@ -249,7 +250,7 @@ def fault_of_target(node: Node) -> str:
 
 def places_of(
     configuration: Configuration, facts: Mapping[str, Any], *, to: str = "", but: Iterable[str] = ()
-) -> list[Place]:
+) -> list[Room]:
     """The nodes that instances may go to.
 
     :param facts: by name, what ``brine node facts --json`` has printed there, or why it has not.
@@ -267,7 +268,7 @@ def places_of(
         if why_not and wanted:
             raise PlacementError(f"{node.name} takes no instances: {why_not}")
         if not why_not:
-            found.append(Place.of_facts(node.name, facts.get(node.name)))
+            found.append(Room.of_facts(node.name, facts.get(node.name)))
     if wanted and not found:
         raise PlacementError(f"{wanted} is the node that its instances are to leave")
     return found
@@ -279,7 +280,7 @@ def places_of(
 class Emptied(NamedTuple):
     """The guests of nodes that are to be emptied, and what is no matter of it."""
 
-    guests: list[Guest]
+    guests: list[Tenant]
     stays: list[Staying]
 
 
@@ -293,7 +294,7 @@ def guests_on(configuration: Configuration, rows: Mapping[str, Any]) -> Emptied:
     for node, listed in rows.items():
         if not isinstance(listed, list):
             raise PlacementError(f"{node}: its instances are not known: {listed!s:.200}")
-        for guest in (Guest.of_row(row, node) for row in listed):
+        for guest in (Tenant.of_row(row, node) for row in listed):
             known = configuration.instances.get(guest.uuid)
             at = configuration.nodes.get(known.primary_node) if known else None
             if not guest.runs:
@@ -383,7 +384,7 @@ def fill_plan(
     for node in nodes:
         guests, missing = _away_from(configuration, node, rows)
         home = configuration.node(node).name
-        place = Place.of_facts(home, facts.get(home))
+        place = Room.of_facts(home, facts.get(home))
         made = plan(guests, [place], jobs=jobs, barred=barred)
         moves += made.moves
         stays += [*made.stays, *missing]
@@ -405,7 +406,7 @@ def _away_from(configuration: Configuration, node: str, rows: Mapping[str, Any])
             why = f"its instances are not known: {listed or 'it has not answered'!s:.200}"
             stays.append(Staying(known.name, at, why))
             continue
-        found = [one for row in listed if (one := Guest.of_row(row, at)).uuid == uuid]
+        found = [one for row in listed if (one := Tenant.of_row(row, at)).uuid == uuid]
         guests += found
         if not found:
             stays.append(Staying(known.name, at, "the node has no such instance"))
@@ -443,7 +444,7 @@ def _with_node(configuration: Configuration, node: Node) -> Configuration:
     return dataclasses.replace(configuration, nodes=nodes)
 
 
-def expect_member(configuration: Configuration, names: Iterable[str]) -> list[str]:
+def expect_members(configuration: Configuration, names: Iterable[str]) -> list[str]:
     """The whole names of nodes.
 
     :raises ConfigError: if one is none.

@@ -7,7 +7,7 @@ these commands of the master decide. All read JSON from standard input, and prin
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from brine.cluster.rebooting import (
     Reboot,
     chosen,
     doubt_of,
+    expect_found,
     faults_after,
     reboot_act,
     rest_of,
@@ -150,7 +151,7 @@ def step_reboot(arguments: argparse.Namespace) -> int:
         for one in operation.pending(REBOOT_KEY):
             operation.forget(one)
     elif arguments.what == "look":
-        print_json(_looked(given))
+        print_json(_looked(parse(_Looked, given)))
         return 0
     else:
         if arguments.what == "answer":
@@ -189,8 +190,17 @@ def _begun(wanted: Reboot) -> Operation:
 
 
 def _answer(answer: StepAnswer) -> None:
-    if answer.state is not AnswerState.RUNNING:
-        operation.answered(answer.id, answer.facts())
+    """Take an answer that ends its step.
+
+    :raises OperationError: if what follows could not be decided by it.
+    """
+    record = operation.find(answer.id.rpartition("-")[0])
+    step = operation.awaited(record) if record else None
+    if step is None or step.id != answer.id or answer.state is AnswerState.RUNNING:
+        return
+    if answer.state is AnswerState.DONE:
+        expect_found(step, answer.found)
+    operation.answered(answer.id, answer.facts())
 
 
 def _told(record: Operation | None) -> dict[str, Any]:
@@ -207,20 +217,30 @@ def _told(record: Operation | None) -> dict[str, Any]:
     }
 
 
-def _looked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the nodes that reboot are asked for, or what is wrong with them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """Nodes that reboot, as they answer.
 
-    :param given: *before* and *now*, by node what ``brine node state --json`` has printed;
-        *running*, by node the names of the instances that run there; *check*, whether they should
-        be well again.
+    :param before: by node, what ``brine node state --json`` has printed before; *now* likewise.
+    :param running: by node, the names of the instances that run there.
+    :param check: whether the nodes should be well again.
     """
+
+    before: dict[str, Any]
+    now: dict[str, Any]
+    running: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    check: bool = False
+
+
+def _looked(given: _Looked) -> dict[str, Any]:
+    """What the nodes that reboot are asked for, or what is wrong with them."""
     found: dict[str, Any] = {}
-    for node, state in given["before"].items():
-        before, answer = BootState.of(state), given["now"].get(node)
+    for node, state in given.before.items():
+        before, answer = BootState.of(state), given.now.get(node)
         now = BootState.of(answer) if isinstance(answer, dict) else None
-        if given.get("check"):
+        if given.check:
             found[node] = {"faults": faults_after(before, now)}
         else:
-            verdict = reboot_act(before, now, given["running"].get(node))
+            verdict = reboot_act(before, now, given.running.get(node))
             found[node] = {"act": verdict.act, "why": verdict.why}
     return found

@@ -32,6 +32,7 @@ from brine.common.operation import (
     OperationError,
     OperationKind,
     OperationState,
+    Step,
 )
 from brine.common.schema import key, parse
 
@@ -137,6 +138,22 @@ def chosen(plans: Mapping[int, Plan], nodes: Collection[str], batch: int) -> lis
     return []
 
 
+def expect_found(step: Step, found: Facts) -> None:
+    """Refuse an answer that does not have what the next steps need.
+
+    :raises OperationError: what is missing.
+    """
+    nodes, before = found.get("nodes"), found.get("before")
+    is_some = isinstance(nodes, list) and nodes and {*nodes} <= {*step.facts["nodes"]}
+    if step.name == RebootStep.CHOOSE and not is_some:
+        raise OperationError(f"no nodes of the step: {nodes!r:.200}")
+    if step.name == RebootStep.UPGRADE:
+        if not isinstance(before, dict) or {*before} != {*step.facts["nodes"]}:
+            raise OperationError(f"no states of the step's nodes: {before!r:.200}")
+        for state in before.values():
+            BootState.of(state)
+
+
 # One node.
 
 
@@ -188,7 +205,7 @@ class RebootAct(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RebootDecision:
     """What the caller does about a node now, and why."""
 
     act: RebootAct
@@ -197,22 +214,24 @@ class Verdict:
 
 def reboot_act(
     before: BootState, now: BootState | None, running: Collection[str] | None
-) -> Verdict:
+) -> RebootDecision:
     """What a node that reboots is asked for.
 
     :param now: None if it does not answer.
     :param running: the instances that run there; None if that is not known.
     """
     if now is None:
-        return Verdict(act=RebootAct.WAIT, why="it does not answer")
+        return RebootDecision(act=RebootAct.WAIT, why="it does not answer")
     if now.boot_id != before.boot_id:
-        return Verdict(act=RebootAct.DONE)
+        return RebootDecision(act=RebootAct.DONE)
     if running is None:
-        return Verdict(act=RebootAct.WAIT, why="its instances are not known")
+        return RebootDecision(act=RebootAct.WAIT, why="its instances are not known")
     if running:
         names = ", ".join(sorted(running))
-        return Verdict(act=RebootAct.DOUBT, why=printable(f"instances run there again: {names}"))
-    return Verdict(act=RebootAct.REBOOT, why="it has not rebooted yet")
+        return RebootDecision(
+            act=RebootAct.DOUBT, why=printable(f"instances run there again: {names}")
+        )
+    return RebootDecision(act=RebootAct.REBOOT, why="it has not rebooted yet")
 
 
 def faults_after(before: BootState, now: BootState | None) -> list[str]:

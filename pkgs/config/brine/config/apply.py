@@ -91,6 +91,7 @@ def apply(current: Configuration | None, declared: Any, *, prune: bool = False) 
     new = _merged(draft, prune=prune)
     draft.mistakes.extend(_new_faults(draft, new))
     _check_moves(draft, new)
+    _check_drained(draft, new)
     if draft.mistakes:
         raise InputError(draft.mistakes, _GANETIS if foreign else _MANUAL)
     return Applied(new, tuple(draft.notes), tuple(without_effect(declared, new)))
@@ -503,7 +504,10 @@ def _finish_node(draft: Draft, where: str, base: Json, value: Json) -> None:
         base["primary_ip"] = ""
     base.setdefault("secondary_ip", base["primary_ip"])
     if base.get("offline") or base.get("drained"):
-        if value.get("master_candidate"):
+        is_said = any(value.get(state) for state in ("offline", "drained"))
+        if value.get("master_candidate") and not is_said and base["uuid"] in draft.old["nodes"]:
+            draft.notes.append(f"{base['name']}: is no master candidate while it is out")
+        elif value.get("master_candidate"):
             text = "a node that is offline or drained can be no master candidate"
             draft.wrong(f"{where}/master_candidate", text)
         base["master_candidate"] = False
@@ -589,6 +593,16 @@ def _check_moves(draft: Draft, new: Configuration) -> None:
             'apply "admin_state": "down"; or, if that node is dead, "offline": true for it'
         )
         draft.wrong(member("/instances", moved.name) + "/primary_node", text)
+
+
+def _check_drained(draft: Draft, new: Configuration) -> None:
+    """Refuse instances that would be new on a node which is drained, as Ganeti does."""
+    for key in () if draft.foreign else draft.edited("instances"):
+        old, found = draft.old["instances"].get(key), new.instances[key]
+        node = new.nodes.get(found.primary_node)
+        if node and node.drained and (old is None or old.primary_node != node.uuid):
+            text = f"{node.name} is drained: it takes no instances"
+            draft.wrong(member("/instances", found.name) + "/primary_node", text)
 
 
 def _new_faults(draft: Draft, new: Configuration) -> list[Mistake]:
