@@ -144,7 +144,7 @@ def expect_found(step: Step, found: Facts) -> None:
     :raises OperationError: what is missing.
     """
     nodes, before = found.get("nodes"), found.get("before")
-    is_some = isinstance(nodes, list) and nodes and {*nodes} <= {*step.facts["nodes"]}
+    is_some = isinstance(nodes, list) and nodes and {*map(str, nodes)} <= {*step.facts["nodes"]}
     if step.name == RebootStep.CHOOSE and not is_some:
         raise OperationError(f"no nodes of the step: {nodes!r:.200}")
     if step.name == RebootStep.UPGRADE:
