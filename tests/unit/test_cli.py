@@ -419,6 +419,38 @@ def test_it_is_an_exception_only_while_somebody_catches_that(before: str, seen: 
     assert done.stdout.strip() == seen
 
 
+_DROPPED = """
+import signal, time, weakref
+from brine.common import cli
+from brine.common import main as program
+class Thing: pass
+def main(*, ahead):
+    cli.undo_when_told_to_end()
+    thing = Thing()
+    reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.{name}))
+    try:
+        del thing
+        time.sleep(30)
+    except (KeyboardInterrupt, SystemExit) as end:
+        return print("undone", type(end).__name__) or 9
+    return 0
+cli.main = main
+program.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "error"), [("SIGINT", "KeyboardInterrupt"), ("SIGTERM", "SystemExit")]
+)
+def test_a_signal_in_the_callback_of_a_weak_reference_ends_a_command(name: str, error: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-P", "-c", _DROPPED.format(name=name)]
+    done = subprocess.run(
+        command, capture_output=True, check=False, text=True, timeout=60, env=environment
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (9, f"undone {error}\n", "")
+
+
 _ENDING = """
 import atexit, sys, threading, time
 from brine.common import cli
