@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from brine.common.cli import Command, add_verb, seconds, whole_number
+from brine.common.cli import Command, add_verb, seconds, size, whole_number
 
 LEVELS = ("instance", "group", "node", "storage")
 
@@ -101,3 +101,36 @@ def add_node_verbs(verbs: Any) -> None:
     step.add_argument("what", choices=("begin", "next", "answer", "abort", "look"))
     for one in (planned, marked, step):
         one.add_argument("--json", action="store_true", help="it is JSON without this, too")
+
+
+def add_instance_verbs(verbs: Any) -> None:
+    """Add the verbs of ``brine instance`` that are about several nodes."""
+    text = "move an instance to another node, on the cluster's master"
+    migrate = add_verb(verbs, "migrate", "brine.cluster.migrate_commands:migrate", text)
+    migrate.add_argument("name", metavar="INSTANCE")
+    text = "the node that gets it (default: one that can, with most free memory)"
+    migrate.add_argument("--to", metavar="NODE", help=text)
+    text = "stop a guest that runs, and start it on the other node"
+    migrate.add_argument("--cold", action="store_true", help=text)
+    text = "only say what keeps it from moving"
+    migrate.add_argument("--dry-run", action="store_true", help=text)
+    text = "slow a guest down that changes its memory faster than it can be sent"
+    migrate.add_argument("--auto-converge", action="store_true", help=text)
+    number = whole_number(1, 2_000_000)
+    text = "how long the guest may stand still, in milliseconds"
+    migrate.add_argument("--max-downtime", metavar="MS", type=number, help=text)
+    text = "how much is sent at most a second, such as 100M"
+    migrate.add_argument("--rate", metavar="SIZE", type=size, help=text)
+    migrate.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_operation_verbs(verbs: Any) -> None:
+    """Add the verbs of ``brine operations`` that are about several nodes."""
+    commands = "brine.cluster.migrate_commands"
+    text = "go on with a move between nodes, or settle other work"
+    resume = add_verb(verbs, "resume", f"{commands}:resume", text)
+    text = "have a move between nodes go back, if it can"
+    abort = add_verb(verbs, "abort", f"{commands}:abort", text)
+    for one in (resume, abort):
+        one.add_argument("id", metavar="ID")
+        one.add_argument("--json", action="store_true", help="print JSON, for programs")

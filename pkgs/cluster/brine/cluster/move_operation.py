@@ -26,6 +26,8 @@ from brine.common.operation import (
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore, move_key
 
+_LONGEST_TEXT = 200
+
 
 @dataclass(frozen=True, slots=True)
 class MoveStatus:
@@ -118,6 +120,10 @@ def answer_step(answer: StepAnswer) -> MoveStatus:
     step = operation.awaited(record) if record else None
     if step and is_final(step, answer):
         return _answered(answer)
+    if step and (answer.id, answer.step) == (step.id, step.name):
+        text = str(answer.found.get("text") or answer.error or answer.state)[:_LONGEST_TEXT]
+        share = max(0.0, min(1.0, answer.progress))
+        operation.progressed(step.id, share, f"{step.name} on {step.node}: {text}")
     return move_status(identity)
 
 

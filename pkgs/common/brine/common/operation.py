@@ -721,6 +721,15 @@ def obstacle(key: str) -> Operation | None:
 _worked_for: list[str] = []
 
 
+def progressed(step_id: str, done: float, text: str) -> None:
+    """Record how far a step is that is done elsewhere; see :meth:`Work.progress`."""
+    identity = step_id.rpartition("-")[0]
+    with _held(identity, timeout_s=_SETTLE_TIMEOUT_S):
+        record = find(identity)
+        if record and any(step.id == step_id and _is_awaited(step) for step in record.steps):
+            Work(_kind_of(record), record).progress(done, text)
+
+
 def awaited(record: Operation) -> Step | None:
     """The step of an operation that waits for other nodes; None if there is none."""
     return next(filter(_is_awaited, record.steps), None)

@@ -1,0 +1,158 @@
+"""``brine instance migrate``, ``brine operations resume`` and ``abort``, on the cluster's master.
+
+Salt carries the questions of a move to the nodes: these commands run its runner, and show how far
+it is, as the move's record has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from brine.cluster.move_operation import MOVE
+from brine.common import operation
+from brine.common.cli import print_json
+from brine.common.errors import BrineError, printable, tell_error, warn
+from brine.common.operation import Operation, settle_one
+
+_POLL_S = 0.25
+_INTERRUPTED = 130
+
+Told = Mapping[str, Any]
+
+
+def migrate(arguments: argparse.Namespace) -> int:
+    """``brine instance migrate``: 1 if the instance has not moved, or could not."""
+    words = {
+        "instance": arguments.name,
+        "to": arguments.to,
+        "cold": arguments.cold,
+        "test": arguments.dry_run,
+        "auto_converge": arguments.auto_converge,
+        "max_downtime": arguments.max_downtime,
+        "rate": arguments.rate,
+    }
+    told = _run("migrate", words, arguments.json, lambda one: _is_about(one, arguments.name))
+    if arguments.dry_run and not arguments.json:
+        return _tell_dry_run(told)
+    return _tell(told, arguments.json)
+
+
+def _is_about(record: Operation, name: str) -> bool:
+    whole = str(record.facts.get("instance", ""))
+    return name in (whole, whole.partition(".")[0], record.facts.get("uuid"))
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """``brine operations resume``: moves go on; others are completed or undone."""
+    record = _pending(arguments.id)
+    if record.kind == MOVE.name:
+        return _carry(arguments, abort=False)
+    is_settled = settle_one(record)
+    if arguments.json:
+        print_json({"result": is_settled, "operation": record.id})
+    else:
+        print(f"{'settled' if is_settled else 'unchanged, as it is in progress'}: {record.id}")
+    return 0
+
+
+def abort(arguments: argparse.Namespace) -> int:
+    """``brine operations abort``: a move goes back, if it can."""
+    record = _pending(arguments.id)
+    if record.kind != MOVE.name:
+        hint = "of a move between nodes, the master has the operation that can be aborted"
+        raise BrineError(f"{record.id}: a {record.kind} can't be aborted", hint=hint)
+    return _carry(arguments, abort=True)
+
+
+def _carry(arguments: argparse.Namespace, *, abort: bool) -> int:
+    words = {"operation": arguments.id, "abort": abort}
+    told = _run("resume", words, arguments.json, lambda one: one.id == arguments.id)
+    return _tell(told, arguments.json)
+
+
+def _pending(identity: str) -> Operation:
+    if record := operation.find(identity):
+        return record
+    raise BrineError(f"{identity}: no such operation is pending", hint="brine operations list")
+
+
+def _run(
+    function: str, words: Mapping[str, Any], is_quiet: bool, is_ours: Callable[[Operation], bool]
+) -> Told:
+    """What a function of the runner returns.
+
+    :raises BrineError: if it can't be run, or returns nothing.
+    """
+    program = shutil.which("salt-run")
+    if program is None:
+        raise BrineError("there is no salt-run here", hint="run this on the host of Salt's master")
+    # JSON is YAML: without quotes, Salt would make numbers of some names.
+    given = [f"{key}={json.dumps(one)}" for key, one in words.items() if one not in (None, False)]
+    command = [program, "--out=json", "--log-level=error", f"brine.{function}", *given]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
+        try:
+            said = _read(child, None if is_quiet else is_ours)
+        except KeyboardInterrupt:
+            left = [one for one in operation.pending() if one.kind == MOVE.name and is_ours(one)]
+            for one in left:
+                warn("the move is pending", hint=f"brine operations resume {one.id}, or abort")
+            raise SystemExit(_INTERRUPTED) from None
+    try:
+        told: Any = json.loads(said)
+    except ValueError:
+        told = said.decode(errors="replace").strip()
+    if isinstance(told, dict) and isinstance(told.get("result"), bool):
+        return told
+    raise BrineError(f"salt-run brine.{function}: {printable(str(told))[-300:] or 'no answer'}")
+
+
+def _read(child: subprocess.Popen[bytes], is_ours: Callable[[Operation], bool] | None) -> bytes:
+    """The output of the runner. Meanwhile each new word of the move's progress is shown."""
+    assert child.stdout
+    said, shown = b"", ""
+    while True:
+        if select.select([child.stdout], [], [], _POLL_S)[0]:
+            part = os.read(child.stdout.fileno(), 65536)
+            if not part:
+                return said
+            said += part
+        if is_ours and (line := _progress(is_ours)) not in ("", shown):
+            print(printable(line), file=sys.stderr, flush=True)
+            shown = line
+
+
+def _progress(is_ours: Callable[[Operation], bool]) -> str:
+    for one in operation.pending():
+        if one.kind == MOVE.name and is_ours(one) and one.progress:
+            return f"{100 * one.progress.get('done', 0):3.0f} % {one.progress.get('text', '')}"
+    return ""
+
+
+def _tell_dry_run(told: Told) -> int:
+    """A line for each obstacle."""
+    if told.get("obstacles"):
+        print("\n".join(printable(line) for line in told["obstacles"]))
+    return _tell(told, False)
+
+
+def _tell(told: Told, as_json: bool) -> int:
+    status = 0 if told["result"] else 1
+    if as_json:
+        print_json({key: one for key, one in told.items() if key != "retcode"})
+        return status
+    for note in told.get("notes", []):
+        warn(printable(note))
+    comment = printable(str(told.get("comment", "")))
+    if status:
+        tell_error(BrineError(comment))
+    else:
+        print(comment)
+    return status
