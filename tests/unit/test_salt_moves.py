@@ -63,15 +63,18 @@ class Nodes:
     ) -> dict[str, Any]:
         """As Salt's runner salt.execute."""
         ids = [each for each in (N1, N2, N3) if re.match(tgt, each)]
-        functions: dict[str, Callable[..., Any]] = {
+        function = self.functions()[fun]
+        answers = {each: function(each, *arg, **kwarg) for each in ids}
+        return {each: False if answer is None else answer for each, answer in answers.items()}
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        return {
             "state.apply": self._apply,
             "brine.move_step": self._step,
             "brine.move_offer": self._offer,
             "brine.move_check": self._check,
             "brine.node_facts": lambda each: {"memory_available_mib": self.free_mib[each]},
         }
-        answers = {each: functions[fun](each, *arg, **kwarg) for each in ids}
-        return {each: False if answer is None else answer for each, answer in answers.items()}
 
     def _apply(self, node: str, state: str, test: bool) -> Any:
         assert (state, test) == ("brine.confd", False)

@@ -15,6 +15,11 @@ The nodes of the cluster, from the Salt master
     salt-run brine.cpu_baseline test=True
     salt-run brine.migrate web1 to=node2
     salt-run brine.migrate web1 to=node2 test=True
+    salt-run brine.drain kvm1
+    salt-run brine.fill kvm1
+    salt-run brine.undrain kvm1
+    salt-run brine.reboot 'kvm*' upgrade=True test=True
+    salt-run brine.reboot 'kvm*' upgrade=True
 
 These run on the master, whose host has the cluster's configuration. A minion is the node whose name
 is its id, where either may be the short one.
@@ -22,8 +27,11 @@ is its id, where either may be the short one.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import contextvars
 import fcntl
+import fnmatch
 import hashlib
 import json
 import logging
@@ -35,7 +43,7 @@ import urllib.parse
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     __context__: dict[str, Any] = {}
     __opts__: dict[str, Any] = {}
@@ -52,6 +60,10 @@ _LONGEST_SAID = 300
 # twice as long, up to the second. A first run installs packages, and takes minutes.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 _BUSY_TIMEOUT_S = 900.0
+_GOING = ("running", "starting", "stopping")
+# A node that reboots is looked at so often, asked again after a minute, and has to be well so soon
+# after it is back.
+_BOOT_PAUSE_S, _ASK_AGAIN_S, _WELL_S = 5.0, 60.0, 300.0
 # What a minion answers that applies states just now, or has a job of several functions: then Salt,
 # as of 3008.5, fails at the list of these when it looks for runs of states.
 _BUSY = "is running as PID"
@@ -783,6 +795,431 @@ def _published(step: Result, timeout: int | None) -> tuple[Result | None, str]:
         return None, f"publish: {name}: {_printable(why)}; it is asked again"
     answer = {"id": step["id"], "step": step["step"], "state": "done", "progress": 1.0}
     return {**answer, "error": "", "found": {}}, "publish: all candidates answer"
+
+
+def drain(
+    node: str,
+    to: str | None = None,
+    cold: bool = False,
+    jobs: int = 4,
+    test: bool = False,
+    timeout: int | None = None,
+) -> Result:
+    """
+    Empty a node: move all instances that run there to other nodes. It takes nothing new until
+    ``brine.fill`` or ``brine.undrain``.
+
+    The configuration has it as ``drained``, and has a record of what was there. A node that is the
+    cluster's master is emptied, and not marked. An instance that can't move holds up no other.
+
+    :param node: its name.
+    :param to: the node that gets all; otherwise each goes where the most memory is free.
+    :param cold: stop instances that can't move live for their move.
+    :param jobs: how many instances move at a time.
+    :param test: only say what would move where.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    Returns ``moved``, by instance the node that has it now; ``failed``, by instance why it is still
+    there; and ``left``, those that do not run. It fails if one runs there still.
+
+    CLI Example::
+
+        salt-run brine.drain kvm1 test=True
+        salt-run brine.drain kvm1 to=kvm2 cold=True
+    """
+    question = {"verb": "drain", "nodes": [str(node)], "to": str(to or ""), "jobs": int(jobs)}
+    return _verb_done(lambda: _drained(question, cold=cold, test=test, timeout=timeout), test)
+
+
+def fill(
+    node: str, cold: bool = False, jobs: int = 4, test: bool = False, timeout: int | None = None
+) -> Result:
+    """
+    Have a node take instances again, and bring those home that ``brine.drain`` has moved away.
+
+    Parameters and returns are as those of ``brine.drain``. What could not come home stays on
+    record: run it again.
+
+    CLI Example::
+
+        salt-run brine.fill kvm1
+    """
+    question = {"verb": "fill", "nodes": [str(node)], "jobs": int(jobs)}
+    return _verb_done(lambda: _filled(question, cold=cold, test=test, timeout=timeout), test)
+
+
+def undrain(node: str, timeout: int | None = None) -> Result:
+    """
+    Have a node take instances again; nothing moves.
+
+    CLI Example::
+
+        salt-run brine.undrain kvm1
+    """
+
+    def done() -> Result:
+        _mark("undrained", [str(node)])
+        return {}
+
+    return _verb_done(done, False)
+
+
+def reboot(
+    nodes: str | list[str] | None = None,
+    upgrade: bool = False,
+    batch: int = 1,
+    cold: bool = False,
+    jobs: int = 4,
+    test: bool = False,
+    abort: bool = False,
+    boot_timeout: int = 900,
+    timeout: int | None = None,
+) -> Result:
+    """
+    Reboot nodes one after another, without a reboot of their guests: for each node, move its guests
+    to other nodes, upgrade its packages, reboot it, look whether it is well, and bring its guests
+    home.
+
+    A node is well when its minion answers after another boot, Brine's daemons are back, no unit has
+    failed that had not before, its kernel is the newest one that is installed, and the states
+    ``brine`` have given it the configuration. At the first doubt, all stops as it is: the result
+    says why. Run it again, without nodes, to go on with the step that it has stopped at; also if it
+    was killed, or the master has rebooted. The cluster's master, and nodes that are offline, are
+    left out.
+
+    :param nodes: names, or a pattern of names, as ``kvm*``. None goes on with what has begun.
+    :param upgrade: upgrade all packages, with ``pkg.upgrade``, before the reboot.
+    :param batch: how many nodes at a time, at most; fewer if the others can't hold all guests.
+    :param cold: stop instances that can't move live for their move.
+    :param jobs: how many instances move at a time.
+    :param test: only print the plan.
+    :param abort: forget what has begun. Nodes that are drained stay so: see ``brine.fill``.
+    :param boot_timeout: how long a node may take to come back, in seconds.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    CLI Example::
+
+        salt-run brine.reboot 'kvm*' upgrade=True test=True
+        salt-run brine.reboot 'kvm*' upgrade=True
+        salt-run brine.reboot
+    """
+    try:
+        with _locked("reboot"):
+            if abort:
+                _reboot_step("abort")
+                return _ended(True, "no reboot is pending any more")
+            now = _reboot_step("next")
+            if nodes or not now["step"]:
+                names, left_out = _to_reboot(nodes)
+                if test:
+                    return _reboot_plan(names, left_out, int(batch), timeout)
+                if now["step"] and now["wanted"]["nodes"] != names:
+                    text = f"a reboot of {', '.join(now['wanted']['nodes'])} is pending"
+                    raise _RefusedError(f"{text}: brine.reboot without nodes goes on with it")
+                if not now["step"]:
+                    wanted = {"nodes": names, "batch": int(batch), "upgrade": bool(upgrade)}
+                    wanted |= {"cold": bool(cold), "jobs": int(jobs)}
+                    now = _reboot_step("begin", wanted)
+            return _rebooted(now, int(boot_timeout), timeout)
+    except BlockingIOError:
+        return _ended(False, "another brine.reboot is at work")
+    except _RefusedError as error:
+        return _ended(False, str(error))
+
+
+# Nodes that are emptied and filled. brine-cluster decides; this asks the nodes.
+
+
+def _verb_done(done: Callable[[], Result], test: bool) -> Result:
+    try:
+        _expect_master()
+        told = done()
+        undone = {} if test else _undone(_changes_redistributed(None) or {})
+        for name, reason in undone.items():
+            text = "%s is not as the configuration says: %s"
+            log.error(text, name, _printable(reason))
+    except _RefusedError as error:
+        return _ended(False, str(error))
+    moved, failed = told.get("moved", {}), told.get("failed", {})
+    comment = f"{len(moved)} instances {'would move' if test else 'have moved'}"
+    comment += f", and {len(failed)} can't" if failed else ""
+    return _ended(not failed, comment, **told, not_redistributed=undone)
+
+
+def _drained(question: Result, *, cold: bool, test: bool, timeout: int | None) -> Result:
+    plan = _plan(question, timeout)
+    if not test:
+        of_plan = {one["uuid"]: one["source"] for one in plan["moves"]}
+        _mark("drained", plan["nodes"], of_plan)
+    return _placed(question, plan, cold=cold, test=test, timeout=timeout)
+
+
+def _filled(question: Result, *, cold: bool, test: bool, timeout: int | None) -> Result:
+    if not test:
+        _mark("undrained", question["nodes"])
+    plan = _plan(question, timeout)
+    told = _placed(question, plan, cold=cold, test=test, timeout=timeout)
+    if not test:
+        _mark("home", question["nodes"])
+    return told
+
+
+def _mark(what: str, nodes: Collection[str], leaving: Mapping[str, str] | None = None) -> None:
+    """Write into the configuration what becomes of nodes; and of drained ones, what leaves them."""
+    leaving = leaving or {}
+    marked = {name: [uuid for uuid, at in leaving.items() if at == name] for name in nodes}
+    _brine("node", "mark", what, "--json", stdin=json.dumps({"nodes": marked}))
+
+
+def _plan(question: Result, timeout: int | None) -> Result:
+    """Which instance goes where, by what the nodes answer just now."""
+    names = [*_nodes()]
+    nodes = [name for name in names if any(_is_same(name, one) for one in question["nodes"])]
+    others = [name for name in names if name not in nodes]
+    listed, asked = {
+        "drain": (nodes, others),
+        "batch": (nodes, names),
+        "fill": (others, nodes),
+    }[question["verb"]]
+    rows = _execute("brine.list", listed, [], timeout=timeout)
+    facts = _execute("brine.node_facts", asked, [], timeout=timeout)
+    text = json.dumps({**question, "rows": rows, "facts": facts})
+    planned: Result = _brine("node", "plan", "--json", stdin=text)
+    return planned
+
+
+def _placed(
+    question: Result, plan: Result, *, cold: bool, test: bool, timeout: int | None
+) -> Result:
+    """Move what a plan says. What can't go to one node is tried on others, until nothing has a
+    place that it was not tried on."""
+    moved: dict[str, str] = {}
+    barred: dict[str, dict[str, str]] = {}
+    while plan["moves"]:
+        tried = {one["instance"]: one["target"] for one in plan["moves"]}
+        new = [one for one in plan["moves"] if moved.get(one["instance"]) != one["target"]]
+        refused = _moves_done(new, question["jobs"], cold=cold, test=test, timeout=timeout)
+        moved |= {name: target for name, target in tried.items() if name not in refused}
+        for name, why in refused.items():
+            barred.setdefault(name, {}).update(why)
+        if not refused:
+            break
+        plan = _plan({**question, "barred": barred}, timeout)
+    if test:  # nothing has moved, so the last plan has all
+        moved = {one["instance"]: one["target"] for one in plan["moves"]}
+    told: Result = {"moved": moved, "failed": {}, "left": {}}
+    for one in plan["stays"]:
+        told["failed" if one["is_fault"] else "left"][one["instance"]] = one["why"]
+    return told
+
+
+def _moves_done(
+    moves: Sequence[Result], jobs: int, *, cold: bool, test: bool, timeout: int | None
+) -> dict[str, dict[str, str]]:
+    """Move instances, several at a time. Returns for those that have not moved why not, by the node
+    that they were to go to; ``*`` is any."""
+    with concurrent.futures.ThreadPoolExecutor(max(jobs, 1)) as pool:
+        begun = {
+            one["instance"]: pool.submit(
+                contextvars.copy_context().run, _move_done, one, cold, test, timeout
+            )
+            for one in moves
+        }
+    return {name: why for name, future in begun.items() if (why := future.result())}
+
+
+def _move_done(move: Result, cold: bool, test: bool, timeout: int | None) -> dict[str, str]:
+    name, target = move["instance"], move["target"]
+    # One that a killed call has begun goes on, wherever that goes to.
+    to = None if not test and _pending_move(name) else target
+    told = _migrate(name, to, test=test, timeout=timeout)
+    if cold and not told["result"] and not told.get("operation"):
+        told = _migrate(name, target, True, test=test, timeout=timeout)
+    if told["result"]:
+        return {}
+    lines = told.get("obstacles") or [told["comment"]]
+    # A plan has no drained target, but in test mode those that are to be filled.
+    lines = [_printable(one) for one in lines if one != f"{target}: it is drained"]
+    return {"*" if told.get("operation") else target: "; ".join(lines)} if lines else {}
+
+
+# Nodes that are rebooted.
+
+
+def _to_reboot(nodes: str | list[str] | None) -> tuple[list[str], list[str]]:
+    """The nodes that a pattern names, and those of them that are left out."""
+    if not nodes:
+        raise _RefusedError("no reboot is pending: say which nodes, such as 'kvm*'")
+    patterns = nodes if isinstance(nodes, list) else str(nodes).split(",")
+    known, master = _nodes(), _config(f"/nodes/{_config('/cluster/master_node')}/name")
+    found = [
+        name
+        for name in sorted(known)
+        if any(
+            fnmatch.fnmatchcase(each.lower(), str(pattern).strip().lower())
+            for pattern in patterns
+            for each in (name, name.partition(".")[0])
+        )
+    ]
+    chosen = [name for name in found if not known[name] and name != master]
+    if not chosen:
+        text = f"{_printable(nodes)} names no node that could be rebooted"
+        raise _RefusedError(f"{text}: the master, {master}, and offline nodes are left out")
+    return chosen, [name for name in found if name not in chosen]
+
+
+def _reboot_step(what: str, given: Any = None) -> Result:
+    """What brine-cluster decides about a reboot."""
+    text = json.dumps(given if given is not None else {})
+    told: Result = _brine("node", "reboot-step", what, "--json", stdin=text)
+    return told
+
+
+def _reboot_plan(
+    names: Sequence[str], left_out: Sequence[str], batch: int, timeout: int | None
+) -> Result:
+    rest, batches = [*names], []
+    while rest:
+        planned = _plan({"verb": "batch", "nodes": rest, "batch": batch}, timeout)
+        batches.append({key: planned[key] for key in ("nodes", "moves", "stays")})
+        if not planned["nodes"]:
+            comment = f"the guests of {rest[0]} have no place on other nodes"
+            return _ended(False, comment, batches=batches, left_out=left_out)
+        rest = [name for name in rest if name not in planned["nodes"]]
+    comment = f"{len(names)} nodes would be rebooted, in {len(batches)} batches"
+    return _ended(True, comment, batches=batches, left_out=left_out)
+
+
+def _rebooted(now: Result, boot_timeout_s: int, timeout: int | None) -> Result:
+    """Do what follows, until all nodes are rebooted, or something is in doubt."""
+    carry = {
+        "choose": _choose,
+        "drain": _drain_batch,
+        "upgrade": _upgrade,
+        "reboot": _boot,
+        "check": _check,
+        "fill": _fill_batch,
+    }
+    wanted = {**now["wanted"], "boot_timeout_s": boot_timeout_s, "timeout": timeout}
+    while step := now["step"]:
+        doubt, found = "", {}
+        log.info("brine.reboot: %s of %s", step["step"], ", ".join(step["facts"]["nodes"]))
+        try:
+            found = carry[step["step"]](step["facts"], wanted)
+        except _RefusedError as error:
+            doubt = str(error)
+        answer = {"id": step["id"], "step": step["step"], "progress": 1.0, "found": found}
+        answer |= {"state": "failed" if doubt else "done", "error": doubt}
+        now = _reboot_step("answer", answer)
+        if doubt:
+            names = ", ".join(step["facts"]["nodes"])
+            comment = f"stopped at the step {step['step']} of {names}: {doubt}"
+            hint = "salt-run brine.reboot goes on with this step; abort=True forgets the rest"
+            return _ended(False, comment, hint=hint, left=now["left"])
+    return _ended(True, f"rebooted: {', '.join(wanted['nodes'])}")
+
+
+def _choose(facts: Result, wanted: Result) -> Result:
+    question = {"verb": "batch", "nodes": facts["nodes"], "batch": facts["batch"]}
+    planned = _plan(question, wanted["timeout"])
+    if not planned["nodes"]:
+        stays = [f"{one['instance']}: {one['why']}" for one in planned["stays"] if one["is_fault"]]
+        raise _RefusedError("; ".join(stays) or "no node can be emptied")
+    return {"nodes": planned["nodes"]}
+
+
+def _drain_batch(facts: Result, wanted: Result) -> Result:
+    question = {"verb": "drain", "nodes": facts["nodes"], "jobs": wanted["jobs"]}
+    told = _drained(question, cold=wanted["cold"], test=False, timeout=wanted["timeout"])
+    return _without_failures(told)
+
+
+def _fill_batch(facts: Result, wanted: Result) -> Result:
+    question = {"verb": "fill", "nodes": facts["nodes"], "jobs": wanted["jobs"]}
+    told = _filled(question, cold=wanted["cold"], test=False, timeout=wanted["timeout"])
+    _changes_redistributed(wanted["timeout"])
+    return _without_failures(told)
+
+
+def _without_failures(told: Result) -> Result:
+    if told["failed"]:
+        raise _RefusedError("; ".join(f"{name}: {why}" for name, why in told["failed"].items()))
+    return {}
+
+
+def _upgrade(facts: Result, wanted: Result) -> Result:
+    """Upgrade nodes, if that is wanted; then look what their reboot has to bring back."""
+    names = facts["nodes"]
+    if wanted["upgrade"]:
+        named = {
+            "refresh": True,
+            "dist_upgrade": True,
+        }  # the latter is apt's: kernels are new packages
+        answers = _execute("pkg.upgrade", names, [], timeout=wanted["timeout"], **named)
+        _expect_objects(names, answers, "its upgrade has failed")
+    states = _execute("brine.node_state", names, [], timeout=wanted["timeout"])
+    _expect_objects(names, states, "its state is not known")
+    return {"before": {name: states[name] for name in names}}
+
+
+def _expect_objects(names: Collection[str], answers: Mapping[str, Any], fault: str) -> None:
+    wrong = [
+        f"{name}: {fault}: {_printable(answers.get(name, 'it has not answered'))}"
+        for name in names
+        if not isinstance(answers.get(name), dict)
+    ]
+    if wrong:
+        raise _RefusedError("; ".join(wrong))
+
+
+def _boot(facts: Result, wanted: Result) -> Result:
+    """Reboot nodes on which nothing runs, and wait until all have."""
+    until = time.monotonic() + wanted["boot_timeout_s"]
+    asked: dict[str, float] = {}
+    while True:
+        given = {"before": facts["before"], "now": {}, "running": {}}
+        given["now"] = _execute("brine.node_state", facts["nodes"], [], timeout=wanted["timeout"])
+        for name, rows in _execute("brine.list", given["now"], [], timeout=None).items():
+            if _are_instances(rows):
+                names = [one["name"] for one in rows if one.get("oper_state") in _GOING]
+                given["running"][name] = names
+        verdicts = _reboot_step("look", given)
+        left = {name: one for name, one in verdicts.items() if one["act"] != "done"}
+        if not left:
+            return {}
+        doubts = {name: one for name, one in left.items() if one["act"] == "doubt"}
+        if doubts or time.monotonic() > until:
+            named = doubts or left
+            raise _RefusedError("; ".join(f"{name}: {one['why']}" for name, one in named.items()))
+        for name, one in left.items():
+            # A node that was asked and has not begun to go down may have lost the question.
+            if one["act"] == "reboot" and time.monotonic() - asked.get(name, -1e9) > _ASK_AGAIN_S:
+                asked[name] = time.monotonic()
+                _execute("system.reboot", [name], [], timeout=wanted["timeout"])
+        time.sleep(_BOOT_PAUSE_S)
+
+
+def _check(facts: Result, wanted: Result) -> Result:
+    """Wait until nodes are as they have to be after their reboot."""
+    names, until = facts["nodes"], time.monotonic() + _WELL_S
+    while True:
+        now = _execute("brine.node_state", names, [], timeout=wanted["timeout"])
+        looked = _reboot_step("look", {"before": facts["before"], "now": now, "check": True})
+        wrong = {name: "; ".join(one["faults"]) for name, one in looked.items() if one["faults"]}
+        if not wrong:
+            done = _redistributed("brine", names, _nodes(), timeout=wanted["timeout"])
+            answers = _execute("brine.health", names, [], timeout=wanted["timeout"])
+            serials = {name: _said(answers.get(name), "serial") for name in names}
+            wrong = _undone(done) | {
+                name: f"serial {serial}; this host has {done['serial']}"
+                for name, serial in serials.items()
+                if isinstance(serial, int) and serial < done["serial"]
+            }
+        if not wrong:
+            return {}
+        if time.monotonic() > until:
+            raise _RefusedError("; ".join(f"{name}: {why}" for name, why in wrong.items()))
+        time.sleep(_BOOT_PAUSE_S)
 
 
 # The processors of the nodes.

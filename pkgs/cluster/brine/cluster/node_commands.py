@@ -119,10 +119,10 @@ def mark(arguments: argparse.Namespace) -> int:
         if writer.current is None:
             raise ConfigError(f"{writer.path}: there is no configuration")
         new = writer.current
-        for node in expect_members(new, uuids):
+        for node, leaving in uuids.items():
             if arguments.mark == "drained" and new.node(node).offline:
                 raise ConfigError(f"{node} is offline in the configuration: nothing runs there")
-            new = _MARKS[arguments.mark](new, node, [*uuids[node]])
+            new = _MARKS[arguments.mark](new, node, [*leaving])
         written = writer.write(new)
     marked = {name: fault_of_target(written.node(name)) for name in uuids}
     print_json({"serial": written.cluster.serial_no, "nodes": marked})

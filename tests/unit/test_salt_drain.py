@@ -1,0 +1,275 @@
+"""The Salt runner that empties, fills and reboots nodes, with the master's own commands, records
+and moves; the nodes are stand-ins."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from brine.common import cli, operation
+from brine.common.operation import AnswerState, StepAnswer
+from brine.config.model import Configuration, Node
+from brine.config.store import ConfigStore
+from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
+from unit.test_salt_moves import Nodes, run_here, runner, store
+
+__all__ = ["runner", "store"]  # fixtures
+
+N1, N2, N3 = (node_name(number) for number in (1, 2, 3))
+I1, I2, I3, I4 = (instance_name(number) for number in (1, 2, 3, 4))
+
+
+class Fleet(Nodes):
+    """Nodes whose instances are those of the configuration.
+
+    :ivar fixed: instances that can't move live, and why; those of *stuck* can't move at all.
+    :ivar down: instances that do not run.
+    :ivar together: has so many moves begin at the same time, or fails.
+    :ivar away: how many more questions a node that reboots does not hear.
+    :ivar old_kernel: a node that boots the kernel it had.
+    """
+
+    def __init__(self, store: ConfigStore) -> None:
+        super().__init__()
+        self.store = store
+        self.free_mib = {N1: 6000, N2: 4000, N3: 4000}
+        self.fixed: dict[str, str] = {}
+        self.stuck: dict[str, str] = {}
+        self.down: set[str] = set()
+        self.boots = {N1: 0, N2: 0, N3: 0}
+        self.away: dict[str, int] = {}
+        self.upgraded: list[str] = []
+        self.old_kernel = ""
+        self.together: threading.Barrier | None = None
+        self._alone = threading.Lock()
+
+    def execute(self, tgt: str, fun: str, *rest: Any, **named: Any) -> dict[str, Any]:
+        question = (named.get("kwarg") or {}).get("question", {})
+        if self.together and question.get("step") == "offer":
+            self.together.wait(60)
+        with self._alone:
+            return super().execute(tgt, fun, *rest, **named)
+
+    def functions(self) -> dict[str, Any]:
+        more = {
+            "brine.list": self._list,
+            "brine.node_facts": self._facts,
+            "brine.node_state": self._state,
+            "brine.health": lambda _: {"serial": {"said": self.store.read().cluster.serial_no}},
+            "pkg.upgrade": self._upgrade,
+            "system.reboot": self._reboot,
+        }
+        return super().functions() | {key: self._heard(one) for key, one in more.items()}
+
+    def _heard(self, function: Any) -> Any:
+        def answer(node: str, *arguments: Any, **named: Any) -> Any:
+            if self.away.get(node):
+                self.away[node] -= 1
+                return None
+            return function(node, *arguments, **named)
+
+        return answer
+
+    def running(self, node: str) -> list[str]:
+        found = self.store.read()
+        return [
+            one.name
+            for one in found.instances.values()
+            if found.nodes[one.primary_node].name == node and one.name not in self.down
+        ]
+
+    def _list(self, node: str) -> Any:
+        found = self.store.read()
+        return [
+            {
+                "name": one.name,
+                "uuid": one.uuid,
+                "status": "running",
+                "oper_state": "down" if one.name in self.down else "running",
+                "memory_mib": 1000,
+                "volumes": [],
+            }
+            for one in found.instances.values()
+            if found.nodes[one.primary_node].name == node
+        ]
+
+    def _facts(self, node: str) -> Any:
+        free = self.free_mib[node] - 1084 * len(self.running(node))
+        return {"memory_available_mib": free, "units": {}}
+
+    def _offer(self, node: str, name: str, cold: bool) -> Any:
+        why = self.stuck.get(name) or ("" if cold else self.fixed.get(name, ""))
+        offer = {"runs": True, "live": not cold, "copies": False}
+        return {"obstacles": [why]} if why else offer
+
+    def _step(self, node: str, question: dict[str, Any], wait: float) -> Any:
+        facts = question["facts"]
+        offer = self._offer(node, facts["instance"], facts["cold"])
+        if question["step"] == "offer" and "obstacles" in offer:
+            error = offer["obstacles"][0]
+            answer = StepAnswer(question["id"], "offer", AnswerState.FAILED, error=error)
+            return answer.facts()
+        return super()._step(node, question, wait)
+
+    def _apply(self, node: str, state: str, test: bool) -> Any:
+        return super()._apply(node, "brine.confd", test)
+
+    def _state(self, node: str) -> Any:
+        kernel = "6.2" if self.boots[node] and node != self.old_kernel else "6.1"
+        newest = "6.2" if node in self.upgraded else "6.1"
+        names = {"daemons": ["brine-kvmd.service"], "failed": []}
+        return {"boot_id": f"{self.boots[node]}", "kernel": kernel, "newest": newest, **names}
+
+    def _upgrade(self, node: str, refresh: bool, dist_upgrade: bool) -> Any:
+        assert refresh
+        assert dist_upgrade
+        self.upgraded.append(node)
+        return {"linux": {"old": "6.1", "new": "6.2"}}
+
+    def _reboot(self, node: str) -> Any:
+        assert self.running(node) == []
+        assert self.store.read().node(node).drained
+        assert sum(self.away.values()) == 0
+        self.boots[node] += 1
+        self.away[node] = 3
+        return None
+
+
+@pytest.fixture
+def nodes(store: ConfigStore) -> Fleet:
+    return Fleet(store)
+
+
+@pytest.fixture(autouse=True)
+def cluster(store: ConfigStore, runner: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four instances on three nodes: two of the first, which is the master. No thread disturbs
+    another's output."""
+    with store.writing() as writer:
+        writer.write(Configuration.from_json(ganeti_config(nodes=3, instances=4)))
+    alone, run = threading.Lock(), run_here(monkeypatch)
+
+    def run_alone(*arguments: Any, **named: Any) -> Any:
+        with alone:
+            return run(*arguments, **named)
+
+    monkeypatch.setattr(subprocess, "run", run_alone)
+    monkeypatch.setattr(runner, "_BOOT_PAUSE_S", 0)
+    monkeypatch.setattr(cli, "installed_versions", lambda: {"cluster": "", "config": ""})
+
+
+def the_node(store: ConfigStore, name: str) -> Node:
+    return store.read().node(name)
+
+
+def test_a_node_is_emptied_and_filled_again(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    with store.writing() as writer:
+        assert writer.current
+        data = writer.current.to_json()
+        for number in (1, 4):  # so that one node has three, and the master one
+            data["instances"][uuid_of("instance", number)]["primary_node"] = uuid_of("node", 2)
+        writer.write(Configuration.from_json(data))
+    nodes.down = {I1}
+    before = the_node(store, N2)
+    serial = store.read().serial_no
+    told = runner.drain("node2", test=True)
+    assert (told["result"], {*told["moved"]}) == (True, {I2, I4})
+    assert store.read().serial_no == serial
+    nodes.together = threading.Barrier(2)
+    told = runner.drain("node2", jobs=2)
+    nodes.together = None
+    assert (told["result"], {*told["moved"]}, {*told["left"]}) == (True, {I2, I4}, {I1})
+    assert nodes.running(N2) == []
+    assert the_node(store, N2).drained
+    refused = runner.migrate(I3, to="node2")
+    assert "drained" in refused["comment"]
+    told = runner.fill("node2", test=True)
+    assert {*told["moved"]} == {I2, I4}
+    assert the_node(store, N2).drained
+    told = runner.fill("node2")
+    assert (told["result"], {*told["moved"]}) == (True, {I2, I4})
+    assert {*nodes.running(N2)} == {I2, I4}
+    after = the_node(store, N2)
+    assert (after.drained, after.tags) == (False, before.tags)
+    assert after.master_candidate == before.master_candidate
+    assert operation.pending() == []
+
+
+def test_what_can_not_move_holds_up_no_other_and_is_named(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    nodes.fixed, nodes.stuck = {I1: "its processor is the host's"}, {I4: "it has a USB stick"}
+    told = runner.drain("node1")
+    assert (told["result"], told["retcode"], told.get("moved")) == (False, 1, None)
+    assert "processor" in told["failed"][I1]
+    assert "USB" in told["failed"][I4]
+    assert not the_node(store, N1).drained  # the master takes instances
+    told = runner.drain("node1", cold=True)
+    assert ({*told["moved"]}, {*told["failed"]}) == ({I1}, {I4})
+    nodes.stuck = {}
+    told = runner.drain("node1", to="node3")
+    assert (told["result"], told["moved"]) == (True, {I4: N3})
+    nodes.fixed = {}
+    assert {*runner.fill("node1")["moved"]} == {I1, I4}
+    assert {*nodes.running(N1)} == {I1, I4}
+    for wrong in runner.drain("node9"), runner.drain("node1", to="node1"), runner.undrain("no"):
+        assert wrong["result"] is False
+    nodes.away = {N2: 1}
+    assert "not known" in runner.drain("node2")["comment"]
+
+
+def test_undrain_only_takes_the_mark_away(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    assert runner.drain("node2")["result"]
+    assert runner.undrain("node2")["result"]
+    assert not the_node(store, N2).drained
+    assert nodes.running(N2) == []
+    assert {*runner.fill("node2")["moved"]} == {I2}
+
+
+def test_nodes_are_rebooted_one_after_another(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    serial = store.read().serial_no
+    told = runner.reboot("node*", test=True, batch=2)
+    assert [one["nodes"] for one in told["batches"]] == [[N2, N3]]
+    assert told["left_out"] == [N1]
+    assert (store.read().serial_no, operation.pending()) == (serial, [])
+    told = runner.reboot("node*", upgrade=True)
+    assert told["result"], told
+    assert (nodes.upgraded, nodes.boots) == ([N2, N3], {N1: 0, N2: 1, N3: 1})
+    assert (nodes.running(N2), nodes.running(N3)) == ([I2], [I3])
+    assert not the_node(store, N2).drained
+    assert operation.pending() == []
+    assert "say which" in runner.reboot()["comment"]
+    assert "master" in runner.reboot("node1")["comment"]
+
+
+def test_a_reboot_stops_at_the_first_doubt_and_goes_on_later(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_WELL_S", -1)
+    nodes.old_kernel = N2
+    told = runner.reboot("node2,node3", upgrade=True)
+    assert (told["result"], told["left"]) == (False, [N2, N3])
+    assert "kernel" in told["comment"]
+    assert the_node(store, N2).drained
+    assert operation.pending()[0].kind == "reboot"
+    assert "kernel" in operation.pending()[0].waits_for
+    assert "pending" in runner.reboot("node3")["comment"]
+    nodes.old_kernel = ""
+    told = runner.reboot()
+    assert told["result"], told
+    assert nodes.boots == {N1: 0, N2: 1, N3: 1}
+    nodes.stuck = {I3: "it has a USB stick"}
+    assert "USB" in runner.reboot("node3")["comment"]
+    assert nodes.boots[N3] == 1
+    assert runner.reboot(abort=True)["result"]
+    assert operation.pending() == []
+    assert the_node(store, N3).drained
