@@ -177,13 +177,12 @@ def test_people_drain_and_fill_by_a_command(
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     status, out, errors = node("drain", "n1", "--to", "n2", "--cold", "--jobs", "2", "--dry-run")
     assert status == 1
-    assert asked.read_text().split()[2:] == [
-        *("brine.drain", "n1", "to=n2", "cold=True", "jobs=2", "test=True")
-    ]
+    given = ('node="n1"', 'to="n2"', "cold=true", "jobs=2", "test=true")
+    assert asked.read_text().split()[2:] == ["brine.drain", *given]
     assert [line.partition(":")[0] for line in out.splitlines()] == ["would move", "stays", "left"]
     assert "1 stays" in errors
     assert node("fill", "n1", "--json")[1]["failed"] == told["failed"]
-    assert asked.read_text().split()[2:] == ["brine.fill", "n1"]
+    assert asked.read_text().split()[2:] == ["brine.fill", 'node="n1"']
     program.write_text("#!/bin/sh\necho Exception occurred\nexit 1\n")
     assert "Exception" in node("undrain", "n1")[2]
     program.unlink()

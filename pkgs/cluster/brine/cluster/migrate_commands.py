@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from brine.cluster.move_operation import MOVE
+from brine.cluster.rebooting import REBOOT
 from brine.common import operation
 from brine.common.cli import print_json
 from brine.common.errors import BrineError, printable, tell_error, warn
@@ -39,9 +40,9 @@ def migrate(arguments: argparse.Namespace) -> int:
         "max_downtime": arguments.max_downtime,
         "rate": arguments.rate,
     }
-    told = _run("migrate", words, arguments.json, lambda one: _is_about(one, arguments.name))
+    told = run_salt("migrate", words, arguments.json, lambda one: _is_about(one, arguments.name))
     if arguments.dry_run and not arguments.json:
-        return _tell_dry_run(told)
+        return _tell_dryrun_salt(told)
     return _tell(told, arguments.json)
 
 
@@ -51,10 +52,12 @@ def _is_about(record: Operation, name: str) -> bool:
 
 
 def resume(arguments: argparse.Namespace) -> int:
-    """``brine operations resume``: moves go on; others are completed or undone."""
+    """``brine operations resume``: moves and reboots go on; others are completed or undone."""
     record = _pending(arguments.id)
     if record.kind == MOVE.name:
         return _carry(arguments, abort=False)
+    if record.kind == REBOOT.name:
+        return _tell(run_salt("reboot", {}, arguments.json, lambda _: True), arguments.json)
     is_settled = settle_one(record)
     if arguments.json:
         print_json({"result": is_settled, "operation": record.id})
@@ -64,8 +67,11 @@ def resume(arguments: argparse.Namespace) -> int:
 
 
 def abort(arguments: argparse.Namespace) -> int:
-    """``brine operations abort``: a move goes back, if it can."""
+    """``brine operations abort``: a move goes back, if it can; a reboot of nodes is forgotten."""
     record = _pending(arguments.id)
+    if record.kind == REBOOT.name:
+        words = {"abort": True}
+        return _tell(run_salt("reboot", words, arguments.json, lambda _: False), arguments.json)
     if record.kind != MOVE.name:
         hint = "of a move between nodes, the master has the operation that can be aborted"
         raise BrineError(f"{record.id}: a {record.kind} can't be aborted", hint=hint)
@@ -74,7 +80,7 @@ def abort(arguments: argparse.Namespace) -> int:
 
 def _carry(arguments: argparse.Namespace, *, abort: bool) -> int:
     words = {"operation": arguments.id, "abort": abort}
-    told = _run("resume", words, arguments.json, lambda one: one.id == arguments.id)
+    told = run_salt("resume", words, arguments.json, lambda one: one.id == arguments.id)
     return _tell(told, arguments.json)
 
 
@@ -84,11 +90,13 @@ def _pending(identity: str) -> Operation:
     raise BrineError(f"{identity}: no such operation is pending", hint="brine operations list")
 
 
-def _run(
+def run_salt(
     function: str, words: Mapping[str, Any], is_quiet: bool, is_ours: Callable[[Operation], bool]
 ) -> Told:
-    """What a function of the runner returns.
+    """What a function of Salt's runner ``brine`` returns.
 
+    :param is_quiet: show no progress.
+    :param is_ours: tells of a pending operation whether its progress is shown, if it is a move.
     :raises BrineError: if it can't be run, or returns nothing.
     """
     program = shutil.which("salt-run")
@@ -136,7 +144,7 @@ def _progress(is_ours: Callable[[Operation], bool]) -> str:
     return ""
 
 
-def _tell_dry_run(told: Told) -> int:
+def _tell_dryrun_salt(told: Told) -> int:
     """A line for each obstacle."""
     if told.get("obstacles"):
         print("\n".join(printable(line) for line in told["obstacles"]))

@@ -3,51 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from brine.cluster.migrate_commands import run_salt
 from brine.common.cli import print_json
 from brine.common.errors import BrineError, printable, tell_error
 
 
 def drain(arguments: argparse.Namespace) -> int:
-    """``brine node drain``."""
-    return _done("drain", arguments, _options(arguments, "to", "cold", "jobs"))
+    """``brine node drain``: 1 if an instance runs there still."""
+    return _done("drain", arguments, "to", "cold", "jobs")
 
 
 def fill(arguments: argparse.Namespace) -> int:
-    """``brine node fill``."""
-    return _done("fill", arguments, _options(arguments, "cold", "jobs"))
+    """``brine node fill``: 1 if an instance is not at home."""
+    return _done("fill", arguments, "cold", "jobs")
 
 
 def undrain(arguments: argparse.Namespace) -> int:
     """``brine node undrain``."""
-    return _done("undrain", arguments, [])
+    return _done("undrain", arguments)
 
 
-def _options(arguments: argparse.Namespace, *names: str) -> list[str]:
-    given = {name: getattr(arguments, name) for name in names}
-    given["test"] = arguments.dry_run
-    return [f"{name}={value}" for name, value in given.items() if value]
-
-
-def _done(function: str, arguments: argparse.Namespace, options: list[str]) -> int:
-    told = run_salt(function, arguments.node, *options)
+def _done(function: str, arguments: argparse.Namespace, *options: str) -> int:
+    words = {name: getattr(arguments, name) for name in ("node", *options)}
+    is_plan = bool(options) and arguments.dry_run
+    told = run_salt(function, {**words, "test": is_plan}, arguments.json, lambda _: True)
     if arguments.json:
-        print_json(told)
+        print_json({key: one for key, one in told.items() if key != "retcode"})
     else:
-        print("\n".join(_lines(told, is_plan=getattr(arguments, "dry_run", False))))
-    if told["result"] is True:
-        return 0
-    if not arguments.json:
+        print("\n".join(_lines(told, is_plan)))
+    if not told["result"] and not arguments.json:
         tell_error(BrineError(printable(str(told["comment"]))))
-    return 1
+    return 0 if told["result"] else 1
 
 
-def _lines(told: Mapping[str, Any], *, is_plan: bool) -> Iterator[str]:
+def _lines(told: Mapping[str, Any], is_plan: bool) -> Iterator[str]:
     for word, key in ("would move" if is_plan else "moved", "moved"), ("stays", "failed"):
         for name, where in sorted((told.get(key) or {}).items()):
             yield printable(f"{word}: {name}: {where}")
@@ -55,26 +47,5 @@ def _lines(told: Mapping[str, Any], *, is_plan: bool) -> Iterator[str]:
         yield printable(f"left: {name}: {why}")
     for name, why in sorted((told.get("not_redistributed") or {}).items()):
         yield printable(f"{name} has not got the configuration yet: {why}")
-    if told["result"] is True:
+    if told["result"]:
         yield printable(str(told["comment"]))
-
-
-def run_salt(function: str, *arguments: str) -> Mapping[str, Any]:
-    """The answer of a function of Salt's runner ``brine``.
-
-    :raises BrineError: if there is none.
-    """
-    command = ["salt-run", "--out=json", "--no-color", f"brine.{function}", *arguments]
-    try:
-        run = subprocess.run(command, stdout=subprocess.PIPE, check=False, env=os.environ)
-    except OSError as error:
-        hint = "run this on the host of the Salt master, which is the cluster's master"
-        raise BrineError(f"salt-run can't be run: {error.strerror}", hint=hint) from None
-    try:
-        told = json.loads(run.stdout)
-    except ValueError:
-        told = None
-    if not isinstance(told, dict) or not {"result", "comment"} <= told.keys():
-        said = run.stdout.decode(errors="replace").strip() or f"status {run.returncode}"
-        raise BrineError(f"salt-run brine.{function} has failed: {printable(said):.300}")
-    return told
