@@ -18,7 +18,7 @@ from brine.common import paths
 from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.instance import store, unit
-from brine.instance.claims import ClaimBar, KnownClaims
+from brine.instance.claims import ClaimBar, KnownClaims, notes
 from brine.instance.owner import why_owner_absent
 from brine.instance.store import InstanceError, NoSpecError
 from brine.instance.unit import Active, Unit, UnitError
@@ -202,12 +202,21 @@ def look(name: str) -> Observed:
 
 
 def load_or_why(name: str) -> Spec:
-    """The spec of an instance; the error of one without it says whether it runs."""
+    """The spec of an instance; the error of one without it says whether it runs, or has moved."""
     try:
         return store.load(name)
     except NoSpecError:
         refuse_running_without_spec(name)
+        _refuse_moved(name)
         raise
+
+
+def _refuse_moved(name: str) -> None:
+    """Refuse an instance that another node has by now, and name that."""
+    for note in notes():
+        if note.name == name:
+            text, hint = f"has moved to {note.node}", f"do that on {note.node}"
+            raise NoSpecError(name, text, hint=hint) from None
 
 
 def refuse_running_without_spec(name: str) -> None:

@@ -175,6 +175,7 @@ def call(address: str, port: int, *, key: MoveKey, purpose: bytes, timeout_s: fl
     connection, text = _socket_of(address), f"{printable(address)} port {port}"
     connect_bare(connection, address, port, timeout_s=timeout_s)
     with _closed_on_error(connection, text):
+        connection.settimeout(timeout_s)
         own = os.urandom(_NONCE_BYTES)
         greeting = _received(connection, len(_GREETING) + _NONCE_BYTES)
         if not greeting.startswith(_GREETING):

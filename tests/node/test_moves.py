@@ -1,0 +1,159 @@
+"""A guest that moves between two real nodes, by the steps that the master asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.cluster.moves import Move, MoveStep, following_step, is_final
+from brine.common.operation import Operation, Step, StepAnswer, StepState, lead
+from lab.guest_image import guest_image
+from lab.network import bridge, give_addresses
+from lab.node import Node, boot_node
+from lab.repository import publish
+from lab.waiting import wait_for
+from node.instance_on_node import GUEST, boot, run_in_guest
+
+Json = dict[str, Any]
+
+NAME = "web1"
+UNIT = "/srv/unit"
+UUID = "5e000000-0000-4000-8000-000000000001"
+ADDRESSES = {"n1": "10.29.0.1", "n2": "10.29.0.2"}
+STEP_S = 300.0
+
+# The guest numbers its writes, and then notes in its memory that the number is on the disk.
+_WRITE = "dd of=/dev/vda bs=512 seek=$((i % 2000)) conv=notrunc,fsync 2>/dev/null"
+_WRITES = f"while i=$((i + 1)); do printf %512s $i | {_WRITE}; echo $i >/w && mv /w /written; done"
+COUNT = f"echo 0 >/written; i=0; echo '{_WRITES}' >/writer; sh /writer >/dev/null 2>&1 &"
+
+
+@dataclass
+class Nodes:
+    """Two nodes with storage, a bridge for guests, and an address each."""
+
+    by_name: dict[str, Node]
+
+    def __getitem__(self, name: str) -> Node:
+        return self.by_name[name]
+
+    def move(self, source: str, target: str, serial: int, **keys: Any) -> Operation:
+        """Move the guest as the master does; returns the ended operation."""
+        addresses = (ADDRESSES[source], ADDRESSES[target])
+        move = Move(NAME, UUID, source, target, *addresses, serial, **keys)
+        identity = f"{time.time_ns():020}-{os.urandom(4).hex()}"
+        record = Operation(identity, "move", f"move/{NAME}", facts=move.facts())
+        while step := lead(record, following_step):
+            answer = StepAnswer(step.id, step.name, StepAnswer.of(_DONE).state)
+            if step.name not in (MoveStep.FOLLOW, MoveStep.PUBLISH):
+                answer = self.ask(step)
+            step.state, step.answer = StepState.DONE, answer.facts()
+        return record
+
+    def ask(self, step: Step) -> StepAnswer:
+        """Ask a node for a step until its answer is final."""
+        asked = json.dumps({"id": step.id, "step": step.name, "facts": step.facts})
+        deadline = time.monotonic() + STEP_S
+        while True:
+            said = self[step.node].run(["brine", "move", "step", "--json"], stdin=asked).stdout
+            answer = StepAnswer.of(json.loads(said))
+            if is_final(step, answer):
+                return answer
+            assert time.monotonic() < deadline, (step.name, said, self.journals())
+            time.sleep(0.2)
+
+    def journals(self) -> str:
+        units = f"--unit=brine-move@{NAME}.service"
+        return "\n".join(
+            one.run(["journalctl", "--no-pager", "--output=cat", units], check=False).stdout[-3000:]
+            for one in self.by_name.values()
+        )
+
+
+_DONE = {"id": "", "step": "", "state": "done", "progress": 1.0, "error": "", "found": {}}
+
+
+@pytest.fixture(scope="module")
+def nodes(release: str, packages: list[Path]) -> Iterator[Nodes]:
+    with ExitStack() as stack:
+        network = stack.enter_context(bridge())
+        found = {
+            name: stack.enter_context(
+                boot_node(release, name=name, network_bridge=network, keeps_files=True)
+            )
+            for name in ADDRESSES
+        }
+        for name, node in found.items():
+            give_addresses(node, f"{ADDRESSES[name]}/24")
+            publish(node, packages)
+            parts = ["brine-instance", "brine-kvmd", "brine-moves"]
+            node.run(["apt-get", "install", "--yes", "--quiet=2", *parts], timeout_s=300)
+            node.put(guest_image().folder, GUEST)
+            node.shell("ip link add br0 type bridge; ip link set br0 up")
+            node.shell(f"mkdir {UNIT}")
+            node.run(["brine", "storage", "create", "file", UNIT])
+        yield Nodes(found)
+
+
+def states(record: Operation) -> list[tuple[str, str]]:
+    return [(step.name, str(step.answer["state"])) for step in record.steps]
+
+
+def written(node: Node) -> int:
+    return int(run_in_guest(node, NAME, "cat /written"))
+
+
+def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
+    n1, n2 = nodes["n1"], nodes["n2"]
+    boot(
+        n1,
+        NAME,
+        uuid=UUID,
+        node="n1",
+        claim_serial=1,
+        disks=[{"name": "data", "size_mib": 32, "unit": UNIT}],
+        nics=[{"mode": "bridged", "link": "br0"}],
+        security_model="pool",
+        chroot=True,
+    )
+    run_in_guest(n1, NAME, COUNT)
+    wait_for("writes", lambda: written(n1) > 3, timeout_s=60)
+
+    record = nodes.move("n1", "n2", 2)
+    assert {state for _, state in states(record)} == {"done"}, (record.steps, nodes.journals())
+    before = written(n2)
+    wait_for("further writes", lambda: written(n2) > before, timeout_s=60)
+
+    # All that was acknowledged is on the disk there.
+    number = written(n2)
+    sector = f"dd if=/dev/vda bs=512 skip=$(({number} % 2000)) count=1 2>/dev/null"
+    assert int(run_in_guest(n2, NAME, sector)) in (number, number + 2000)
+
+    found = json.loads(n2.run(["brine", "instance", "info", "--json", NAME]).stdout)
+    assert (found["status"], found["spec"]["node"], found["spec"]["claim_serial"]) == (
+        "running",
+        "n2",
+        2,
+    )
+    # The other one has nothing left but the knowledge of where it is.
+    (claim,) = json.loads(n1.run(["brine", "node", "claims", "--json"]).stdout)
+    assert (claim["name"], claim["node"], claim["serial"]) == (NAME, "n2", 2)
+    assert n1.run(["find", UNIT, "-name", "*.raw"]).stdout == ""
+    said = n1.run(["brine", "instance", "info", NAME], check=False)
+    assert said.returncode == 1
+    assert "moved to n2" in said.stderr
+    (told,) = n1.journal("BRINE_EVENT=moved-away")
+    assert (told["BRINE_INSTANCE"], told["BRINE_NODE"]) == (NAME, "n2")
+    (verdict,) = n1.journal("BRINE_EVENT=verdict")
+    assert (verdict["BRINE_VERDICT"], verdict["BRINE_CAUSE"]) == ("admin", "moved to n2")
+    for node in (n1, n2):
+        assert json.loads(node.run(["brine", "operations", "list", "--json"]).stdout) == []
+        assert json.loads(node.run(["brine", "move", "list", "--json"]).stdout) == []

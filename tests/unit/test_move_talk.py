@@ -1,0 +1,172 @@
+"""Messages between the two nodes of a move: what a stranger, a liar and a replay get."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from brine.moves import channel
+from brine.moves.channel import CONTROL
+from brine.moves.migration import MoveError
+from brine.moves.move_key import MoveKey
+from brine.moves.talk import Asker, Listener, Topic
+from lab.waiting import wait_for
+
+HERE = "127.0.0.1"
+KEY = MoveKey.new()
+
+
+class Target:
+    """A target that counts what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.memory: list[bytes] = []
+        self.socket = channel.listen(HERE)
+        self.port = int(self.socket.getsockname()[1])
+        self.listener = Listener(self.socket, KEY, self.answer, self.take)
+
+    def answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.told.append(message)
+        return {"word": "runs" if message["told"] == "go" else "held"}
+
+    def take(self, connection: socket.socket) -> None:
+        with connection:
+            self.memory.append(connection.recv(100))
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    found = Target()
+    yield found
+    found.listener.close()
+
+
+@pytest.fixture
+def asker(target: Target) -> Iterator[Asker]:
+    found = Asker(HERE, target.port, KEY)
+    yield found
+    found.close()
+
+
+def test_messages_and_memory_on_one_port(target: Target, asker: Asker) -> None:
+    assert asker.ask(Topic.HOLD) == {"word": "held"}
+    assert asker.ask(Topic.GO, serial=7) == {"word": "runs"}
+    with asker.memory() as connection:
+        connection.sendall(b"the guest")
+        wait_for("memory", lambda: target.memory == [b"the guest"], timeout_s=30)
+    asker.close()
+    assert asker.ask(Topic.GO, serial=7) == {"word": "runs"}  # on another connection
+    assert target.told == [{"told": "hold"}, *[{"told": "go", "serial": 7}] * 2]
+
+
+def test_another_key_tells_nothing(target: Target) -> None:
+    stranger = Asker(HERE, target.port, MoveKey.new())
+    with pytest.raises(MoveError, match="has refused the key"):
+        stranger.ask(Topic.GO, serial=7)
+    assert target.told == []
+
+
+def signed(session: bytes, number: int, body: str, side: bytes = b"source") -> bytes:
+    """A line that the source has signed."""
+    proof = KEY.proof(b"talk", side, session, number.to_bytes(8, "big"), body.encode()).hex()
+    return json.dumps([number, body, proof]).encode() + b"\n"
+
+
+GO = json.dumps({"told": "go", "serial": 7})
+
+
+def heard(connection: socket.socket) -> bytes:
+    """What the target says until it ends the connection, or is silent."""
+    connection.settimeout(30)
+    found = b""
+    while b"\n" not in found and (data := connection.recv(4096)):
+        found += data
+    return found
+
+
+def test_a_signed_line_is_taken(target: Target) -> None:
+    call = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)
+    with call.connection as connection:
+        connection.sendall(signed(call.session, 1, GO))
+        assert b"runs" in heard(connection)
+    assert [one["told"] for one in target.told] == ["go"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        lambda session: signed(bytes(32), 1, GO),  # of another connection: a replay
+        lambda session: signed(session, 2, GO),  # one was left out
+        lambda session: signed(session, 0, GO),
+        lambda session: b'[-1, "", ""]\n',
+        lambda session: signed(session, 1, GO, b"target"),  # its own words
+        lambda session: signed(session, 1, GO).replace(b"7", b"8"),
+        lambda session: signed(session, 1, "[]"),
+        lambda session: b'[1, "{}", null]\n',
+        lambda session: b"{}\n",
+        lambda session: b"\xff\xfe\n",
+        lambda session: b"[" * 5000 + b"\n",
+        lambda session: b"x" * 1_000_000,
+    ],
+)
+def test_any_other_line_ends_the_connection(
+    target: Target, line: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)
+    with call.connection as connection:
+        with caplog.at_level(logging.WARNING):
+            try:
+                connection.sendall(line(call.session))
+                assert heard(connection) == b""
+            except OSError:
+                pass  # it was ended before all was sent
+            wait_for("a record", lambda: bool(caplog.records), timeout_s=30)
+    assert target.told == []
+    assert len(caplog.records) == 1
+    assert Asker(HERE, target.port, KEY).ask(Topic.HOLD) == {"word": "held"}
+
+
+def test_a_line_that_was_sent_before_is_not_taken_again(target: Target) -> None:
+    call = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)
+    line = signed(call.session, 1, GO)
+    with call.connection as connection:
+        connection.sendall(line)
+        assert b"runs" in heard(connection)
+        connection.sendall(line)
+        assert heard(connection) == b""
+    again = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)
+    with again.connection as connection:
+        connection.sendall(line)
+        assert heard(connection) == b""
+    assert len(target.told) == 1
+
+
+def test_many_strangers_keep_no_one_from_talking(target: Target, asker: Asker) -> None:
+    assert asker.ask(Topic.HOLD) == {"word": "held"}
+    strangers = [socket.create_connection((HERE, target.port)) for _ in range(40)]
+    try:
+        assert asker.ask(Topic.HOLD) == {"word": "held"}
+        deadline = time.monotonic() + 30
+        while True:  # strangers are in the way for a moment
+            try:
+                assert Asker(HERE, target.port, KEY).ask(Topic.HOLD) == {"word": "held"}
+                break
+            except MoveError:
+                assert time.monotonic() < deadline
+    finally:
+        for one in strangers:
+            one.close()
+
+
+def test_a_target_that_is_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with channel.listen(HERE) as listener:
+        asker = Asker(HERE, int(listener.getsockname()[1]), KEY)
+        with pytest.raises(MoveError, match="does not answer"):
+            asker.ask(Topic.HOLD, timeout_s=0.3)
