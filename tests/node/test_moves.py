@@ -20,7 +20,7 @@ from lab.network import bridge, give_addresses
 from lab.node import Node, boot_node
 from lab.repository import publish
 from lab.waiting import wait_for
-from node.instance_on_node import GUEST, boot, run_in_guest
+from node.instance_on_node import GUEST, SMALLEST, run_in_guest, start
 
 Json = dict[str, Any]
 
@@ -113,17 +113,20 @@ def written(node: Node) -> int:
 
 def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     n1, n2 = nodes["n1"], nodes["n2"]
-    boot(
-        n1,
-        NAME,
-        uuid=UUID,
-        node="n1",
-        claim_serial=1,
-        disks=[{"name": "data", "size_mib": 32, "unit": UNIT}],
-        nics=[{"mode": "bridged", "link": "br0"}],
-        security_model="pool",
-        chroot=True,
-    )
+    spec = {
+        **SMALLEST,
+        "name": NAME,
+        "uuid": UUID,
+        "node": "n1",
+        "claim_serial": 1,
+        "disks": [{"name": "data", "size_mib": 32, "unit": UNIT}],
+        "nics": [{"mode": "bridged", "link": "br0"}],
+        "admin_state": "up",
+        "security_model": "pool",
+        "chroot": True,
+    }
+    n1.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
+    start(n1, NAME)
     run_in_guest(n1, NAME, COUNT)
     wait_for("writes", lambda: written(n1) > 3, timeout_s=60)
 

@@ -63,6 +63,10 @@ class TalkError(MoveError):
     """A conversation that the other node has broken off, or that can't be trusted."""
 
 
+class TalkEndedError(TalkError):
+    """The other node has ended the connection, between two messages."""
+
+
 class _Lines:
     """Signed lines over one connection, each way with its own count."""
 
@@ -115,7 +119,8 @@ class _Lines:
             except OSError as error:
                 raise TalkError(f"the connection has ended: {error.strerror}") from error
             if not data:
-                raise TalkError("the other node has ended the connection")
+                kind = TalkError if self._rest else TalkEndedError
+                raise kind("the other node has ended the connection")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
         return line
@@ -241,6 +246,8 @@ class Listener:
                 with self._one_by_one:
                     answer = self._answer(message)
                 lines.send(answer)
+        except TalkEndedError:
+            pass  # it comes again if it has more to say
         except (BrineError, OSError) as error:
             if self._is_open:
                 log.warning("the source's conversation ends: %s", printable(str(error)))
