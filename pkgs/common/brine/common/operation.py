@@ -285,6 +285,7 @@ class Work:
         self.record = record
         self._kind = kind
         self._told = 0.0
+        self._written = b""
         self._is_over = self._is_postponed = False
 
     def step(
@@ -466,7 +467,9 @@ class Work:
                 if not _is_volatile(file):
                     sync_folder(file.parent.parent)
             data = json.dumps(asdict(self.record), indent=1).encode() + b"\n"
-            write_whole(file, data, mode=0o600, alone=True, durable=not _is_volatile(file))
+            if data != self._written:  # or the disk would wait for nothing
+                write_whole(file, data, mode=0o600, alone=True, durable=not _is_volatile(file))
+                self._written = data
         except OSError as error:
             raise OperationError(f"{file}: can't be written: {error.strerror}") from error
 
