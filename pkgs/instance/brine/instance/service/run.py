@@ -63,18 +63,17 @@ def main() -> NoReturn:
 def _prepared(name: str) -> tuple[Spec, Runtime | None]:
     """The spec with the devices that were plugged during the last run, which it keeps; or that of a
     guest on another node, which its QEMU waits for, with its runtime file."""
-    with store.alone(name):
+    with store.held(name):  # its move keeps out all others, but has asked for this
         spec = store.load(name)
-        monitor = InstanceFiles(name).qmp
-        if is_listening(monitor):
-            text = f"{monitor}: a VM of that name runs already, and not as this unit"
-            hint = f"ss --unix --listening --processes src {monitor} names its process"
-            raise InstanceError(name, text, hint=hint)
-        if spec.admin_state == AdminState.OFFLINE:
-            raise offline(name)  # also if systemd alone starts the unit
+        _refuse_stray(name)
         if awaited := take_awaited(spec):
             _refuse_other_slice(spec)
             return awaited
+    with store.alone(name):
+        spec = store.load(name)
+        _refuse_stray(name)
+        if spec.admin_state == AdminState.OFFLINE:
+            raise offline(name)  # also if systemd alone starts the unit
         refuse_barred(spec)
         refuse_without_owner(spec)
         _refuse_other_slice(spec)
@@ -82,6 +81,15 @@ def _prepared(name: str) -> tuple[Spec, Runtime | None]:
         if prepared != spec:
             store.save(prepared)
     return prepared, None
+
+
+def _refuse_stray(name: str) -> None:
+    """Refuse to start beside a QEMU of the same name that is not this unit's."""
+    monitor = InstanceFiles(name).qmp
+    if is_listening(monitor):
+        text = f"{monitor}: a VM of that name runs already, and not as this unit"
+        hint = f"ss --unix --listening --processes src {monitor} names its process"
+        raise InstanceError(name, text, hint=hint)
 
 
 def _refuse_other_slice(spec: Spec) -> None:
