@@ -77,6 +77,9 @@ def test_with_the_same_resources_it_is_the_same_command(keys: dict[str, Any]) ->
             moved(runtime, spec, **given)
         return
     assert moved(runtime, spec, **given) == Line.of(command)
+    there = moved_command(runtime, spec, given_to(spec, **given))  # and it moves on from there
+    runtime = Runtime.load(write_runtime_file(spec, command=there))
+    assert moved(runtime, spec, **given) == Line.of(command)
 
 
 def test_what_is_of_a_node_is_the_new_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,11 +133,14 @@ class VerdictRecorder:
         run = self._run(connection.name, connection.record)
         if run and run.was_stopped():
             return run.stop_cause or STOPPING
-        if run and run.awaits_from:
-            return MOVING
         if connection.record.replaced or not self.settings.directory.is_stopping(connection.name):
             return ""
         return "" if run else STOPPING
+
+    def _moving(self, connection: Connection) -> str:
+        """The cause of the end of a QEMU that still waits for a guest of another node's."""
+        run = self._run(connection.name, connection.record)
+        return MOVING if run and run.awaits_from else ""
 
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Take an event of a VM. A QmpProtocolError means that no VM sends such an event."""
@@ -193,7 +196,7 @@ class VerdictRecorder:
         record = connection.record
         verdict = judge(
             record.seen,
-            stop_cause=self.stop_cause(connection),
+            stop_cause=self.stop_cause(connection) or self._moving(connection),
             powerdown_stale_s=self.settings.powerdown_stale_s,
             is_brines=record.run is not None,
         )

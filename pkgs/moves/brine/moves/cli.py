@@ -27,9 +27,11 @@ def add_move_verbs(verbs: Any) -> None:
     offer.add_argument("name", metavar="INSTANCE", type=instance_name)
     text = "as for a move while it does not run"
     offer.add_argument("--cold", action="store_true", help=text)
+    text = "show what keeps an instance from this node: its offer is read from standard input"
+    check = add_verb(verbs, "check", "brine.moves.checking:check", text)
     text = "list the moves that are pending on this node"
     listing = add_verb(verbs, "list", f"{commands}:list_moves", text)
     text = "go on with the moves that a crash of this node interrupted"
     resume = add_verb(verbs, "resume", f"{commands}:resume", text)
-    for each in (step, offer, listing, resume):
+    for each in (step, offer, check, listing, resume):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -159,6 +159,17 @@ class Incoming(MoveSide):
         with self._machine() as machine:
             self._stop_serving(machine)
 
+    def flush(self) -> None:
+        """Have QEMU write out all that it has taken for disks. A source's guest has been told that
+        it is on the disk, and QEMU may still have a part of it."""
+        with self._machine() as machine:
+            machine.qmp.execute("stop")  # of a guest that stands still, this is all that it does
+
+    def serves(self) -> bool:
+        """Whether a source may write disks."""
+        with self._machine() as machine:
+            return bool(machine.list_of("query-block-exports"))
+
     def _stop_serving(self, machine: Machine) -> None:
         try:
             machine.qmp.execute("nbd-server-stop")

@@ -32,3 +32,21 @@ MOVE_FAILED = Message(
     WARNING,
     "is not moved to {node}: {reason}",
 )
+MOVE_AWAITED = Message(
+    "1d7be2c05e6b4b6f9c0fd0f3a0c8b5e4",
+    "move-awaited",
+    NOTICE,
+    "is being moved to this node from {node} ({how})",
+)
+MOVED_HERE = Message(
+    "7a3f52d1c9e84a0db6e1f04c2b98d753",
+    "moved-here",
+    NOTICE,
+    "has moved to this node from {node}, by the claim with serial {serial}",
+)
+MOVE_DROPPED = Message(
+    "e2860b94f71d4c3a8b5ad96cf31e7024",
+    "move-dropped",
+    NOTICE,
+    "does not move to this node: what was made for that is removed, and it is {node}'s still",
+)

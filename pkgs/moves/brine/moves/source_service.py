@@ -414,6 +414,8 @@ class SourceWork:
         end_here(self.move, self.record.uuid, self.outgoing)
         if folder := self._key_folder():
             folder.remove()
+        with contextlib.suppress(MoveError):  # it waits for this in vain, and does no harm
+            self._tell_target(Topic.CLEARED)
         self._end()
 
     def _fail(self, error: str) -> None:

@@ -55,6 +55,8 @@ class Topic(StrEnum):
     """The claim with ``serial`` is the target's; ``word`` is ``wait``, ``runs`` or ``refused``."""
     COPIED = "copied"
     """``disks``: the SHA-256 of each file of each disk, of a guest that is off."""
+    CLEARED = "cleared"
+    """The source has nothing of the instance any more, and asks no more."""
     LEAVE = "leave"
     """The guest stays on the source, durably: the target ends its QEMU, if it has one."""
 

@@ -1,18 +1,546 @@
-"""The target's real side of moves: what the master asks for, and the process that does it."""
+"""The target's real side of moves: what the master asks for, and the process that does it.
+
+The decisions are those of :mod:`brine.moves.target`. Here is what they look at, and how each act is
+done. The master's *drop* and the source's *go* meet in one durable word, the move's *fate*: the
+first of the two counts. Until the source has said that it has cleared, the process stays and
+answers it: its question whether the guest runs may have been lost with the answer.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+from typing import Any
+
+from brine.common import operation
+from brine.common.errors import BrineError, printable
 from brine.common.operation import AnswerState, StepAnswer
-from brine.moves.records import AskedStep, MoveRecord
+from brine.common.qmp.wire import QmpClosedError
+from brine.common.systemd import ServiceManager
+from brine.instance import store
+from brine.instance.awaited import has_arrived
+from brine.instance.claim_changes import take
+from brine.instance.claims import note_of
+from brine.instance.kvm.guest import monitor_of, run_state
+from brine.instance.messages import tell
+from brine.instance.start import start_instance
+from brine.moves import arriving, channel, messages, records, target
+from brine.moves.incoming import Incoming
+from brine.moves.keys import key_folder
+from brine.moves.migration import MoveError, QemuGoneError
+from brine.moves.move_key import KeyFolder, MoveKey
+from brine.moves.offered import ReceivedOffer
+from brine.moves.records import AskedStep, MoveRecord, MoverStatus
+from brine.moves.talk import Listener, Message, Topic
+from brine.moves.target import (
+    TargetAct,
+    TargetGuest,
+    TargetMove,
+    TargetStep,
+    TargetView,
+    target_guest,
+)
+from brine.vm.claim import Claim
+from brine.vm.runtime_file import LastStart
+from brine.vm.spec import AdminState
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_RETRY_S = 2.0
+
+
+class Fate(StrEnum):
+    """What becomes of a move. Once it is recorded, nothing changes it."""
+
+    TAKE = "take"
+    DROP = "drop"
+
+
+# The master's steps.
 
 
 def answer(asked: AskedStep) -> StepAnswer:
-    """Record what the master asks for, and answer it as far as that is known; see
-    :func:`brine.moves.target.prepare_act` and :func:`brine.moves.target.drop_act`. The process of
-    the move is started for an answer that is not final."""
-    return asked.answer(AnswerState.FAILED, "this node takes no instances yet")
+    """Record what the master asks for, and answer it as far as that is known. The process of the
+    move is started for an answer that is not final."""
+    record = records.find(asked.instance)
+    is_other = record is not None and record.move.id != asked.move_id
+    if record is not None and is_other and _is_over(record):
+        records.end(record)  # its source never came back to say so
+        record, is_other = None, False
+    if TargetStep(asked.step) is TargetStep.DROP:
+        return _dropped(asked, None if is_other else record)
+    if record is not None and is_other:
+        text = f"another move of {record.name} is pending here: {record.move.id}"
+        return asked.answer(AnswerState.FAILED, text)
+    return _prepared(asked, record)
+
+
+def _is_over(record: MoveRecord) -> bool:
+    return isinstance(record.move, TargetMove) and bool(record.facts.get("arrived"))
+
+
+def _prepared(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
+    name, uuid = asked.instance, asked.uuid
+    move = record.as_target() if record else None
+    status = records.read_status(name, asked.move_id) if record else None
+    if record and status and status.error:
+        return asked.answer(AnswerState.FAILED, status.error)
+    view = TargetView(
+        _guest(name) if move and move.is_prepared else TargetGuest.NONE,
+        is_taken=has_taken(name, uuid, asked.serial),
+        is_ended=records.has_ended(uuid, asked.move_id),
+    )
+    act, error = target.prepare_act(move, view)
+    if act is TargetAct.REFUSE:
+        return asked.answer(AnswerState.FAILED, error)
+    if record and act is TargetAct.ANSWER_DONE:
+        return asked.answer(AnswerState.DONE, progress=1.0, found=record.facts["prepared"])
+    if record is None:
+        try:
+            _begin(asked)
+        except BrineError as fault:
+            hint = f"; {fault.hint}" if fault.hint else ""
+            return asked.answer(AnswerState.FAILED, f"{fault}{hint}")
+    return asked.answer(AnswerState.RUNNING)
+
+
+def _begin(asked: AskedStep) -> None:
+    """Record a move that this node can take part in, with all that it will make for it."""
+    name, facts = asked.instance, asked.facts
+    offer = ReceivedOffer(facts.get("offered"))
+    if (offer.name, offer.spec.uuid) != (name, asked.uuid):
+        raise MoveError(f"{name}: the offer is of another instance")
+    with store.alone(name):
+        if reasons := [one.why for one in offer.obstacles()]:
+            raise MoveError(f"{name}: can't come to this node: {'; '.join(reasons)}")
+        move = TargetMove(
+            asked.move_id,
+            name,
+            str(facts["source"]),
+            asked.serial,
+            is_live=offer.is_live,
+            copies=bool(offer.copied()),
+            runs=offer.runs,
+        )
+        known = {
+            **facts,
+            "units": offer.units(),
+            "key": MoveKey.new().text,
+            "makes_password": arriving.lacks_password(offer),
+        }
+        keeps_out = f"is being moved to this node from {move.source}"
+        records.begin(move, asked.uuid, known, keeps_out=keeps_out)
+    how = "while it runs" if move.is_live else "cold"
+    tell(messages.MOVE_AWAITED, name, node=move.source, how=how)
+
+
+def _dropped(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
+    view = TargetView(
+        TargetGuest.NONE,
+        is_taken=has_taken(asked.instance, asked.uuid, asked.serial),
+        is_ended=records.has_ended(asked.uuid, asked.move_id),
+    )
+    move = record.as_target() if record else None
+    act, error = target.drop_act(move, view)
+    if act is TargetAct.REFUSE:
+        return asked.answer(AnswerState.FAILED, error)
+    if record is None:
+        records.note_end(asked.uuid, asked.instance, asked.move_id)
+        return asked.answer(AnswerState.DONE, progress=1.0)
+    if _decided(record, Fate.DROP) is not Fate.DROP:
+        return asked.answer(AnswerState.FAILED, "this node is taking the claim")
+    return asked.answer(AnswerState.RUNNING)
+
+
+def _decided(record: MoveRecord, fate: Fate) -> Fate:
+    """The fate of a move, durably: this one, if there was none."""
+    with operation.changing(record.operation) as found:
+        told = found.facts["told"]
+        return Fate(told.setdefault("fate", fate.value))
+
+
+def has_taken(name: str, uuid: str, serial: int) -> bool:
+    """Whether this node has seen the claim of a move, or a newer one."""
+    spec = store.load_sound(name)
+    if spec and spec.uuid == uuid and spec.claim_serial >= serial:
+        return True
+    note = note_of(uuid)
+    return note is not None and note.serial >= serial
+
+
+def _guest(name: str) -> TargetGuest:
+    """The guest of an instance here, as its QEMU tells.
+
+    :raises BrineError: if that does not answer.
+    """
+    try:
+        with monitor_of(name, of_unit=True) as qmp:
+            return target_guest(run_state(qmp))
+    except QmpClosedError:
+        return TargetGuest.NONE
+
+
+# The process.
 
 
 def work(record: MoveRecord) -> None:
-    """Do what follows, until the record has ended: the process of the move, whose ``READY=1`` was
-    not sent yet."""
+    """Do what follows, until the record has ended."""
+    records.remove_status(record.name)
+    with contextlib.closing(TargetWork(record)) as target_work:
+        while target_work.step():
+            time.sleep(_POLL_S)
+
+
+class TargetWork:
+    """The process of a move to this node. What it knows beside the record ends with it.
+
+    :param service: is told when the process listens.
+    """
+
+    def __init__(self, record: MoveRecord, service: ServiceManager | None = None) -> None:
+        self.record = record
+        self._service = service or ServiceManager()
+        self._is_ready = False
+        self._offer = ReceivedOffer(record.facts["offered"])
+        self._units: Mapping[str, str] = record.facts["units"]
+        self._key = MoveKey.of(str(record.facts["key"]))
+        self._lock = threading.RLock()  # of all acts: messages come in threads of their own
+        self._listener: Listener | None = None
+        self._port = 0
+        self._disks: socket.socket | None = None
+        self._awaits_memory = False
+        self._is_whole = not self._units
+        self._status = MoverStatus(record.move.id)
+        self.name = record.name
+
+    @property
+    def move(self) -> TargetMove:
+        return self.record.as_target()
+
+    @property
+    def incoming(self) -> Incoming:
+        """The QEMU that waits for the guest."""
+        connect = partial(monitor_of, self.name, of_unit=True)
+        return Incoming(self.name, connect, self._key_folder())
+
+    def _key_folder(self) -> KeyFolder | None:
+        wishes = self.record.facts.get("wishes") or {}
+        return None if wishes.get("plaintext") or not self.move.is_live else key_folder(self.name)
+
+    def close(self) -> None:
+        """End what it has open. QEMU keeps what it got."""
+        for one in (self._listener, self._disks):
+            if one:
+                one.close()
+
+    def step(self) -> bool:
+        """Do what follows by itself; False if the record has ended."""
+        with self._lock:
+            if not self._look():
+                return False
+            try:
+                self._listen()
+                self._go_on()
+                self._be_ready()
+            except (BrineError, OSError) as error:
+                self._failed(error)
+            return records.find(self.name) is not None
+
+    def _look(self) -> bool:
+        """Read the record again; False if it has ended."""
+        found = records.find(self.name)
+        if found is None or found.move.id != self.move.id:
+            return False
+        self.record = found
+        return True
+
+    def _go_on(self) -> None:
+        if self._fate() is Fate.DROP:
+            self._drop()
+        elif self._fate() is Fate.TAKE:
+            if not self.record.facts.get("arrived"):
+                self._take_part(partial(target.go_act, self.move))
+        elif not self.move.is_prepared and not self._status.error:
+            self._prepare()
+
+    def _fate(self) -> Fate | None:
+        found = self.record.facts.get("fate")
+        return Fate(found) if found else None
+
+    def _failed(self, error: BrineError | OSError) -> None:
+        """A fault of the preparation is final: the master hears of it, and drops the move. What
+        follows a drop or the claim is tried until it is done."""
+        hint = getattr(error, "hint", None)
+        text = f"{error}; {hint}" if hint else str(error)
+        if text != self._status.fault:
+            log.warning("%s", printable(text))
+        is_final = not self.move.is_prepared and self._fate() is None
+        self._tell(fault=text, **({"error": text} if is_final else {}))
+        self._be_ready()
+        if not is_final:
+            time.sleep(_RETRY_S)
+
+    def _be_ready(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            self._service.ready(f"takes {self.name} from {self.move.source}")
+
+    def _tell(self, **changes: Any) -> None:
+        new = self._status._replace(**changes)
+        if new != self._status:
+            self._status = new
+            records.write_status(self.name, new)
+
+    # The preparation.
+
+    def _prepare(self) -> None:
+        """Make all that the guest needs, and have QEMU wait for it."""
+        move, offer = self.move, self._offer
+        self._tell(asked=TargetStep.PREPARE.value, text="volumes are made")
+        spec = arriving.make_volumes(offer, self._units, self._tell_progress)
+        arriving.define(spec, move.source)
+        arriving.write_files(offer)
+        prepared: dict[str, Any] = {
+            "address": self.record.facts["target_address"],
+            "port": self._port,
+            "key": self._key.text,
+            "machine": None,
+            "disks": {one.device_id or one.uuid: {"copies": one.copies} for one in offer.disks},
+            "nbd_port": None,
+        }
+        if move.is_live:
+            self._tell(text="QEMU is started")
+            if _guest(self.name) is TargetGuest.NONE:
+                arriving.start_waiting(offer, spec)
+            if folder := self._key_folder():
+                folder.write(self._key, self._user())
+            self.incoming.prepare(offer.bitmaps)
+            prepared["nbd_port"] = self._serve()
+            machine = self.incoming.facts()
+            prepared["machine"] = {**machine._asdict(), "devices": dict(machine.devices)}
+        self.record = records.change(
+            self.record,
+            lambda known: replace(known, is_prepared=True),
+            prepared=prepared,
+        )
+        self._tell(progress=1.0, text="")
+
+    def _tell_progress(self, done: float, text: str) -> None:
+        self._tell(progress=round(done, 3), text=text)
+
+    def _user(self) -> int | None:
+        """The id of QEMU's user."""
+        started = LastStart.read(self.name)
+        return started.user if started and isinstance(started.user, int) else None
+
+    def _listen(self) -> None:
+        """Have the source find this process; after a kill, where it was before."""
+        if self._listener or self._fate() is Fate.DROP:
+            return
+        facts = self.record.facts
+        address, known = str(facts["target_address"]), facts.get("prepared") or {}
+        opened = channel.listen(address, int(known.get("port") or 0))
+        self._port = opened.getsockname()[1]
+        self._listener = Listener(opened, self._key, self._answer, self._take_memory)
+
+    def _serve(self, port: int = 0) -> int | None:
+        """Have the source's QEMU reach the volumes, once it has told from where; returns the port,
+        None if none is copied."""
+        device_ids = [one.device_id for one in self._offer.copied()]
+        if not device_ids:
+            return None
+        incoming = self.incoming
+        incoming.stop_serving()  # what was begun before a kill
+        if self._disks:
+            self._disks.close()
+        address = str(self.record.facts["target_address"])
+        self._disks = channel.listen(address, port, callers=[])
+        incoming.serve_disks(self._disks, device_ids)
+        return int(self._disks.getsockname()[1])
+
+    # What the source says.
+
+    def _take_memory(self, connection: socket.socket) -> None:
+        with self._lock:
+            if not (self._awaits_memory and self._look() and self._fate() is None):
+                raise MoveError(f"{self.name}: no guest is to come now")
+            self._awaits_memory = False
+            self.incoming.receive(connection)
+
+    def _answer(self, message: Message) -> Message:
+        """Do what the source says, and answer it."""
+        try:
+            topic = Topic(message.get("told", ""))
+        except ValueError:
+            raise MoveError(f"{self.name}: a message that is not known here") from None
+        doing: dict[Topic, Callable[[Message], Message]] = {
+            Topic.ADMIT: self._admit,
+            Topic.RECEIVE: self._expect,
+            Topic.HOLD: self._hold,
+            Topic.GO: self._go,
+            Topic.LEAVE: self._leave,
+            Topic.CLEARED: self._forget,
+        }
+        with self._lock:
+            if topic not in doing or not self._look():
+                return {"word": "refused", "error": "no such move is prepared here"}
+            return doing[topic](message)
+
+    def _admit(self, message: Message) -> Message:
+        """Let connections for disks in. The listener of a process that was killed is QEMU's alone,
+        and is exchanged."""
+        if self._fate() is not None or not self.move.is_prepared:
+            return {"word": "refused", "error": "no disks are taken now"}
+        callers = [(str(address), int(port)) for address, port in message["ports"]]
+        if self._disks is None:
+            self._serve(int(self.record.facts["prepared"]["nbd_port"] or 0))
+        if self._disks:
+            channel.admit(self._disks, callers)
+        return {"word": "done"}
+
+    def _expect(self, _message: Message) -> Message:
+        if self._fate() is not None or _guest(self.name) is not TargetGuest.INCOMING:
+            return {"word": "refused", "error": "the QEMU that waits for the guest has ended"}
+        self._awaits_memory = True
+        return {"word": "done"}
+
+    def _hold(self, _message: Message) -> Message:
+        if self._fate() is Fate.DROP:
+            return {"word": "refused", "error": "the move is dropped here"}
+        return self._take_part(partial(target.hold_act, self.move))
+
+    def _go(self, message: Message) -> Message:
+        if int(message.get("serial", 0)) != self.move.serial:
+            return {"word": "refused", "error": "that is not the claim of this move"}
+        if not self.move.is_prepared:
+            return {"word": "refused", "error": "no such move is prepared here"}
+        if _decided(self.record, Fate.TAKE) is not Fate.TAKE:
+            return {"word": "refused", "error": "the move is dropped here"}
+        self._look()
+        if self.record.facts.get("arrived"):
+            return {"word": "runs"}
+        return self._take_part(partial(target.go_act, self.move))
+
+    def _take_part(self, decide: Callable[[TargetView], target.TargetDecision]) -> Message:
+        """Do one act after another until there is an answer."""
+        while True:
+            act, error = decide(self.view())
+            if act is TargetAct.REFUSE:
+                return {"word": "refused", "error": error}
+            if act is TargetAct.ANSWER_WAIT:
+                return {"word": "wait"}
+            self._do(act)
+            if act is TargetAct.SYNC:
+                return {"word": "held"}
+            if act is TargetAct.END:
+                return {"word": "runs"}
+
+    def _leave(self, _message: Message) -> Message:
+        """The guest stays where it is, durably. A QEMU that waits here may hold up the source's."""
+        if self._fate() is Fate.TAKE:
+            return {"word": "refused", "error": "this node has the claim"}
+        if self.move.is_live:
+            self._end_qemu()
+        return {"word": "done"}
+
+    def _forget(self, _message: Message) -> Message:
+        """The source has nothing of the instance any more, and asks no more."""
+        if self.record.facts.get("arrived"):
+            records.end(self.record)
+            return {"word": "done"}
+        return {"word": "wait"}
+
+    # What it sees, and does.
+
+    def view(self) -> TargetView:
+        """What there is to see now."""
+        move = self.move
+        guest = _guest(self.name)
+        can_serve = guest in (TargetGuest.INCOMING, TargetGuest.COMPLETE)
+        return TargetView(
+            guest,
+            is_taken=has_taken(self.name, self.record.uuid, move.serial),
+            is_ended=False,
+            is_open=can_serve and move.copies and self.incoming.serves(),
+            is_whole=self._is_whole,
+        )
+
+    def _do(self, act: TargetAct) -> None:
+        doing: dict[TargetAct, Callable[[], object]] = {
+            TargetAct.CLOSE: self._close_disks,
+            TargetAct.SYNC: self._sync,
+            TargetAct.TAKE: self._take,
+            TargetAct.CONTINUE: self._continue,
+            TargetAct.START: self._start,
+            TargetAct.END: self._arrived,
+        }
+        doing[act]()
+
+    def _close_disks(self) -> None:
+        self.incoming.stop_serving()
+        if self._disks:
+            self._disks.close()
+            self._disks = None
+
+    def _sync(self) -> None:
+        if not self.move.copies:
+            return
+        if self.move.is_live:
+            self.incoming.flush()
+        arriving.sync(store.load(self.name), self._units)
+
+    def _take(self) -> None:
+        """Take the claim, durably."""
+        take(self.name, Claim(str(self.record.facts["target"]), self.move.serial))
+
+    def _continue(self) -> None:
+        arriving.route(self.name)
+        has_arrived(self.name)
+        self.incoming.go()
+        arriving.announce_routes(self.name)
+
+    def _start(self) -> None:
+        """As after any loss of power."""
+        self.record = records.change(self.record, keeps_out="")
+        if _guest(self.name) is not TargetGuest.NONE:
+            self._end_qemu()
+        if store.load(self.name).admin_state == AdminState.UP:
+            start_instance(self.name, keeps_tries=True)
+        else:
+            self._arrived()
+
+    def _arrived(self) -> None:
+        """The guest runs here, or is off as it should be."""
+        if self.record.facts.get("arrived"):
+            return
+        if _guest(self.name) is TargetGuest.RUNS:  # a process that was killed may have left some
+            arriving.route(self.name)
+            has_arrived(self.name)
+        if folder := self._key_folder():
+            folder.remove()
+        self.record = records.change(self.record, keeps_out="", arrived=True)
+        tell(messages.MOVED_HERE, self.name, node=self.move.source, serial=self.move.serial)
+
+    def _end_qemu(self) -> None:
+        with contextlib.suppress(QemuGoneError):
+            self.incoming.quit()
+        arriving.await_unit_down(self.name)
+
+    def _drop(self) -> None:
+        """Remove all that was made for the move."""
+        if self.move.is_live:
+            self._end_qemu()
+        if folder := self._key_folder():
+            folder.remove()
+        made_password = bool(self.record.facts.get("makes_password"))
+        arriving.remove_all(self._offer, self._units, made_password=made_password)
+        records.end(self.record)
+        tell(messages.MOVE_DROPPED, self.name, node=self.move.source)

@@ -123,7 +123,7 @@ class FileVolume(Volume):
         return [cls(unit, one) for one in ids if not one.startswith(".")]
 
     def create(self, request: VolumeRequest, tell: Tell = tell_nothing) -> None:
-        size = rounded(request.size)
+        size = request.size if request.is_exact else rounded(request.size)
         path = f"{self.unit}/{self.uuid}.{request.format}"
         with self._alone():
             if (record := self._find()) and record.made():

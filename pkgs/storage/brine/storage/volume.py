@@ -58,7 +58,8 @@ class UnusableVolumeError(StorageError):
 class VolumeRequest:
     """A volume that is to be made.
 
-    :param size: in bytes; it is rounded up to what the unit allocates.
+    :param size: in bytes; it is rounded up to what the unit allocates, and to whole MiB.
+    :param is_exact: of a copy: not to whole MiB.
     :param owner: the name of the instance, for people.
     :param name: of the disk, for people.
     :param stripes: the number of physical volumes that it is spread over; *stripe_size* is the
@@ -72,6 +73,7 @@ class VolumeRequest:
     stripes: int = 1
     stripe_size: int = 0
     wipe: Wipe = Wipe.ZERO
+    is_exact: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,9 +44,9 @@ Device = TypeVar("Device", Disk, Nic)
 WAITING = ("-incoming", "defer", "-S")
 """QEMU listens to no one until it is told to, and does not run the guest by itself."""
 
-_FLAGS = ("-nodefaults", "-no-user-config", "-mem-prealloc")
-_OF_THIS_NODE = ("-add-fd", "-chroot", "-runas", "-run-with")
-"""Options that come with others here."""
+_FLAGS = ("-nodefaults", "-no-user-config", "-mem-prealloc", "-S")
+_OF_THIS_NODE = ("-add-fd", "-chroot", "-runas", "-run-with", "-incoming", "-S")
+"""Options that come with others here; the last two are of a guest that has moved before."""
 _BOOT_FILES = {"-bios": "firmware", "-kernel": "kernel", "-initrd": "initrd"}
 _NO_PLACE = ("driver", "id")
 _ID = re.compile(r"\bid=([^,]+)")

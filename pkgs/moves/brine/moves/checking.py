@@ -1,0 +1,28 @@
+"""``brine move check``: whether an instance could come to this node."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from brine.common.cli import print_json
+from brine.common.errors import BrineError, UsageError
+from brine.config.schema import parse_json
+from brine.moves.offered import ReceivedOffer
+
+_LARGEST = 64 << 20
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """``brine move check``: 0 whenever there is an answer."""
+    try:
+        offer = ReceivedOffer(parse_json(sys.stdin.buffer.read(_LARGEST)))
+    except BrineError as error:
+        text = f"standard input: {error}"
+        raise UsageError(text, hint="brine move offer INSTANCE --json makes an offer") from None
+    found = offer.obstacles()
+    if arguments.json:
+        print_json({"obstacles": [one.to_json() for one in found]})
+    else:
+        print("\n".join(one.why for one in found) or f"{offer.name} can move to this node")
+    return 0

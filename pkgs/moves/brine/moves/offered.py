@@ -1,0 +1,195 @@
+"""An offer as the other node reads it: what an instance would bring along, and what of that keeps
+it from coming here."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from brine.common.errors import BrineError, printable
+from brine.hotplug.net.wiring import check_wiring
+from brine.instance import store
+from brine.instance.claims import note_of
+from brine.instance.disks.volumes import default_unit
+from brine.instance.movable import Movee, Obstacle, ObstacleId, obstacles_at
+from brine.instance.node_facts import NodeFacts, facts_of
+from brine.moves.migration import MoveError
+from brine.storage.unit import StorageError, UnitStatus
+from brine.storage.volume import path_of_new
+from brine.storage.volumes import unit_with_volumes, volume_in
+from brine.vm.address import DeviceKind
+from brine.vm.disk import Disk, FormatSource
+from brine.vm.files import InstanceFiles
+from brine.vm.runtime_file import Runtime
+from brine.vm.spec import Spec, known_part, parse
+from brine.vm.values import Mode
+from brine.vm.vif import Vif
+
+_MIB = 1 << 20
+_LARGEST_FILE = 16 * _MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedDisk:
+    """A disk of an offer.
+
+    :param device_id: QEMU's; empty if it does not run.
+    :param copies: whether this node gets a volume of its own.
+    :param size: as the guest sees it, in bytes.
+    """
+
+    uuid: str
+    device_id: str
+    copies: bool
+    size: int
+    format: str
+    unit: str
+
+
+class ReceivedOffer:
+    """What another node offers, see :func:`brine.moves.offer.make_offer`.
+
+    :raises MoveError: if it is no offer.
+    """
+
+    def __init__(self, data: Any) -> None:
+        try:
+            self.spec = parse(Spec, known_part(Spec, data["spec"]))
+            self.node = NodeFacts.from_json(data["node"])
+            self.is_live = data["live"] is True
+            self.runs = data["runs"] is True
+            self.disks = tuple(_disk_of(one) for one in data["disks"])
+            self.bitmaps = {str(key): [*map(str, names)] for key, names in data["bitmaps"].items()}
+            self.runtime = _runtime_of(self.spec.name, data["runtime"]) if self.is_live else None
+            self.uefi_variables = _bytes_of(data["uefi_vars"])
+            self.console_log = _bytes_of(data["console_log"])
+            self.vnc_password = str(data["vnc_password"] or "")
+        except (BrineError, LookupError, TypeError, ValueError, AttributeError) as error:
+            raise MoveError(printable(f"is no offer of an instance: {error!s:.200}")) from None
+
+    @property
+    def name(self) -> str:
+        """Of the instance."""
+        return self.spec.name
+
+    def copied(self) -> list[OfferedDisk]:
+        """The disks of which this node gets volumes."""
+        return [one for one in self.disks if one.copies]
+
+    def units(self) -> dict[str, str]:
+        """The storage unit of each copied disk on this node, by UUID: the one of that name, or else
+        the unit of disks that name none."""
+        return {one.uuid: _unit_here(one.unit) for one in self.copied()}
+
+    def spec_here(self, units: Mapping[str, str]) -> Spec:
+        """The spec as it is on this node: the volumes, which need not be there, are in these units.
+
+        :param units: by the UUID of the disk.
+        """
+        sizes = {one.uuid: one.size for one in self.disks}
+        disks = [
+            _disk_in(disk, units[disk.uuid], sizes[disk.uuid]) if disk.uuid in units else disk
+            for disk in self.spec.disks
+        ]
+        return replace(self.spec, disks=tuple(disks))
+
+    def runtime_here(self, spec: Spec) -> Runtime | None:
+        """The runtime file with this node's paths; None if it does not run.
+
+        :param spec: of :meth:`spec_here`, with volumes that are there.
+        """
+        found, sizes = self.runtime, {one.uuid: one.size for one in self.copied()}
+        for disk in spec.disks:
+            if found and disk.uuid in sizes:
+                found = found.with_image(disk, -(-sizes[disk.uuid] // _MIB))
+        return found
+
+    def obstacles(self) -> list[Obstacle]:
+        """Why it can't come to this node, in the way that it is offered."""
+        units = self.units()
+        spec = replace(self.spec_here(units), vnc_password_file="")  # it comes along
+        movee = Movee(spec, on_network={one.uuid for one in self.disks if not one.copies})
+        faults: list[BrineError] = []
+        found = obstacles_at(movee, self.node, facts_of(spec.qemu, spec, faults))
+        found += [Obstacle(ObstacleId.UNFIT, str(one), cold=True) for one in faults]
+        found += [
+            Obstacle(ObstacleId.UNFIT, printable(one), cold=True) for one in self._here(units)
+        ]
+        return [one for one in found if self.is_live or one.cold]
+
+    def _here(self, units: Mapping[str, str]) -> Iterator[str]:
+        """What is in the way on this node that other nodes could not know."""
+        spec = self.spec
+        if store.spec_file_of(spec.name).exists():
+            yield f"this node has an instance {spec.name} already"
+        if (note := note_of(spec.uuid)) and note.serial > spec.claim_serial > 0:
+            yield f"its claim has serial {spec.claim_serial}, and this node has seen {note.serial}"
+        for nic in spec.nics:
+            if nic.mode == Mode.ROUTED:
+                try:
+                    check_wiring(Vif.of(spec, nic))
+                except BrineError as error:
+                    yield f"NIC {nic.mac}: {error}"
+        there = {disk.uuid: disk for disk in spec.disks}
+        for uuid, unit in units.items():
+            if uuid not in there:
+                yield f"its spec has no disk {uuid}: it was redefined since its start"
+                continue
+            try:
+                status = volume_in(unit, uuid).status()
+                if status.status is not UnitStatus.MISSING:
+                    yield f"{status.path}: is there already"
+            except StorageError as error:
+                yield str(error)
+        if self.runtime:
+            plugged = {row["uuid"] for row in self.runtime.devices[DeviceKind.DISK]}
+            if unknown := sorted(plugged - {one.uuid for one in self.disks}):
+                yield f"its spec has no disk {unknown[0]}: it was redefined since its start"
+
+
+def _disk_of(data: Mapping[str, Any]) -> OfferedDisk:
+    return OfferedDisk(
+        uuid=str(data["uuid"]),
+        device_id=str(data["device_id"]),
+        copies=data["copies"] is True,
+        size=int(data["size_bytes"]),
+        format=str(data["format"]),
+        unit=str(data["unit"]),
+    )
+
+
+def _runtime_of(name: str, text: str) -> Runtime:
+    return Runtime.of(json.loads(text), InstanceFiles(name).runtime)
+
+
+def _bytes_of(text: Any) -> bytes:
+    data = base64.b64decode(text, validate=True) if text else b""
+    if len(data) > _LARGEST_FILE:
+        raise ValueError("a file that is too large")
+    return data
+
+
+def _unit_here(name: str) -> str:
+    try:
+        unit_with_volumes(name)
+    except StorageError:
+        return default_unit() or name
+    return name
+
+
+def _disk_in(disk: Disk, unit: str, size: int) -> Disk:
+    """A disk in a unit of this node, whose volume need not be there."""
+    image = disk.format if unit.startswith("/") else "raw"  # a volume group has no others
+    path = path_of_new(unit, disk.uuid, image)
+    return replace(
+        disk,
+        unit=unit,
+        path=path,
+        format=image,
+        format_source=FormatSource.ADMIN.value if image != disk.format else disk.format_source,
+        backing=None,
+        size_mib=disk.size_mib or -(-size // _MIB),
+    )
