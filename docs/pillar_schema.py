@@ -20,6 +20,7 @@ from brine.config.model import KINDS
 from brine.instance.settings import InstanceSettings
 from brine.kvmd.settings import KvmdSettings
 from brine.lifecycle.settings import LifecycleSettings
+from brine.moves.settings import MovesSettings
 from brine.vm.spec import Spec
 from brine.watcher.settings import WatcherSettings
 
@@ -36,6 +37,7 @@ _SETTINGS = {
     "instance": (InstanceSettings, "brine-instance(1)"),
     "lifecycle": (LifecycleSettings, "brine-lifecycle.toml(5)"),
     "watcher": (WatcherSettings, "brine-watcher.toml(5)"),
+    "moves": (MovesSettings, "brine-moves.toml(5)"),
 }
 _SECRETS = ("confd:key", "confd:previous_key")
 _DISTRIBUTED = "What the external pillar adds on a cluster's nodes. It is not written by hand."

@@ -16,6 +16,7 @@ from brine.config import verify
 from brine.config.apply import InputError, apply
 from brine.config.diff import changes
 from brine.config.model import (
+    MOVED_TAG,
     Cluster,
     ConfigDisk,
     ConfigNic,
@@ -234,8 +235,9 @@ def test_an_instance_that_is_up_stays_on_its_node() -> None:
     config = genuine(instances=1)
     refused = (
         f"/instances/{WEB}/primary_node: can't change while the instance is up on {node_name(1)}, "
-        'which may run it: first apply "admin_state": "down"; or, if that node is dead, '
-        '"offline": true for it'
+        f'which may run it: declare "primary_node": "{node_name(1)}", or move it by: '
+        f'brine instance migrate {WEB} --to {node_name(2)}; or first apply "admin_state": "down"; '
+        'or, if that node is dead, "offline": true for it'
     )
     move: Json = {"instances": {WEB: {"primary_node": "node2"}}}
     assert mistakes(config, move) == [refused]
@@ -243,6 +245,18 @@ def test_an_instance_that_is_up_stays_on_its_node() -> None:
     at_once: Json = {"instances": {WEB: {"primary_node": "node2", "admin_state": "down"}}}
     assert mistakes(config, at_once) == [refused]
     assert refused in mistakes(config, {**move, "nodes": {node_name(1): None}})
+
+
+def test_a_declaration_of_the_node_that_a_move_has_left_is_told() -> None:
+    down: Json = {"instances": {WEB: {"admin_state": "down"}}}
+    config = applied(genuine(instances=1), down)
+    moved = replace(config.instance(WEB), tags=[f"{MOVED_TAG}{node_name(2)}"])
+    config = replace(config, instances={moved.uuid: moved})
+    (told,) = mistakes(config, {"instances": {WEB: {"primary_node": "node2"}}})
+    assert f"moved from {node_name(2)} to {node_name(1)}" in told
+    assert "brine instance migrate" in told
+    for node in ("node1", "node3"):
+        assert apply(config, {"instances": {WEB: {"primary_node": node}}}).new
 
 
 @pytest.mark.parametrize(

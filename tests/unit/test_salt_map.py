@@ -266,6 +266,7 @@ def test_a_node_is_in_a_cluster_if_it_makes_copies_or_has_its_configuration(
 
 BARE = {"kvmd", "hotplug"}
 WITH_INSTANCES = {*BARE, "storage", "instance", "watcher"}
+WITH_MOVES = {*WITH_INSTANCES, "confd", "moves"}
 
 
 @pytest.mark.parametrize(
@@ -296,6 +297,13 @@ WITH_INSTANCES = {*BARE, "storage", "instance", "watcher"}
             {*WITH_INSTANCES, "lifecycle"},
         ),
         ({"lifecycle": {"fence": True, "settings": {"x": 1}}}, BARE),
+        ({"moves": {"settings": {"x": 1}}}, BARE),
+        (of_instances(web1=None) | {"moves": {"settings": {"x": 1}}}, WITH_MOVES),
+        (
+            of_instances(web1=None) | {"moves": {"enabled": True}, "config": {"apply": True}},
+            {*WITH_MOVES, "master"},
+        ),
+        ({"master": {"enabled": True}}, {*BARE, "master"}),
     ],
 )
 def test_parts_follow_from_what_pillar_has(in_pillar: Any, expected: set[str]) -> None:
@@ -321,6 +329,12 @@ def test_a_part_that_pillar_does_not_mention_stays() -> None:
         ({"storage": {"enabled": False}}, True),
         ({"watcher": {"enabled": True}}, False),
         ({"lifecycle": {"enabled": True}, "instance": {"enabled": False}}, False),
+        ({"moves": {"enabled": True}}, False),
+        (of_instances(web1=None) | {"moves": {"enabled": True}}, True),
+        (
+            of_instances(web1=None) | {"moves": {"enabled": True}, "confd": {"enabled": False}},
+            False,
+        ),
     ],
 )
 def test_parts_need_each_other(in_pillar: Any, is_fit: bool) -> None:
@@ -333,6 +347,8 @@ def test_packages_are_those_of_the_parts() -> None:
     found = brine(of_instances(web1=None))
     assert {"brine-instance", "brine-storage", "brine-watcher"} <= {*found["packages"]}
     assert "brine-storage" not in found["other_packages"]
+    assert {"brine-moves", "brine-cluster"} <= {*found["other_packages"]}
+    assert "brine-cluster" in brine({"master": {"enabled": True}})["packages"]
 
 
 @pytest.mark.parametrize(

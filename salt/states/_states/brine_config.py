@@ -60,7 +60,16 @@ _MOST_LINKS = 40  # as the kernel's own limit
 # What map.py has defaults of is for the states of this formula. "brine config apply" gets all
 # else, and refuses what it does not know.
 _OTHERS: tuple[str, ...] = ("version", "repository", "config", "kvmd", "confd")
-_OTHERS += ("hotplug", "storage", "instance", "lifecycle", "watcher", "distributed")
+_OTHERS += (
+    "hotplug",
+    "storage",
+    "instance",
+    "lifecycle",
+    "watcher",
+    "moves",
+    "master",
+    "distributed",
+)
 
 
 def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:

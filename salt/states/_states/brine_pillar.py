@@ -250,6 +250,8 @@ def _misfits(parts: Mapping[str, bool]) -> Iterator[str]:
         ("instance", "storage"),
         ("watcher", "instance"),
         ("lifecycle", "instance"),
+        ("moves", "instance"),
+        ("moves", "confd"),
     ):
         if parts.get(part) and not parts.get(other):
             whose = f"brine-{part}, which this node has or is to have,"

@@ -10,6 +10,8 @@ include:
 {%- else %}
   - .watcher.clean
   - .lifecycle.clean
+  - .moves.clean
+  - .master.clean
   - .instance.clean
   - .kvmd.clean
   - .confd.clean
@@ -23,6 +25,8 @@ extend:
       - require_in:
         - sls: {{ sls_root }}.watcher.clean
         - sls: {{ sls_root }}.lifecycle.clean
+        - sls: {{ sls_root }}.moves.clean
+        - sls: {{ sls_root }}.master.clean
         - sls: {{ sls_root }}.kvmd.clean
         - sls: {{ sls_root }}.confd.clean
         - sls: {{ sls_root }}.hotplug.clean
@@ -65,12 +69,14 @@ brine-clean-packages:
     - pkgs:
       - brine-common
       - brine-config
-{%- for part in brine.parts %}
-      - brine-{{ part }}
+{%- for package in brine.part_packages %}
+      - {{ package }}
 {%- endfor %}
     - require:
       - sls: {{ sls_root }}.watcher.clean
       - sls: {{ sls_root }}.lifecycle.clean
+      - sls: {{ sls_root }}.moves.clean
+      - sls: {{ sls_root }}.master.clean
       - sls: {{ sls_root }}.instance.clean
       - sls: {{ sls_root }}.kvmd.clean
       - sls: {{ sls_root }}.confd.clean

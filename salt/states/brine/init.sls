@@ -5,7 +5,7 @@ include:
 {%- if brine.family_known %}
   - .common
 {#- A file that has nothing for this node takes time all the same. #}
-{%- set parts = ["kvmd", "hotplug", "storage", "config", "confd", "instance", "lifecycle", "watcher"] %}
+{%- set parts = ["kvmd", "hotplug", "storage", "config", "confd", "instance", "lifecycle", "watcher", "moves", "master"] %}
 {%- for part in parts if brine.parts_fit and brine.parts.get(part, brine.in_cluster) %}
   - .{{ part }}
 {%- endfor %}

@@ -61,6 +61,12 @@ DEFAULTS: Values = {
     },
     # Where pillar does not say, a node that runs instances has the package.
     "watcher": {"enabled": None, "timer": True, "beacon": True, "settings": {}},
+    # Where pillar does not say, a node with settings has the package, and a node that has it keeps
+    # it.
+    "moves": {"enabled": None, "settings": {}},
+    # Where pillar does not say, a host that makes the configuration of nodes with moves has the
+    # package, and a host that has it keeps it.
+    "master": {"enabled": None},
     "config": {"apply": False, "prune": False, "source": "", "ssconf_source": ""},
 }
 
@@ -106,7 +112,12 @@ _UNITS = {
     "instance": "brine-instance@.service",
     "lifecycle": "brine-lifecycle.path",
     "watcher": "brine-watcher.timer",
+    "moves": "brine-claims.service",
+    "master": "brine-lockd.socket",
 }
+
+# The pillar's section cluster declares a cluster.
+_PACKAGES = {"master": "brine-cluster"}
 
 # Where a daemon's settings say nothing; the states must know these places, too.
 _FALLBACKS = {
@@ -129,8 +140,8 @@ def run() -> Values:
       that they know.
     * ``parts``: each part of Brine, and whether this node is to have it; ``parts_fit``: whether
       none lacks another one that it needs; ``packages``: of those that it is to have;
-      ``other_packages``: of the others; ``unwanted``: those that it is not to have, and has
-      something of.
+      ``other_packages``: of the others; ``part_packages``: of all parts; ``unwanted``: those parts
+      that it is not to have, and has something of.
     * ``specs``: of this node's instances that pillar declares, by name, in the order of their
       states; ``elsewhere``: the nodes of the others, by name.
     * ``in_cluster``: whether there is a configuration of a cluster that the node makes, copies or
@@ -160,9 +171,10 @@ def run() -> Values:
         "parts_fit": parts_fit,
         "packages": [
             *("brine-common", "brine-config"),
-            *(f"brine-{part}" for part in parts if parts[part] and not _is_put_off(part, brine)),
+            *(_package(part) for part in parts if parts[part] and not _is_put_off(part, brine)),
         ],
-        "other_packages": [f"brine-{part}" for part, enabled in parts.items() if not enabled],
+        "part_packages": [*map(_package, parts)],
+        "other_packages": [_package(part) for part, enabled in parts.items() if not enabled],
         "unwanted": [
             part
             for part, enabled in parts.items()
@@ -323,9 +335,8 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
     confd, instance, lifecycle = brine["confd"], brine["instance"], brine["lifecycle"]
     with_confd, with_instance = confd["enabled"], instance["enabled"]
     with_lifecycle, with_watcher = lifecycle["enabled"], brine["watcher"]["enabled"]
-    with_storage = brine["storage"]["enabled"]
-    if with_confd is None:
-        with_confd = confd["key"] != "" or _is_installed("confd")
+    with_storage, with_moves = brine["storage"]["enabled"], brine["moves"]["enabled"]
+    with_master = brine["master"]["enabled"]
     if with_instance is None:
         is_used = has_instances or instance["settings"]
         with_instance = bool(is_used) or _is_installed("instance")
@@ -337,6 +348,13 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
     if with_lifecycle is None:
         is_used = lifecycle["settings"] or lifecycle["fence"] or any(map(_is_owned, specs.values()))
         with_lifecycle = with_instance and (bool(is_used) or _is_installed("lifecycle"))
+    if with_moves is None:
+        is_used = bool(brine["moves"]["settings"]) or _is_installed("moves")
+        with_moves = with_instance and confd["enabled"] is not False and is_used
+    if with_confd is None:
+        with_confd = with_moves or confd["key"] != "" or _is_installed("confd")
+    if with_master is None:
+        with_master = (with_moves and brine["config"]["apply"]) or _is_installed("master")
     return {
         "kvmd": brine["kvmd"]["enabled"],
         "confd": with_confd,
@@ -345,7 +363,13 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
         "instance": with_instance,
         "lifecycle": with_lifecycle,
         "watcher": with_watcher,
+        "moves": with_moves,
+        "master": with_master,
     }
+
+
+def _package(part: str) -> str:
+    return _PACKAGES.get(part, f"brine-{part}")
 
 
 def _is_put_off(part: str, brine: Values) -> bool:
@@ -386,6 +410,10 @@ def _exists(file: str) -> bool:
 
 def _fit(parts: Mapping[str, bool]) -> bool:
     """Whether no part lacks another one that it needs."""
-    needs_instance = parts["watcher"] or parts["lifecycle"]
-    has_needed = parts["hotplug"] and parts["storage"]
-    return (has_needed or not parts["instance"]) and (parts["instance"] or not needs_instance)
+    needs = {
+        "instance": ("hotplug", "storage"),
+        "watcher": ("instance",),
+        "lifecycle": ("instance",),
+        "moves": ("instance", "confd"),
+    }
+    return all(parts[other] for part, others in needs.items() if parts[part] for other in others)

@@ -23,6 +23,7 @@ from brine.common.operation import (
     Step,
     StepAnswer,
 )
+from brine.config.model import MOVED_TAG
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore, move_key
 
@@ -196,7 +197,9 @@ def _follow(facts: Facts) -> None:
             if uuid in old.disks and disk.nodes == [old.primary_node]
         }
         others = [old.primary_node if one == to else one for one in old.secondary_nodes]
-        new = replace(old, primary_node=to, secondary_nodes=others)
+        tags = [one for one in old.tags if one != f"{MOVED_TAG}{move.target}"]
+        tags = [*dict.fromkeys([*tags, f"{MOVED_TAG}{move.source}"])]
+        new = replace(old, primary_node=to, secondary_nodes=others, tags=tags)
         instances = {**current.instances, new.uuid: new}
         disks = {**current.disks, **disks}
         writer.write(replace(current, instances=instances, disks=disks), moved=old.name)

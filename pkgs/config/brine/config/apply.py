@@ -14,13 +14,14 @@ from brine.config import params, verify
 from brine.config.devices import merge_devices
 from brine.config.effect import without_effect
 from brine.config.merge import Draft, Json, fill
-from brine.config.model import HOSTS, IPV4, IPV6, KINDS, VERSION, Cluster, Configuration
+from brine.config.model import HOSTS, IPV4, IPV6, KINDS, MOVED_TAG, VERSION, Cluster, Configuration
 from brine.config.params import Mistake
 from brine.config.runnable import UNSUPPORTED
 from brine.config.schema import ConfigError, canonical_uuid, is_uuid, same, shallow
 
 _FORMULA_KEYS = {"version", "repository", "common", "config", "kvmd", "confd"}
-_FORMULA_KEYS |= {"watcher", "hotplug", "instance", "lifecycle", "distributed"}
+_FORMULA_KEYS |= {"watcher", "hotplug", "instance", "lifecycle", "storage", "moves", "master"}
+_FORMULA_KEYS |= {"distributed"}
 """The keys of the Salt formula under ``brine:`` besides the configuration."""
 
 _MASK = "*" * 10
@@ -577,21 +578,29 @@ def _build(draft: Draft, cluster: Json) -> Configuration:
 
 def _check_moves(draft: Draft, new: Configuration) -> None:
     """Refuse another primary node for an instance that is up: two nodes would run it, on the same
-    disks. A node that is marked offline runs nothing. Ganeti moves its instances itself.
+    disks; and for one that a move has taken from there: its disks are not there. A node that is
+    marked offline runs nothing. Ganeti moves its instances itself.
     """
     for key in () if draft.foreign else draft.edited("instances"):
         old, moved = draft.old["instances"].get(key), new.instances[key]
-        if not old or moved.primary_node == old.primary_node:
-            continue
-        if old.admin_state != "up" or old.forthcoming or moved.primary_node not in new.nodes:
+        if not old or moved.primary_node == old.primary_node or old.forthcoming:
             continue
         before = new.nodes.get(old.primary_node) or draft.old["nodes"].get(old.primary_node)
-        if not before or before.offline:
+        after = new.nodes.get(moved.primary_node)
+        if not before or before.offline or not after:
             continue
-        text = (
-            f"can't change while the instance is up on {before.name}, which may run it: first "
-            'apply "admin_state": "down"; or, if that node is dead, "offline": true for it'
-        )
+        back = f"brine instance migrate {moved.name} --to {after.name}"
+        follow = f'declare "primary_node": "{before.name}", or move it by: {back}'
+        if f"{MOVED_TAG}{after.name}" in old.tags:
+            text = f"it was moved from {after.name} to {before.name}: {follow}"
+        elif old.admin_state == "up":
+            text = (
+                f"can't change while the instance is up on {before.name}, which may run it: "
+                f'{follow}; or first apply "admin_state": "down"; or, if that node is dead, '
+                '"offline": true for it'
+            )
+        else:
+            continue
         draft.wrong(member("/instances", moved.name) + "/primary_node", text)
 
 

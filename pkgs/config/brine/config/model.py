@@ -273,6 +273,10 @@ class Instance(Stamped):
 VERSION = 3000000
 """The format's version where nothing else says one: Ganeti 3.0's."""
 
+MOVED_TAG = "brine:moved-from:"
+"""With a node's name, a tag of an instance that a move has taken away from that node, so that a
+declaration which still names the node is told."""
+
 KINDS: dict[str, type[Stamped]] = {
     "nodes": Node,
     "nodegroups": NodeGroup,

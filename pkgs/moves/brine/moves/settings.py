@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from brine.common import paths
-from brine.common.errors import BrineError, warn
+from brine.common.errors import BrineError, die, warn
 from brine.common.settings import load, setting
 
 
@@ -38,3 +40,15 @@ def settings_or_defaults() -> MovesSettings:
     except BrineError as error:
         warn(f"{error}; the defaults are used", hint=error.hint)
         return MovesSettings()
+
+
+def main() -> None:
+    """Check the file that is named on the command line, before it is put in place."""
+    try:
+        load(MovesSettings, Path(sys.argv[1] if len(sys.argv) == 2 else ""), required=True)
+    except BrineError as error:
+        die("brine-moves", error, 1)
+
+
+if __name__ == "__main__":
+    main()
