@@ -6,8 +6,7 @@ It is made by reading alone. The other node compares itself with it before it do
 from __future__ import annotations
 
 import base64
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from brine.instance.node_facts import facts_of
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.report import details
 from brine.instance.store import InstanceError, is_here
+from brine.moves.copying import size_in
 from brine.moves.migration import MoveError, bitmaps_of
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
@@ -55,6 +55,8 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
     ids = _device_ids(spec) if is_live else {}
     sizes, bitmaps = _of_qemu(name, ids) if is_live else ({}, {})
     disks = [_disk(one, ids, sizes, is_copied=one.uuid not in on_network) for one in spec.disks]
+    if not is_live:
+        _refuse_layers(name, spec, disks)
     files = InstanceFiles(name)
     return {
         "spec": to_json(spec),
@@ -122,22 +124,20 @@ def _disk(
     }
 
 
+def _refuse_layers(name: str, spec: Spec, disks: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse snapshots, which the other node's storage would not know of."""
+    copied = {one["uuid"] for one in disks if one["copies"]}
+    for disk in spec.disks:
+        if disk.uuid in copied and (disk.layers() or DiskState.of(disk).made.snapshots):
+            text = f"disk {disk.name or disk.uuid} has snapshots, or is based on another image"
+            hint = f"brine disk snapshot list {name} shows them; they do not move"
+            raise MoveError(f"{name}: can't move: {text}", hint=hint)
+
+
 def _files(disk: Disk) -> Iterator[dict[str, Any]]:
     """The files of a disk, its own first, then those that back it; ``role`` counts them from 0."""
     for number, layer in enumerate([disk.path, *(one.path for one in disk.layers())]):
-        yield {"role": str(number), "size_bytes": size_of_file(layer)}
-
-
-def size_of_file(path: str) -> int:
-    """The size of a file or a device, in bytes.
-
-    :raises MoveError: if it can't be opened.
-    """
-    try:
-        with open(path, "rb") as file:
-            return file.seek(0, os.SEEK_END)
-    except OSError as error:
-        raise MoveError(f"{path}: {error.strerror}") from error
+        yield {"role": str(number), "size_bytes": size_in(layer)}
 
 
 def _base64(file: Path, *, at_most: int = 0) -> str | None:

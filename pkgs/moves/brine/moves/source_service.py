@@ -29,8 +29,9 @@ from brine.instance.messages import tell
 from brine.instance.observe import Oper, look
 from brine.instance.store import is_here
 from brine.moves import channel, messages, records, source
+from brine.moves.copying import checksum_of, copy_key, send_file, size_in
 from brine.moves.keys import key_folder
-from brine.moves.leaving import end_here, start_again, stop_for_move
+from brine.moves.leaving import copied_disks, end_here, start_again, stop_for_move
 from brine.moves.migration import MachineFacts, MigrationState, MoveError, MoveOptions, MoveProgress
 from brine.moves.move_key import MoveKey
 from brine.moves.outgoing import Outgoing
@@ -60,6 +61,7 @@ _POLL_S = 0.1
 _SOON_S = 0.01
 _RETRY_S = 2.0
 _TALK_S = 10.0
+_COMPARE_S = 6 * 3600.0
 
 
 class CancelledError(MoveError):
@@ -323,7 +325,8 @@ class SourceWork:
 
     def _copy(self) -> None:
         if not self.move.is_live:
-            raise MoveError("this node does not copy the disks of a guest that is off yet")
+            self._copy_files()
+            return
         mirrored = self._mirrored()
         self._prepare()
         jobs = self.outgoing.look(mirrored).mirrors
@@ -331,6 +334,31 @@ class SourceWork:
         if missing:
             self._mirror(missing)
         self.outgoing.await_mirrors(mirrored, timeout_s=_COPY_S, tell=self._tell_progress)
+
+    def _copy_files(self) -> None:
+        """Copy the disks of a guest that is off, and have the target compare them."""
+        key = copy_key(self.record.name)
+        key.write(self._key())
+        address, sums = str(self.prepared["address"]), dict[str, dict[str, str]]()
+        for disk in copied_disks(store.load(self.record.name)):
+            size = size_in(disk.path)
+            where = self._tell_target(Topic.COPY, disk=disk.uuid, role="0", size=size)
+            send_file(
+                disk.path,
+                address,
+                int(where["port"]),
+                key,
+                is_zero=bool(where.get("is_zero")),
+                tell=self._tell_progress,
+            )
+            sums[disk.uuid] = {"0": checksum_of(disk.path, look=self._refuse_cancelled)}
+        self._tell(text="the copies are compared")
+        found = self._tell_target(Topic.COPIED, disks=sums, timeout_s=_COMPARE_S)
+        if found.get("word") != "whole":
+            text = str(found.get("error") or "the copies differ from the volumes here")
+            raise MoveError(f"{self.move.target}: {text}")
+        self._is_copied = True
+        key.remove()
 
     def _prepare(self) -> None:
         """Set QEMU up. What another process has set up before is set up again, but not while it
@@ -460,7 +488,7 @@ class SourceWork:
         self, topic: Topic, *, timeout_s: float = _TALK_S, **more: Any
     ) -> Mapping[str, Any]:
         found = self._connected().ask(topic, timeout_s=timeout_s, **more)
-        if topic in (Topic.ADMIT, Topic.RECEIVE) and found.get("error"):
+        if topic in (Topic.ADMIT, Topic.RECEIVE, Topic.COPY) and found.get("error"):
             raise MoveError(f"{self.move.target}: {found['error']}")
         return found
 
@@ -499,6 +527,9 @@ class SourceWork:
         share = found.done / found.total if found.total else 0.0
         text = f"{found.phase}: {done}, {rate}{rest}"
         self._tell(progress=round(min(share, 1.0), 3), text=text)
+        self._refuse_cancelled()
+
+    def _refuse_cancelled(self) -> None:
         now = records.find(self.record.name)
         if now is None or now.as_source().asked is SourceStep.CANCEL:
             raise CancelledError(f"{self.record.name}: its move is cancelled")

@@ -53,8 +53,12 @@ class Topic(StrEnum):
     """Whether the target holds all; ``word`` of the answer is ``wait``, ``held`` or ``refused``."""
     GO = "go"
     """The claim with ``serial`` is the target's; ``word`` is ``wait``, ``runs`` or ``refused``."""
+    COPY = "copy"
+    """The file ``role`` of the ``disk`` comes next, of ``size`` bytes, while no guest uses it: the
+    answer has the ``port`` where it is written, and whether ``is_zero`` until then."""
     COPIED = "copied"
-    """``disks``: the SHA-256 of each file of each disk, of a guest that is off."""
+    """``disks``: the SHA-256 of each file of each disk, by UUID and role, of a guest that is off;
+    ``word`` is ``whole`` or ``differs``."""
     CLEARED = "cleared"
     """The source has nothing of the instance any more, and asks no more."""
     LEAVE = "leave"
