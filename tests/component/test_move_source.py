@@ -41,7 +41,7 @@ class Target:
 
     def __init__(self, pair: Pair) -> None:
         self.pair = pair
-        self.is_taken = self.awaits_memory = False
+        self.is_taken = self.awaits_memory = self.is_over = False
         self.told: list[str] = []
         self.faults: list[str] = []
         pair.target.prepare({})
@@ -74,6 +74,8 @@ class Target:
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         topic = Topic(message["told"])
         self.told.append(topic)
+        if self.is_over and topic is not Topic.CLEARED:
+            self.faults.append(f"{topic}, of a move that is over")
         target = self.pair.target
         try:
             if topic is Topic.ADMIT:
@@ -91,6 +93,8 @@ class Target:
                 self.is_taken = True
                 target.go()
                 return {"word": "runs"}
+            elif topic is Topic.CLEARED:
+                self.is_over = True
             elif topic is Topic.LEAVE and not self.is_taken:
                 target.quit()
         except QemuGoneError as error:

@@ -66,7 +66,7 @@ class FileServer:
                 *(f"--object={_credentials(self._key, 'server')}", "--tls-creds=tls", path),
             ]
             self._process = subprocess.Popen(
-                [*ENDING_WITH_US, "sh", "-c", _LISTENING.format(number=number), "sh", *command],
+                [*ENDING_WITH_US, "bash", "-c", _LISTENING.format(number=number), "bash", *command],
                 pass_fds=[number],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -213,6 +213,9 @@ class SourceWork:
             return False
         self.record = found
         try:
+            if records.has_ended(found.uuid, found.move.id):
+                self._finish()
+                return False
             view = self.view()
             decision = source.source_act(self.move, view)
             self._tell(act=decision.act.name, asked=self.move.asked, error=self.move.error)
@@ -442,8 +445,15 @@ class SourceWork:
         end_here(self.move, self.record.uuid, self.outgoing)
         if folder := self._key_folder():
             folder.remove()
-        with contextlib.suppress(MoveError):  # it waits for this in vain, and does no harm
-            self._tell_target(Topic.CLEARED)
+        # The target hears nothing more of this process once it has heard this.
+        records.note_end(self.record.uuid, self.record.name, self.move.id)
+        self._finish()
+
+    def _finish(self) -> None:
+        """End the record of a move whose end is noted."""
+        if _is_given(self.record):
+            with contextlib.suppress(MoveError):  # it waits for this in vain, and does no harm
+                self._tell_target(Topic.CLEARED)
         self._end()
 
     def _fail(self, error: str) -> None:
