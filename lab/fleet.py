@@ -38,6 +38,19 @@ KillMode={1}
 LimitNOFILE=100000
 TimeoutStartSec=300
 ExecStart=/usr/local/bin/salt-{0}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+_NETWORK = """\
+[Service]
+Type=oneshot
+ExecStart=/bin/ip address replace {address}/24 dev host0
+ExecStart=/bin/ip link set host0 up
+
+[Install]
+WantedBy=multi-user.target
 """
 
 
@@ -163,19 +176,26 @@ class Fleet:
 
 
 @contextmanager
-def boot_fleet(release: str, packages: Iterable[Path], *, count: int = 3) -> Iterator[Fleet]:
+def boot_fleet(
+    release: str, packages: Iterable[Path], *, count: int = 3, keeps_files: bool = False
+) -> Iterator[Fleet]:
     """Nodes node1, node2, ... in one network, each with a package repository of its own; Salt's
     master on the first, and a minion on each, all of which answer. Gone with the context.
 
     The master serves the tree's Salt states as they are now, and has its runner, external pillar
-    and reactor. The pillar is empty.
+    and reactor. The pillar is empty. With `keeps_files` a node that reboots joins again.
     """
     packages = list(packages)
     names = [f"node{number}" for number in range(1, count + 1)]
-    with bridge() as network, boot_nodes(release, names, network_bridge=network) as nodes:
+    with (
+        bridge() as network,
+        boot_nodes(release, names, network_bridge=network, keeps_files=keeps_files) as nodes,
+    ):
         known = "".join(f"{address_of(one)} {one.name}.{DOMAIN} {one.name}\n" for one in nodes)
         for node in nodes:
             give_addresses(node, f"{address_of(node)}/24")
+            unit = _NETWORK.format(address=address_of(node))
+            node.write("/etc/systemd/system/lab-network.service", unit)
             node.write("/etc/hosts", f"127.0.0.1 localhost\n{known}")
         fleet = Fleet(nodes)
         _set_up_master(fleet.master)
@@ -220,6 +240,8 @@ def _set_up_master(node: Node) -> None:
 
 
 def _start(node: Node, daemon: str, *, kill_mode: str) -> None:
-    node.write(f"/run/systemd/system/salt-{daemon}.service", _UNIT.format(daemon, kill_mode))
+    units = [f"salt-{daemon}.service", "lab-network.service"]
+    node.write(f"/etc/systemd/system/{units[0]}", _UNIT.format(daemon, kill_mode))
     node.run(["systemctl", "daemon-reload"])
-    node.run(["systemctl", "start", f"salt-{daemon}"], timeout_s=_START_TIMEOUT_S)
+    node.run(["systemctl", "enable", *units])
+    node.run(["systemctl", "start", units[0]], timeout_s=_START_TIMEOUT_S)

@@ -143,7 +143,7 @@ def boot_node(
 
 @contextmanager
 def boot_nodes(
-    release: str, names: Iterable[str], *, network_bridge: str = ""
+    release: str, names: Iterable[str], *, network_bridge: str = "", keeps_files: bool = False
 ) -> Iterator[list[Node]]:
     """Nodes of these names, which boot side by side; see `boot_node`.
 
@@ -152,7 +152,10 @@ def boot_nodes(
     tree = node_image(release)
     with ExitStack() as stack:
         nodes = [
-            stack.enter_context(_started(tree, name, _network(network_bridge))) for name in names
+            stack.enter_context(
+                _started(tree, name, _network(network_bridge), keeps_files=keeps_files)
+            )
+            for name in names
         ]
         for node in nodes:
             _wait_until_running(node)
