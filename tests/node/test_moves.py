@@ -20,7 +20,7 @@ from lab.network import bridge, give_addresses
 from lab.node import Node, boot_node
 from lab.repository import publish
 from lab.waiting import wait_for
-from node.instance_on_node import GUEST, SMALLEST, run_in_guest, start
+from node.instance_on_node import GUEST, SMALLEST, run_in_guest, start, wait_ready
 
 Json = dict[str, Any]
 
@@ -33,7 +33,8 @@ STEP_S = 300.0
 # The guest numbers its writes, and then notes in its memory that the number is on the disk.
 _WRITE = "dd of=/dev/vda bs=512 seek=$((i % 2000)) conv=notrunc,fsync 2>/dev/null"
 _WRITES = f"while i=$((i + 1)); do printf %512s $i | {_WRITE}; echo $i >/w && mv /w /written; done"
-COUNT = f"echo 0 >/written; i=0; echo '{_WRITES}' >/writer; sh /writer >/dev/null 2>&1 &"
+_BEGIN = "sh /writer >/dev/null 2>&1 & echo $! >/writer.pid"
+COUNT = f"echo 0 >/written; echo '{_WRITES}' >/writer; {_BEGIN}"
 
 
 @dataclass
@@ -160,3 +161,17 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     for node in (n1, n2):
         assert json.loads(node.run(["brine", "operations", "list", "--json"]).stdout) == []
         assert json.loads(node.run(["brine", "move", "list", "--json"]).stdout) == []
+
+    # And back, stopped, moved and started: what it has written comes along.
+    n2.run(["brine", "instance", "info", NAME])
+    run_in_guest(n2, NAME, "kill $(cat /writer.pid); sync; sha256sum </dev/vda >/sum")
+    checksum = run_in_guest(n2, NAME, "cat /sum")
+    record = nodes.move("n2", "n1", 3, cold=True)
+    assert {state for _, state in states(record)} == {"done"}, (record.steps, nodes.journals())
+    assert MoveStep.COPY in [name for name, _ in states(record)]
+    wait_ready(n1, NAME)
+    assert run_in_guest(n1, NAME, "sha256sum </dev/vda") == checksum
+    assert n2.run(["find", UNIT, "-name", "*.raw"]).stdout == ""
+    (claim,) = json.loads(n2.run(["brine", "node", "claims", "--json"]).stdout)
+    assert (claim["node"], claim["serial"]) == ("n1", 3)
+    assert json.loads(n1.run(["brine", "node", "claims", "--json"]).stdout) == []

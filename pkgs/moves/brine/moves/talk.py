@@ -250,7 +250,7 @@ class Listener:
             while self._is_open:
                 message = lines.receive(_QUIET_S)
                 with self._one_by_one:
-                    answer = self._answer(message)
+                    answer = self._answered(message)
                 lines.send(answer)
         except TalkEndedError:
             pass  # it comes again if it has more to say
@@ -261,6 +261,12 @@ class Listener:
             call.connection.close()
             with contextlib.suppress(ValueError):
                 self._talks.remove(call)
+
+    def _answered(self, message: Message) -> Message:
+        try:
+            return self._answer(message)
+        except (LookupError, TypeError, ValueError) as error:
+            raise TalkError(f"a message that lacks something: {error!r:.100}") from error
 
 
 def _end(connection: socket.socket) -> None:

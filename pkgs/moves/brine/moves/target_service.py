@@ -32,6 +32,7 @@ from brine.instance.kvm.guest import monitor_of, run_state
 from brine.instance.messages import tell
 from brine.instance.start import start_instance
 from brine.moves import arriving, channel, messages, records, target
+from brine.moves.copying import FileServer, checksum_of, copy_key
 from brine.moves.incoming import Incoming
 from brine.moves.keys import key_folder
 from brine.moves.migration import MoveError, QemuGoneError
@@ -216,6 +217,7 @@ class TargetWork:
         self._listener: Listener | None = None
         self._port = 0
         self._disks: socket.socket | None = None
+        self._files = FileServer(str(record.facts["target_address"]), copy_key(record.name))
         self._awaits_memory = False
         self._is_whole = not self._units
         self._status = MoverStatus(record.move.id)
@@ -237,7 +239,7 @@ class TargetWork:
 
     def close(self) -> None:
         """End what it has open. QEMU keeps what it got."""
-        for one in (self._listener, self._disks):
+        for one in (self._listener, self._disks, self._files):
             if one:
                 one.close()
 
@@ -384,6 +386,8 @@ class TargetWork:
         doing: dict[Topic, Callable[[Message], Message]] = {
             Topic.ADMIT: self._admit,
             Topic.RECEIVE: self._expect,
+            Topic.COPY: self._take_file,
+            Topic.COPIED: self._compare,
             Topic.HOLD: self._hold,
             Topic.GO: self._go,
             Topic.LEAVE: self._leave,
@@ -411,6 +415,38 @@ class TargetWork:
             return {"word": "refused", "error": "the QEMU that waits for the guest has ended"}
         self._awaits_memory = True
         return {"word": "done"}
+
+    def _take_file(self, message: Message) -> Message:
+        """Have the source write a file of a disk, of a guest that is off."""
+        has_all = self._fate() is not None or self.record.facts.get("whole")
+        if has_all or self.move.is_live or not self.move.is_prepared:
+            return {"word": "refused", "error": "no disks are taken now"}
+        path = self._copied_paths().get(str(message["disk"]))
+        if path is None or message["role"] != "0":
+            return {"word": "refused", "error": "no such disk is prepared here"}
+        copy_key(self.name).write(self._key)
+        port, is_zero = self._files.serve(path, int(message["size"]))
+        return {"word": "done", "port": port, "is_zero": is_zero}
+
+    def _compare(self, message: Message) -> Message:
+        """Compare the copies with what the source has. They are closed from then on."""
+        if self._fate() is Fate.DROP or self.move.is_live or not self.move.is_prepared:
+            return {"word": "refused", "error": "no disks are taken now"}
+        if not self.record.facts.get("whole"):
+            self._files.close()
+            paths = self._copied_paths()
+            sums = {uuid: {"0": checksum_of(path)} for uuid, path in paths.items()}
+            if sums != message["disks"]:
+                return {"word": "differs"}
+            copy_key(self.name).remove()
+            self.record = records.change(self.record, whole=True)
+        return {"word": "whole"}
+
+    def _copied_paths(self) -> dict[str, str]:
+        """The files and devices of the disks that this node has volumes of, by UUID."""
+        return {
+            one.uuid: one.path for one in store.load(self.name).disks if one.uuid in self._units
+        }
 
     def _hold(self, _message: Message) -> Message:
         if self._fate() is Fate.DROP:
@@ -469,8 +505,8 @@ class TargetWork:
             guest,
             is_taken=has_taken(self.name, self.record.uuid, move.serial),
             is_ended=False,
-            is_open=can_serve and move.copies and self.incoming.serves(),
-            is_whole=self._is_whole,
+            is_open=self._files.is_open or (can_serve and move.copies and self.incoming.serves()),
+            is_whole=self._is_whole or bool(self.record.facts.get("whole")),
         )
 
     def _do(self, act: TargetAct) -> None:
@@ -485,7 +521,9 @@ class TargetWork:
         doing[act]()
 
     def _close_disks(self) -> None:
-        self.incoming.stop_serving()
+        self._files.close()
+        if self.move.is_live:
+            self.incoming.stop_serving()
         if self._disks:
             self._disks.close()
             self._disks = None
@@ -536,6 +574,8 @@ class TargetWork:
 
     def _drop(self) -> None:
         """Remove all that was made for the move."""
+        self._files.close()
+        copy_key(self.name).remove()
         if self.move.is_live:
             self._end_qemu()
         if folder := self._key_folder():
