@@ -122,25 +122,27 @@ class Offer:
     :param is_live: the guest runs on; otherwise it is off, or stopped for the move.
     :param runs: the guest runs when the move begins.
     :param copies: the nodes have volumes of their own; otherwise both have the same ones.
-    :param run: identifies what was offered: if it is another one when the source begins, as the
-        guest has restarted or got a device, the move fails.
+    :param run: identifies the run of the guest, and *state* what was offered: if either is another
+        one when the source begins, as the guest has restarted or got a device, the move fails.
     """
 
     is_live: bool
     runs: bool
     copies: bool
     run: str = ""
+    state: str = ""
 
     @classmethod
     def of(cls, found: Facts, *, cold: bool) -> Offer:
         """:raises OperationError: if this is no offer."""
         flags = {key: found.get(key) for key in ("live", "runs", "copies")}
-        run = found.get("run", "")
-        if not all(isinstance(one, bool) for one in flags.values()) or not isinstance(run, str):
+        run, state = found.get("run", ""), found.get("state", "")
+        has_words = isinstance(run, str) and isinstance(state, str)
+        if not (has_words and all(isinstance(one, bool) for one in flags.values())):
             raise OperationError(f"this is no offer: {[*found]!r:.200}")
         if flags["live"] != (flags["runs"] and not cold):
             raise OperationError(f"this is no offer: {flags}, cold {cold}")
-        return cls(bool(flags["live"]), bool(flags["runs"]), bool(flags["copies"]), run)
+        return cls(bool(flags["live"]), bool(flags["runs"]), bool(flags["copies"]), run, state)
 
     def plan(self) -> list[MoveStep]:
         """The steps of a move that goes well, after the offer."""

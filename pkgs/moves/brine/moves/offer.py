@@ -6,6 +6,8 @@ It is made by reading alone. The other node compares itself with it before it do
 from __future__ import annotations
 
 import base64
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
         raise InstanceError(name, f"is {seen.state.oper}", hint="wait until it runs, or is down")
     is_live = seen.is_going and not cold
     _refuse_obstacles(seen, is_live=is_live)
-    spec = with_hot_changes(seen.spec) if seen.is_going and not seen.spec.is_xen() else seen.spec
+    spec = _present_spec(seen)
     on_network = disks_on_network(spec.disks, _MOUNTS.read_text(errors="replace"))
     ids = _device_ids(spec) if is_live else {}
     sizes, bitmaps = _of_qemu(name, ids) if is_live else ({}, {})
@@ -64,6 +66,7 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
         "live": is_live,
         "copies": any(one["copies"] for one in disks),
         "run": Run.last(name).id,
+        "state": state_of(seen),
         "runtime": files.runtime.read_text() if is_live else None,
         "node": facts_of(spec.qemu, None, []).to_json(),
         "disks": disks,
@@ -73,6 +76,19 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
         "console_log": _base64(files.console_log, at_most=_LOG_BYTES),
         "tries": None,
     }
+
+
+def _present_spec(seen: Observed) -> Spec:
+    """The spec, with the devices that a running instance has now."""
+    has_more = seen.is_going and not seen.spec.is_xen()
+    return with_hot_changes(seen.spec) if has_more else seen.spec
+
+
+def state_of(seen: Observed) -> str:
+    """A digest of what is offered of an instance: of its spec with its present devices, and whether
+    it runs. It differs once something was defined, plugged or unplugged."""
+    data = json.dumps([to_json(_present_spec(seen)), seen.is_going], sort_keys=True)
+    return hashlib.sha256(data.encode()).hexdigest()
 
 
 def _refuse_obstacles(seen: Observed, *, is_live: bool) -> None:

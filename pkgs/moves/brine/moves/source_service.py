@@ -34,6 +34,7 @@ from brine.moves.keys import key_folder
 from brine.moves.leaving import copied_disks, end_here, start_again, stop_for_move
 from brine.moves.migration import MachineFacts, MigrationState, MoveError, MoveOptions, MoveProgress
 from brine.moves.move_key import MoveKey
+from brine.moves.offer import state_of
 from brine.moves.outgoing import Outgoing
 from brine.moves.records import AskedStep, MoveRecord, MoverStatus
 from brine.moves.source import (
@@ -121,6 +122,8 @@ def _begin(asked: AskedStep, step: SourceStep) -> None:
             raise MoveError(f"{name}: {text}")
         if Run.last(name).id != facts["run"]:
             raise MoveError(f"{name}: was started again since it was offered")
+        if facts.get("state", "") not in ("", state_of(look(name))):
+            raise MoveError(f"{name}: has changed since it was offered")
         move = SourceMove(
             asked.move_id,
             name,
