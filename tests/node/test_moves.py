@@ -156,6 +156,7 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     assert "moved to n2" in said.stderr
     (told,) = n1.journal("BRINE_EVENT=moved-away")
     assert (told["BRINE_INSTANCE"], told["BRINE_NODE"]) == (NAME, "n2")
+    assert int(told["BRINE_DOWNTIME_MS"]) > 0
     (verdict,) = n1.journal("BRINE_EVENT=verdict")
     assert (verdict["BRINE_VERDICT"], verdict["BRINE_CAUSE"]) == ("admin", "moved to n2")
     for node in (n1, n2):

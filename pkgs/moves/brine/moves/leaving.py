@@ -3,8 +3,10 @@ that fails, and removed when it runs elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+from brine.common.errors import BrineError
 from brine.instance import store
 from brine.instance.disks.volumes import delete_volume
 from brine.instance.messages import tell
@@ -52,23 +54,32 @@ def end_here(move: SourceMove, uuid: str, outgoing: Outgoing) -> None:
     spec = store.load_sound(move.instance)
     if spec is None or spec.uuid != uuid or is_here(spec):
         return
-    _end_qemu(move, outgoing)
+    downtime_ms = _end_qemu(move, outgoing)
     if move.copies:
         for disk in copied_disks(spec):
             delete_volume(disk)
     undefine_instance(move.instance)
-    tell(messages.MOVED_AWAY, move.instance, node=move.target, serial=move.serial)
+    known = {"node": move.target, "serial": move.serial, "downtime_ms": downtime_ms}
+    tell(messages.MOVED_AWAY, move.instance, **known)
 
 
-def _end_qemu(move: SourceMove, outgoing: Outgoing) -> None:
-    """End the QEMU that the guest has left. The marker of its stop says where the guest is."""
+def _end_qemu(move: SourceMove, outgoing: Outgoing) -> int:
+    """End the QEMU that the guest has left. The marker of its stop says where the guest is.
+
+    :returns: how long the guest has stood still, in milliseconds; 0 if it did not run, or QEMU has
+        ended.
+    """
     seen = look(move.instance)
     if not seen.is_going:
-        return
+        return 0
     if seen.run.id != move.run:
         raise InstanceError(move.instance, "was started again on this node, and is another's")
+    downtime_ms = 0
+    with contextlib.suppress(BrineError):
+        downtime_ms = outgoing.look().migration.downtime_ms
     with told_to_stop(move.instance, seen.unit, cause=f"moved to {move.target}") as (guest, run):
         outgoing.quit(timeout_s=_ENDS_S)
         if not guest.ended(_ENDS_S):
             guest.kill()
     wait_stopped(run)
+    return downtime_ms
