@@ -17,7 +17,6 @@ import pytest
 from brine.common import paths
 from brine.instance import store
 from brine.instance.claims import note_claim, note_of
-from brine.instance.observe import Oper
 from brine.moves import channel, leaving, records, source_service
 from brine.moves.migration import MoveOptions, QemuGoneError
 from brine.moves.outgoing import Outgoing
@@ -112,10 +111,12 @@ class World:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> None:
         self.pair = Pair(folder, **keys)
         self.target = Target(self.pair)
+        monkeypatch.setattr(paths, "RUNTIME_DIR", folder / "a" / "runtime")
         for name in ("MOVES_DIR", "MOVES_STATUS_DIR", "CLAIMS_DIR"):
             monkeypatch.setattr(paths, name, folder / name)
         patched: dict[str, Any] = {
             "look": lambda _name: self._seen(),
+            "key_folder": lambda _name: self.pair.source_key,
             "monitor_of": lambda _name, **_how: self.pair.a.connect(),
         }
         for name, value in patched.items():
@@ -137,7 +138,7 @@ class World:
         )
         facts = {
             "source_address": HERE,
-            "wishes": {"plaintext": True, **keys.get("wishes", {})},
+            "wishes": {"plaintext": not keys.get("encrypted")},
             "prepared": self.target.prepared(),
         }
         self.uuid = spec.uuid
@@ -145,9 +146,7 @@ class World:
 
     def _seen(self) -> Any:
         is_going = self.pair.a.is_alive()
-        oper = Oper.RUNNING if is_going else Oper.DOWN
-        state = SimpleNamespace(oper=oper)
-        return SimpleNamespace(state=state, is_going=is_going, spec=self.pair.spec)
+        return SimpleNamespace(is_going=is_going)
 
     @property
     def record(self) -> MoveRecord | None:
@@ -271,7 +270,7 @@ def test_killed_after(
 ) -> None:
     """The next process goes on with what there is: one of both nodes has the guest, and never
     two."""
-    world = make()
+    world = make(encrypted=owner_and_name[1] in ("_prepare", "await_mirrors"))
     pair = world.pair
     killed = die_after(monkeypatch, *owner_and_name)
     for step in (SourceStep.COPY, SourceStep.HAND_OVER):

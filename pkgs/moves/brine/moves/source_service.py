@@ -26,16 +26,23 @@ from brine.instance.claim_changes import give_away
 from brine.instance.claims import note_of
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.messages import tell
-from brine.instance.observe import Oper, look
+from brine.instance.observe import look
 from brine.instance.store import is_here
 from brine.moves import channel, messages, records, source
 from brine.moves.copying import checksum_of, copy_key, send_file, size_in
 from brine.moves.keys import key_folder
 from brine.moves.leaving import copied_disks, end_here, start_again, stop_for_move
-from brine.moves.migration import MachineFacts, MigrationState, MoveError, MoveOptions, MoveProgress
+from brine.moves.migration import (
+    MachineFacts,
+    MigrationState,
+    MoveError,
+    MoveOptions,
+    MoveProgress,
+    QemuGoneError,
+)
 from brine.moves.move_key import MoveKey
 from brine.moves.offer import state_of
-from brine.moves.outgoing import Outgoing
+from brine.moves.outgoing import Leaving, Outgoing
 from brine.moves.records import AskedStep, MoveRecord, MoverStatus
 from brine.moves.source import (
     FirstAct,
@@ -188,7 +195,7 @@ class SourceWork:
         self._asker: Asker | None = None
         self._word = TargetWord.NONE
         self._down_since: float | None = None
-        self._deaf_since: float | None = None  # when QEMU has not answered first
+        self._faulty_since: float | None = None  # since when no act has succeeded
         self._is_copied = False  # of a cold move
         self._status = MoverStatus(record.move.id)
         self.outgoing = Outgoing(record.name, partial(_monitor, record.name), self._key_folder())
@@ -224,7 +231,7 @@ class SourceWork:
             self._tell(act=decision.act.name, asked=self.move.asked, error=self.move.error)
             self._be_ready(decision)
             self._do(decision, view)
-            self._deaf_since = None
+            self._faulty_since = None
         except (CancelledError, OperationError):
             time.sleep(_POLL_S)
         except QmpTimeoutError as error:
@@ -236,9 +243,9 @@ class SourceWork:
     def _is_deaf(self, error: QmpTimeoutError) -> None:
         """QEMU does not answer. It may wait for a target that hangs: that one has to end before."""
         self._tell(fault=str(error))
-        self._deaf_since = self._deaf_since or time.monotonic()
+        self._faulty_since = self._faulty_since or time.monotonic()
         is_cancelled = self.move.asked is SourceStep.CANCEL
-        is_late = time.monotonic() - self._deaf_since > PATIENCE_S
+        is_late = time.monotonic() - self._faulty_since > PATIENCE_S
         if not self.move.error and not _is_given(self.record) and (is_cancelled or is_late):
             self._fail("the move was cancelled" if is_cancelled else "QEMU does not answer")
         if self.move.error:
@@ -248,13 +255,15 @@ class SourceWork:
 
     def _failed(self, error: BrineError | OSError) -> None:
         """An error of an act ends the move, unless the claim is given away, or it goes back
-        already."""
+        already. One that may go by itself has some time for that."""
         hint = getattr(error, "hint", None)
         text = f"{error}; {hint}" if hint else str(error)
         if text != self._status.fault:
             log.warning("%s", printable(text))
         self._tell(fault=text)
-        is_final = isinstance(error, MoveError) and not self.move.error
+        self._faulty_since = self._faulty_since or time.monotonic()
+        is_late = time.monotonic() - self._faulty_since > PATIENCE_S
+        is_final = (isinstance(error, MoveError) or is_late) and not self.move.error
         if is_final and not _is_given(self.record):
             self._fail(text.removeprefix(f"{self.record.name}: "))
             return
@@ -274,15 +283,13 @@ class SourceWork:
         move, is_given = self.move, _is_given(self.record)
         if is_given:
             return SourceView(SourceGuest.OFF, is_given=True, word=self._word)
-        run, seen = Run.last(move.instance).id, look(move.instance)
-        status = migration = ""
-        mirrors: dict[str, Any] = {}
-        if seen.state.oper is Oper.RUNNING and not seen.spec.is_xen() and run == move.run:
-            leaving = self.outgoing.look(self._mirrored())
-            status, mirrors = leaving.run_state, dict(leaving.mirrors)
+        run, status, migration = Run.last(move.instance).id, "", ""
+        mirrors: Mapping[str, Any] = {}
+        if leaving := self._leaving() if run == move.run else None:
+            status, mirrors = leaving.run_state, leaving.mirrors
             state = leaving.migration.state
             migration = "" if state is MigrationState.NONE else str(state)
-        elif seen.is_going:
+        elif look(move.instance).is_going:
             status = "running"
         guest = source.source_guest(move, run=run, status=status, migration=migration)
         is_down = guest is (SourceGuest.SENT if move.is_live else SourceGuest.OFF)
@@ -298,6 +305,14 @@ class SourceWork:
             word=self._word,
             is_late=late_s > PATIENCE_S,
         )
+
+    def _leaving(self) -> Leaving | None:
+        """How far QEMU is; None if there is none. systemd is not asked: the guest stands still
+        meanwhile."""
+        try:
+            return self.outgoing.look(self._mirrored())
+        except QemuGoneError:
+            return None
 
     def _mirrored(self) -> list[str]:
         """The device ids of the disks that are copied while the guest runs."""
