@@ -329,7 +329,8 @@ def test_a_part_that_pillar_does_not_mention_stays() -> None:
         ({"storage": {"enabled": False}}, True),
         ({"watcher": {"enabled": True}}, False),
         ({"lifecycle": {"enabled": True}, "instance": {"enabled": False}}, False),
-        ({"moves": {"enabled": True}}, False),
+        ({"moves": {"enabled": True}}, True),  # a node that has no instance yet gets some
+        ({"moves": {"enabled": True}, "instance": {"enabled": False}}, False),
         (of_instances(web1=None) | {"moves": {"enabled": True}}, True),
         (
             of_instances(web1=None) | {"moves": {"enabled": True}, "confd": {"enabled": False}},

@@ -338,7 +338,7 @@ def _parts(brine: Values, specs: Values, *, has_instances: bool) -> dict[str, bo
     with_storage, with_moves = brine["storage"]["enabled"], brine["moves"]["enabled"]
     with_master = brine["master"]["enabled"]
     if with_instance is None:
-        is_used = has_instances or instance["settings"]
+        is_used = has_instances or instance["settings"] or with_moves
         with_instance = bool(is_used) or _is_installed("instance")
     if with_storage is None:
         is_used = with_instance or any(brine["storage"].values())
