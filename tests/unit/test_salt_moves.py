@@ -40,6 +40,7 @@ class Nodes:
     :ivar change: by a step's name, what becomes of the answer to it, each time one is due; a node
         gives no answer if that is None, and its own where there is no more change.
     :ivar free_mib: by node.
+    :ivar failing: the node whose states fail.
     :ivar obstacles: by node, those of an instance that would move there.
     """
 
@@ -51,6 +52,7 @@ class Nodes:
         self.obstacles: dict[str, list[str]] = {}
         self.refused: list[str] = []
         self.applied: list[str] = []
+        self.failing = ""
 
     def execute(
         self,
@@ -79,11 +81,11 @@ class Nodes:
     def _apply(self, node: str, state: str, test: bool) -> Any:
         assert (state, test) == ("brine.confd", False)
         self.applied.append(node)
-        changes = {"name": "key", "result": True, "comment": "", "changes": {}}
+        changes = {"name": "key", "result": node != self.failing, "comment": "", "changes": {}}
         return {"a": {**changes, "__id__": "brine-confd-key", "__run_num__": 0}}
 
     def _offer(self, node: str, name: str, cold: bool) -> Any:
-        assert (node, name) == (N1, WEB1)
+        assert name == WEB1
         offer = {"runs": True, "live": not cold, "copies": True}
         return {"obstacles": self.refused} if self.refused else offer
 
@@ -174,6 +176,19 @@ def test_a_move_is_carried_out(runner: ModuleType, nodes: Nodes, store: ConfigSt
     assert "lock" in told["notes"][0]
     again = runner.migrate("instance1", to="node2")
     assert (again["result"], nodes.asked) == (True, ALL_STEPS)
+
+
+def test_pillar_that_still_has_the_old_node_holds_no_move_up(
+    runner: ModuleType, nodes: Nodes, store: ConfigStore
+) -> None:
+    nodes.failing = N1  # this host's
+    assert runner.migrate(WEB1, to=N2)["result"] is True
+    nodes.failing = N2
+    told = runner._migrate(WEB1, N3, patience_s=0)
+    assert (told["result"], told["state"]) == (False, "committed")
+    assert N2 in told["comment"]
+    nodes.failing = ""
+    assert (runner.migrate(WEB1)["result"], home(store)) == (True, N3)
 
 
 def _late(answer: dict[str, Any]) -> Any:

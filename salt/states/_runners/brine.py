@@ -72,6 +72,8 @@ _BUSY_WITH_SEVERAL = "expected str, bytes or os.PathLike object, not list"
 _STEP_WAIT_S = 5.0
 # After so long without an answer of a node, a move that can go back does so; others stay pending.
 _PATIENCE_S = 300.0
+# For so long a daemon may take to answer from a configuration that it has got.
+_DAEMON_S = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -780,21 +782,38 @@ def _published(step: Result, timeout: int | None) -> tuple[Result | None, str]:
     concerned = [one for one in nodes if one in (*candidates, facts["source"], facts["target"])]
     with _locked("redistribution", waits=True):
         undone = _undone(_redistributed("brine.confd", concerned, nodes, timeout=timeout))
-    wrong = {name: why for name, why in undone.items() if name in candidates}
+    # Where pillar still has the old node, this host's states fail; it has the configuration.
+    wrong = {name: undone[name] for name in candidates if name in undone and not _is_here(name)}
     if "confd" in _brine("--version", "--json")["parts"]:
-        for name in candidates.keys() - wrong:
-            query = ["query", "instance-primary-node", facts["instance"], "--peer"]
-            try:
-                said = _brine("confd", *query, candidates[name], "--json").get("answer")
-            except _RefusedError as error:
-                said = str(error)
-            if said != facts["target"]:
-                wrong[name] = f"its daemon answers: {said}"
+        until = time.monotonic() + _DAEMON_S
+        wrong = _misled(candidates, facts)
+        while wrong and time.monotonic() < until:  # a daemon reads its file a moment later
+            time.sleep(_FIRST_PAUSE_S)
+            wrong = _misled(candidates, facts)
     if wrong:
         name, why = min(wrong.items())
-        return None, f"publish: {name}: {_printable(why)}; it is asked again"
+        return None, f"publish: {name}: {_printable(undone.get(name, why))}; it is asked again"
+    told = [f"; {name}: {_printable(why)}" for name, why in undone.items()]
     answer = {"id": step["id"], "step": step["step"], "state": "done", "progress": 1.0}
-    return {**answer, "error": "", "found": {}}, "publish: all candidates answer"
+    line = f"publish: all candidates answer {facts['target']}{''.join(told)}"
+    return {**answer, "error": "", "found": {}}, line
+
+
+def _misled(candidates: Mapping[str, str], facts: Mapping[str, Any]) -> dict[str, str]:
+    """The candidates whose daemons do not answer an instance's new node, and what they answer.
+
+    :param candidates: their addresses, by name.
+    """
+    wrong = {}
+    for name, address in candidates.items():
+        query = ["query", "instance-primary-node", facts["instance"], "--peer", address]
+        try:
+            said = _brine("confd", *query, "--json").get("answer")
+        except _RefusedError as error:
+            said = str(error)
+        if said != facts["target"]:
+            wrong[name] = f"its daemon answers: {said}"
+    return wrong
 
 
 def drain(
