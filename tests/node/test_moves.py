@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,13 +21,14 @@ from lab.network import bridge, give_addresses
 from lab.node import Node, boot_node
 from lab.repository import publish
 from lab.waiting import wait_for
-from node.instance_on_node import GUEST, SMALLEST, run_in_guest, start, wait_ready
+from node.instance_on_node import GUEST, SMALLEST, info, run_in_guest, start, wait_ready
 
 Json = dict[str, Any]
 
 NAME = "web1"
 UNIT = "/srv/unit"
 UUID = "5e000000-0000-4000-8000-000000000001"
+ROUTED = "10.29.0.77"
 ADDRESSES = {"n1": "10.29.0.1", "n2": "10.29.0.2"}
 STEP_S = 300.0
 
@@ -39,9 +41,13 @@ COUNT = f"echo 0 >/written; echo '{_WRITES}' >/writer; {_BEGIN}"
 
 @dataclass
 class Nodes:
-    """Two nodes with storage, a bridge for guests, and an address each."""
+    """Two nodes with storage, bridges for guests, and an address each.
+
+    :param at_poll: is called between two questions to a node.
+    """
 
     by_name: dict[str, Node]
+    at_poll: Callable[[], object] = lambda: None
 
     def __getitem__(self, name: str) -> Node:
         return self.by_name[name]
@@ -69,6 +75,7 @@ class Nodes:
             if is_final(step, answer):
                 return answer
             assert time.monotonic() < deadline, (step.name, said, self.journals())
+            self.at_poll()
             time.sleep(0.2)
 
     def journals(self) -> str:
@@ -88,9 +95,9 @@ def nodes(release: str, packages: list[Path]) -> Iterator[Nodes]:
         network = stack.enter_context(bridge())
         found = {
             name: stack.enter_context(
-                boot_node(release, name=name, network_bridge=network, keeps_files=True)
+                boot_node(on_it, name=name, network_bridge=network, keeps_files=True)
             )
-            for name in ADDRESSES
+            for name, on_it in zip(ADDRESSES, (release, "trixie"), strict=True)
         }
         for name, node in found.items():
             give_addresses(node, f"{ADDRESSES[name]}/24")
@@ -98,7 +105,7 @@ def nodes(release: str, packages: list[Path]) -> Iterator[Nodes]:
             parts = ["brine-instance", "brine-kvmd", "brine-moves"]
             node.run(["apt-get", "install", "--yes", "--quiet=2", *parts], timeout_s=300)
             node.put(guest_image().folder, GUEST)
-            node.shell("ip link add br0 type bridge; ip link set br0 up")
+            node.shell("ip link add br0 up type bridge; ip link add br1 up type bridge")
             node.shell(f"mkdir {UNIT}")
             node.run(["brine", "storage", "create", "file", UNIT])
         yield Nodes(found)
@@ -122,6 +129,7 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
         "claim_serial": 1,
         "disks": [{"name": "data", "size_mib": 32, "unit": UNIT}],
         "nics": [{"mode": "bridged", "link": "br0"}],
+        "cpu": "qemu64",
         "admin_state": "up",
         "security_model": "pool",
         "chroot": True,
@@ -176,3 +184,70 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     (claim,) = json.loads(n2.run(["brine", "node", "claims", "--json"]).stdout)
     assert (claim["node"], claim["serial"]) == ("n1", 3)
     assert json.loads(n1.run(["brine", "node", "claims", "--json"]).stdout) == []
+
+
+def listed(node: Node, *command: str) -> Any:
+    return json.loads(node.run(["brine", *command, "list", "--json"]).stdout)
+
+
+def runs_alone(node: Node, other: Node) -> None:
+    """The guest runs on one node, goes on, and the other has nothing of it."""
+    assert info(node, NAME)["status"] == "running"
+    before = written(node)
+    wait_for("further writes", lambda: written(node) > before, timeout_s=60)
+    assert listed(other, "instance") == []
+    files = other.run(["find", UNIT, "-name", "*.raw", "-o", "-name", "*.qcow2"]).stdout
+    assert files + other.shell("ls /run/brine/empty") == ""
+    for one in (node, other):
+        assert listed(one, "operations") == []
+
+
+def test_all_that_it_has_comes_along(nodes: Nodes) -> None:
+    """An image, a routed NIC, and what was plugged in, or out, since its start."""
+    n1, n2 = nodes["n1"], nodes["n2"]
+    run_in_guest(n1, NAME, COUNT)
+    nic = ["--mode", "routed", "--ip", ROUTED, "--ip", "2001:db8::77"]
+    n1.run(["brine", "nic", "add", NAME, *nic])
+    n1.run(["brine", "nic", "add", NAME, "--link", "br1"])
+    hot = ["--size", "8M", "--unit", UNIT, "--name", "hot", "--format", "qcow2"]
+    n1.run(["brine", "disk", "add", NAME, *hot])
+    record = nodes.move("n1", "n2", 4)
+    assert {state for _, state in states(record)} == {"done"}, (record.steps, nodes.journals())
+    runs_alone(n2, n1)
+    shown = f"ip route show {ROUTED}; ip neigh show proxy"
+    assert f"{ROUTED} dev" in n2.shell(shown)
+    assert ROUTED not in n1.shell(shown)
+    assert "vdb" in run_in_guest(n2, NAME, "ls /sys/block")
+    n2.run(["brine", "disk", "remove", NAME, "hot", "--delete"])
+    record = nodes.move("n2", "n1", 5)
+    assert {state for _, state in states(record)} == {"done"}, (record.steps, nodes.journals())
+    runs_alone(n1, n2)
+    assert len(info(n1, NAME)["spec"]["disks"]) == 1
+    assert len(json.loads(n1.run(["brine", "nic", "list", NAME, "--json"]).stdout)) == 3
+
+
+def test_whatever_is_killed_it_runs_on_one_node(nodes: Nodes) -> None:
+    n1, n2 = nodes["n1"], nodes["n2"]
+    unit = f"brine-instance@{NAME}.service"
+
+    def kill_what_waits() -> None:
+        n2.run(["systemctl", "kill", "--signal=KILL", unit], check=False)
+        # And no start makes anything else there.
+        n2.run(["systemctl", "start", unit], check=False)
+        assert n2.run(["brine", "instance", "start", NAME], check=False).returncode != 0
+
+    nodes.at_poll = kill_what_waits
+    nodes.move("n1", "n2", 6)
+    runs_alone(n1, n2)
+
+    # The process that moves it, on both nodes in turn.
+    turns = itertools.cycle((n1, n2))
+    command = ["systemctl", "kill", "--signal=KILL", f"brine-move@{NAME}.service"]
+    nodes.at_poll = lambda: next(turns).run(command, check=False)
+    record = nodes.move("n1", "n2", 7)
+    nodes.at_poll = lambda: None
+    has_moved = MoveStep.CANCEL not in [name for name, _ in states(record)]
+    here, there = (n2, n1) if has_moved else (n1, n2)
+    for node in (n1, n2):
+        wait_for("the end", lambda node=node: not listed(node, "move"), timeout_s=60)  # type: ignore[misc]
+    runs_alone(here, there)

@@ -24,11 +24,11 @@ from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.start import forget_tries, start_failure
 from brine.instance.store import InstanceError, is_here, telling
 from brine.instance.unit import UnitError
+from brine.moves.leaving import remove_volume
 from brine.moves.migration import MoveError
 from brine.moves.offered import OfferedDisk, ReceivedOffer
-from brine.storage import lvm
 from brine.storage.unit import UnitStatus
-from brine.storage.volume import Volume, Wipe
+from brine.storage.volume import Wipe
 from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.conflicts import NONE_PLANNED, identities_lock
 from brine.vm.disk import Disk
@@ -40,8 +40,6 @@ from brine.vm.vif import Vif
 _MODE = 0o600
 _PROGRAM = "brine-move"
 _ENDS_S = 60.0
-_LOOKS = 10
-_LOOK_S = 0.2
 
 
 def make_volumes(offer: ReceivedOffer, units: Mapping[str, str], tell: Tell) -> Spec:
@@ -190,17 +188,6 @@ def await_unit_down(name: str) -> None:
     raise MoveError(f"{name}: the QEMU that waits for its guest does not end")
 
 
-def _remove_volume(volume: Volume) -> None:
-    """Remove a volume, of which there may be a part. Its QEMU has ended just now, and udev may look
-    at it for a moment."""
-    for _ in range(_LOOKS):
-        lvm.forget()
-        if not volume.status().is_open:
-            break
-        time.sleep(_LOOK_S)
-    volume.remove(with_snapshots=True)
-
-
 def remove_all(offer: ReceivedOffer, units: Mapping[str, str], *, made_password: bool) -> None:
     """Remove what was made for an instance that does not come. Its QEMU has ended before.
 
@@ -217,7 +204,7 @@ def remove_all(offer: ReceivedOffer, units: Mapping[str, str], *, made_password:
         store.forget(name)
     forget_tries(name)
     for uuid, unit_of_it in units.items():
-        _remove_volume(volume_in(unit_of_it, uuid))
+        remove_volume(volume_in(unit_of_it, uuid))
     if made_password:
         with suppress(FileNotFoundError):
             Path(offer.spec.vnc_password_file).unlink()

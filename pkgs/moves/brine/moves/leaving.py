@@ -4,11 +4,11 @@ that fails, and removed when it runs elsewhere."""
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 from brine.common.errors import BrineError
 from brine.instance import store
-from brine.instance.disks.volumes import delete_volume
 from brine.instance.messages import tell
 from brine.instance.movable import disks_on_network
 from brine.instance.observe import look
@@ -19,17 +19,36 @@ from brine.instance.store import InstanceError, is_here
 from brine.moves import messages
 from brine.moves.outgoing import Outgoing
 from brine.moves.source import SourceMove
+from brine.storage import lvm
+from brine.storage.volume import Volume
+from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _ENDS_S = 60.0
+_LOOKS = 10
+_LOOK_S = 0.2
 
 
 def copied_disks(spec: Spec) -> list[Disk]:
     """The disks of an instance of which each node has a volume of its own."""
     on_network = disks_on_network(spec.disks, _MOUNTS.read_text(errors="replace"))
     return [one for one in spec.disks if one.unit and one.uuid not in on_network]
+
+
+def remove_volume(volume: Volume) -> None:
+    """Remove a volume, or what there is of it. Its QEMU may have ended just now, and udev look at
+    it for a moment. Instances that have it are not asked for: it is a spec's that goes, too.
+
+    :raises BrineError: why it stays.
+    """
+    for _ in range(_LOOKS):
+        lvm.forget()
+        if not volume.status().is_open:
+            break
+        time.sleep(_LOOK_S)
+    volume.remove(with_snapshots=True)
 
 
 def stop_for_move(move: SourceMove) -> None:
@@ -57,7 +76,7 @@ def end_here(move: SourceMove, uuid: str, outgoing: Outgoing) -> None:
     downtime_ms = _end_qemu(move, outgoing)
     if move.copies:
         for disk in copied_disks(spec):
-            delete_volume(disk)
+            remove_volume(volume_in(disk.unit, disk.uuid))
     undefine_instance(move.instance)
     known = {"node": move.target, "serial": move.serial, "downtime_ms": downtime_ms}
     tell(messages.MOVED_AWAY, move.instance, **known)

@@ -138,6 +138,8 @@ class ReceivedOffer:
             if uuid not in there:
                 yield f"its spec has no disk {uuid}: it was redefined since its start"
                 continue
+            if not (self.is_live or unit.startswith("/") or there[uuid].format == "raw"):
+                yield f"{unit}: has no {there[uuid].format} images, and it is copied as it is"
             try:
                 status = volume_in(unit, uuid).status()
                 if status.status is not UnitStatus.MISSING:

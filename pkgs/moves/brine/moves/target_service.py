@@ -30,6 +30,7 @@ from brine.instance.claim_changes import take
 from brine.instance.claims import note_of
 from brine.instance.kvm.guest import monitor_of, run_state
 from brine.instance.messages import tell
+from brine.instance.observe import look
 from brine.instance.start import start_instance
 from brine.moves import arriving, channel, messages, records, target
 from brine.moves.copying import FileServer, checksum_of, copy_key
@@ -178,10 +179,13 @@ def has_taken(name: str, uuid: str, serial: int) -> bool:
 
 
 def _guest(name: str) -> TargetGuest:
-    """The guest of an instance here, as its QEMU tells.
+    """The guest of an instance here, as its QEMU tells, or Xen.
 
     :raises BrineError: if that does not answer.
     """
+    spec = store.load_sound(name)
+    if spec and spec.is_xen():
+        return TargetGuest.RUNS if look(name).is_going else TargetGuest.NONE
     try:
         with monitor_of(name, of_unit=True) as qmp:
             return target_guest(run_state(qmp))
@@ -219,6 +223,7 @@ class TargetWork:
         self._disks: socket.socket | None = None
         self._files = FileServer(str(record.facts["target_address"]), copy_key(record.name))
         self._awaits_memory = False
+        self._is_routed = False
         self._is_whole = not self._units
         self._status = MoverStatus(record.move.id)
         self.name = record.name
@@ -418,12 +423,14 @@ class TargetWork:
 
     def _take_file(self, message: Message) -> Message:
         """Have the source write a file of a disk, of a guest that is off."""
-        has_all = self._fate() is not None or self.record.facts.get("whole")
-        if has_all or self.move.is_live or not self.move.is_prepared:
+        if self._fate() is not None or self.move.is_live or not self.move.is_prepared:
             return {"word": "refused", "error": "no disks are taken now"}
         path = self._copied_paths().get(str(message["disk"]))
         if path is None or message["role"] != "0":
             return {"word": "refused", "error": "no such disk is prepared here"}
+        self.record = records.change(
+            self.record, whole=False
+        )  # a source that was killed begins anew
         copy_key(self.name).write(self._key)
         port, is_zero = self._files.serve(path, int(message["size"]))
         return {"word": "done", "port": port, "is_zero": is_zero}
@@ -461,13 +468,13 @@ class TargetWork:
         if _decided(self.record, Fate.TAKE) is not Fate.TAKE:
             return {"word": "refused", "error": "the move is dropped here"}
         self._look()
-        if self.record.facts.get("arrived"):
-            return {"word": "runs"}
         return self._take_part(partial(target.go_act, self.move))
 
     def _take_part(self, decide: Callable[[TargetView], target.TargetDecision]) -> Message:
         """Do one act after another until there is an answer."""
         while True:
+            if self.record.facts.get("arrived"):
+                return {"word": "runs"}
             act, error = decide(self.view())
             if act is TargetAct.REFUSE:
                 return {"word": "refused", "error": error}
@@ -476,8 +483,6 @@ class TargetWork:
             self._do(act)
             if act is TargetAct.SYNC:
                 return {"word": "held"}
-            if act is TargetAct.END:
-                return {"word": "runs"}
 
     def _leave(self, _message: Message) -> Message:
         """The guest stays where it is, durably. A QEMU that waits here may hold up the source's."""
@@ -541,26 +546,30 @@ class TargetWork:
 
     def _continue(self) -> None:
         arriving.route(self.name)
+        self._is_routed = True
         has_arrived(self.name)
         self.incoming.go()
         arriving.announce_routes(self.name)
 
     def _start(self) -> None:
-        """As after any loss of power."""
+        """As after any loss of power. If that fails, others try again: it is this node's."""
         self.record = records.change(self.record, keeps_out="")
         if _guest(self.name) is not TargetGuest.NONE:
             self._end_qemu()
         if store.load(self.name).admin_state == AdminState.UP:
-            start_instance(self.name, keeps_tries=True)
-        else:
-            self._arrived()
+            try:
+                start_instance(self.name, keeps_tries=True)
+                return
+            except BrineError as error:
+                log.warning("%s", printable(str(error)))
+        self._arrived()
 
     def _arrived(self) -> None:
         """The guest runs here, or is off as it should be."""
         if self.record.facts.get("arrived"):
             return
-        if _guest(self.name) is TargetGuest.RUNS:  # a process that was killed may have left some
-            arriving.route(self.name)
+        if not self._is_routed and _guest(self.name) is TargetGuest.RUNS:
+            arriving.route(self.name)  # a process that was killed may not have
             has_arrived(self.name)
         if folder := self._key_folder():
             folder.remove()
