@@ -142,7 +142,8 @@ def _elsewhere(spec: Spec, fault: str, seen: Claim) -> ClaimBar:
     claim = spec.claim if spec.node and not is_this_node(spec.node) else seen
     if not claim.serial:
         return ClaimBar(f"{fault}, and this is {here}", ELSEWHERE, claim.node)
-    hint = f"do that on {claim.node}; or have the cluster's configuration name this node. "
+    hint = f"do that, and declare it, on {claim.node}; or on the cluster's master: brine instance "
+    hint += f"migrate {spec.name} --to {here}. "
     hint += f"If the claim is wrong: brine node claims --forget {spec.name}"
     return ClaimBar(f"{fault}, and this is {here}", hint, claim.node)
 
