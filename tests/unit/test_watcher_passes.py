@@ -15,6 +15,7 @@ import pytest
 from brine.common.errors import BrineError
 from brine.common.locks import LockedError
 from brine.instance.observe import Observed
+from brine.instance.store import KeptOutError
 from brine.instance.unit import Active, Unit
 from brine.instance.xen.xl import Domain, ShutdownReason
 from brine.vm.end import EndCause
@@ -235,8 +236,12 @@ def test_what_somebody_else_works_on_or_what_is_gone_is_no_fault() -> None:
     def locked() -> None:
         raise LockedError("web1.lock: locked by another process, and was for 5 s")
 
+    def moving() -> None:
+        raise KeptOutError("crashed", "is being moved to n2")
+
     for before_work, why in (
         (locked, "another process is working on it"),
+        (moving, "is being moved to n2"),
         (node.found.clear, "it is gone"),
     ):
         node.before_work = before_work

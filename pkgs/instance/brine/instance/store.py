@@ -92,6 +92,10 @@ class DamagedSpecError(InstanceError):
     """An instance whose spec is damaged."""
 
 
+class KeptOutError(InstanceError):
+    """An instance that an operation keeps for itself until it has ended, such as a move."""
+
+
 @contextmanager
 def telling(name: str, what: str, *, hint: str = "be root") -> Iterator[None]:
     """Turn an OSError in the block into an error of an instance.
@@ -265,7 +269,7 @@ def alone(name: str, *, timeout_s: float = LOCK_TIMEOUT_S) -> Iterator[None]:
     """Hold the lock of an instance, which all changes of its spec need. Interrupted operations on
     it are completed or undone before.
 
-    :raises InstanceError: if an operation keeps others out until it has ended.
+    :raises KeptOutError: if an operation keeps others out until it has ended.
     :raises brine.common.locks.LockedError: if another process holds it all that time.
     :raises brine.common.operation.OperationError: if an operation can't be settled now.
     """
@@ -287,11 +291,11 @@ def _interrupted(name: str) -> list[operation.Operation]:
 def refuse_kept_out(name: str) -> None:
     """Refuse to work on an instance that an operation keeps for itself until it has ended.
 
-    :raises InstanceError: which one.
+    :raises KeptOutError: which one.
     """
     if record := operation.obstacle(operation_key(name)):
         hint = "brine operations list shows how far that is"
-        raise InstanceError(name, record.keeps_out, hint=hint)
+        raise KeptOutError(name, record.keeps_out, hint=hint)
 
 
 @contextmanager

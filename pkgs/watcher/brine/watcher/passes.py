@@ -28,7 +28,7 @@ from brine.instance.intent import keep_users_will
 from brine.instance.observe import Domains, Observed, look, look_at_all
 from brine.instance.parallel import SlotPool
 from brine.instance.start import start_failure
-from brine.instance.store import InstanceError
+from brine.instance.store import InstanceError, KeptOutError
 from brine.instance.unit import Active, UnitError
 from brine.instance.xen import xl
 from brine.instance.xen.domain import is_left, remove_domain
@@ -197,6 +197,8 @@ class Pass:
                 outcome.decision = replace(outcome.decision, why=why)
         except LockedError:
             outcome.decision = Decision(why="another process is working on it")
+        except KeptOutError as error:
+            outcome.decision = Decision(why=str(error).removeprefix(f"{error.name}: "))
         except BrineError as error:
             outcome.fault = error
         except OSError as error:
