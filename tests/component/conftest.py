@@ -18,6 +18,7 @@ from component.kvmd_process import Kvmd, kvmd_process
 from component.own_lvm import use_lvm_of
 from lab.debian_kernel import on_debian_kernel
 from lab.machine import Machine
+from lab.parallel import turn_of
 from lab.private_host import private_host
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -32,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)  # when all have been chosen
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     other_kernel.replace(items)
+    items.sort(key=lambda item: turn_of(item.nodeid))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
