@@ -270,6 +270,13 @@ def test_a_snapshot_that_is_removed_leaves_what_was_written_since(driver: Driver
     assert read(volume) == "two"
     volume.remove_snapshot("one")
     assert read(volume) == "two"
+    volume.snapshot("four")
+    write(volume, "four")
+    for _ in range(2):
+        volume.discard("four")  # before a rollback
+    assert [one.name for one in volume.status().snapshots] == ["three"]
+    volume.rollback("three")
+    assert read(volume) == "two"
     if driver.is_lvm:
         with pytest.raises(StorageError, match="three"):
             volume.grow(8 * MIB)
