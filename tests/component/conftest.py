@@ -31,8 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)  # when all have been chosen
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    other_kernel.replace(items)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    other_kernel.replace(items, is_long=config.getoption("--long"))
     items.sort(key=lambda item: turn_of(item.nodeid))
 
 

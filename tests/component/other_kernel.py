@@ -2,7 +2,8 @@
 
 A test with the mark `needs_vlans` is done there where the kernel that runs has no VLANs on bridges,
 and one with `needs_device_mapper` where it maps no devices; one with the mark `both_kernels`, here
-and there. All that were chosen share one run.
+and there, but with the mark `little_of_kernels` there in a long run alone. All that were chosen
+share one run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ MARKS = {
     "needs_vlans": "it is done on Debian's kernel if the one that runs has no VLANs on bridges",
     "needs_device_mapper": "it is done on Debian's kernel if the one that runs maps no devices",
     "both_kernels": "it is done on Debian's kernel, too",
+    "little_of_kernels": "what it shows is Brine's work, and little of the kernel's",
 }
 _TREE = Path(__file__).parents[2]
 _PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv", "losetup"]
@@ -97,11 +99,19 @@ class DoneThere(pytest.Item):
         return self.path, None, self.name
 
 
-def replace(items: list[pytest.Item]) -> None:
-    """Put tests that are done there in the place of those that cannot be done here, or beside."""
+def replace(items: list[pytest.Item], *, is_long: bool) -> None:
+    """Put tests that are done there in the place of those that cannot be done here, or beside.
+
+    :param is_long: whether a long run does also those there that show little more there.
+    """
     vlans = [item for item in items if item.get_closest_marker("needs_vlans")]
     mapped = [item for item in items if item.get_closest_marker("needs_device_mapper")]
-    double = [item for item in items if item.get_closest_marker("both_kernels")]
+    double = [
+        item
+        for item in items
+        if item.get_closest_marker("both_kernels")
+        and (is_long or not item.get_closest_marker("little_of_kernels"))
+    ]
     if os.geteuid() != 0 or on_debian_kernel() or not (vlans or mapped or double):
         return
     if vlans and can_filter_vlans():

@@ -164,6 +164,7 @@ def test_too_many_queues_are_refused_and_nothing_stays() -> None:
     assert descriptors() == before
 
 
+@pytest.mark.little_of_kernels
 def test_a_missing_device_is_told_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +189,7 @@ def test_vhost_is_one_descriptor_a_queue_or_a_clear_refusal() -> None:
     assert descriptors() == before
 
 
+@pytest.mark.little_of_kernels
 def test_without_the_right_it_is_said() -> None:
     program = (
         "import os; os.setgid(65534); os.setuid(65534)\n"
@@ -204,6 +206,7 @@ def test_without_the_right_it_is_said() -> None:
     assert "not permitted / be root" in done.stdout, done.stderr
 
 
+@pytest.mark.little_of_kernels
 def test_two_hundred_taps_leak_no_descriptors() -> None:
     before = descriptors()
     taps = [open_tap(f"t{number}") for number in range(200)]
@@ -295,6 +298,7 @@ def test_the_node_says_nothing_on_a_bridged_tap() -> None:
         ("br0", "100", "takes no notice of VLANs", "vlan_filtering 1"),
     ],
 )
+@pytest.mark.little_of_kernels
 def test_a_bridge_that_can_not_be_leaves_nothing(
     link_name: str, vlan: str, said: str, hint: str
 ) -> None:
@@ -315,6 +319,7 @@ def test_a_bridge_that_can_not_be_leaves_nothing(
         ('[ $1 != up ] || ip link delete "$INTERFACE"', f"no interface {NAME}"),
     ],
 )
+@pytest.mark.little_of_kernels
 def test_a_bridge_or_tap_that_goes_away_meanwhile_is_told(script: str, said: str) -> None:
     add_script("delete", script)
     with open_tap(NAME) as tap:
@@ -324,6 +329,7 @@ def test_a_bridge_or_tap_that_goes_away_meanwhile_is_told(script: str, said: str
     assert records.load_all() == {}
 
 
+@pytest.mark.little_of_kernels
 def test_a_bridge_that_goes_away_between_look_and_touch_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -366,6 +372,7 @@ def test_other_wishes_replace_the_first() -> None:
         assert present().mtu == 1400
 
 
+@pytest.mark.little_of_kernels
 def test_a_tap_of_another_nic_is_left_alone() -> None:
     with open_tap("t0") as tap:
         wire(tap, WEB)
@@ -374,6 +381,7 @@ def test_a_tap_of_another_nic_is_left_alone() -> None:
         assert master("t0") == "br0"
 
 
+@pytest.mark.little_of_kernels
 def test_a_strangers_tap_is_left_alone() -> None:
     with open_tap("t0") as tap:
         ip("link set t0 alias my-own")
@@ -392,6 +400,7 @@ def test_unwiring_leaves_the_tap_unconnected() -> None:
         assert not unwire(tap)
 
 
+@pytest.mark.little_of_kernels
 def test_a_bridge_without_vlans_does_not_wait_for_pyroute2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyroute2", None)  # whoever loads it now gets an error
     with open_tap(NAME) as tap:
@@ -405,6 +414,7 @@ def test_a_bridge_without_vlans_does_not_wait_for_pyroute2(monkeypatch: pytest.M
 # Operators' scripts.
 
 
+@pytest.mark.little_of_kernels
 def test_scripts_are_told_what_ganetis_are() -> None:
     seen = paths.CONTROL_DIR / "seen"
     add_script("10-env", f"echo call=$1 >>{seen}; env | sort >>{seen}")
@@ -446,6 +456,7 @@ def test_scripts_are_told_what_ganetis_are() -> None:
 
 
 @pytest.mark.parametrize("phase", ["pre-up", "up"])
+@pytest.mark.little_of_kernels
 def test_a_script_that_fails_undoes_the_tap(phase: str) -> None:
     calls = paths.CONTROL_DIR / "calls"
     add_script("10-first", f"echo $1 >>{calls}")
@@ -493,6 +504,7 @@ def test_a_tap_that_its_qemu_made_persistent_is_replaced() -> None:
 # Taps that stay.
 
 
+@pytest.mark.little_of_kernels
 def test_a_kept_tap_waits_for_its_vm() -> None:
     assert bring_up(WEB).name == NAME
     (entry,) = list_taps()
@@ -511,6 +523,7 @@ def test_a_kept_tap_waits_for_its_vm() -> None:
     assert not take_down(NAME)
 
 
+@pytest.mark.little_of_kernels
 def test_who_may_not_read_its_record_is_not_told_that_it_leads_nowhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -556,6 +569,7 @@ def test_an_ordinary_user_may_be_let_open_it() -> None:
     assert not opens_as_nobody()
 
 
+@pytest.mark.little_of_kernels
 def test_a_failing_script_leaves_no_kept_tap() -> None:
     add_script("bad", "[ $1 != up ]")
     before = descriptors()
@@ -568,6 +582,7 @@ def test_a_failing_script_leaves_no_kept_tap() -> None:
     assert bring_up(WEB).changed
 
 
+@pytest.mark.little_of_kernels
 def test_killed_at_any_moment_the_same_command_ends_right() -> None:
     """A script that waits gives the moments; what was begun dies with the one who began it."""
     for phase in ("pre-up", "up"):
@@ -589,6 +604,7 @@ def test_killed_at_any_moment_the_same_command_ends_right() -> None:
         assert take_down(NAME)
 
 
+@pytest.mark.little_of_kernels
 def test_a_record_that_its_writer_was_killed_at_is_collected() -> None:
     with open_tap(NAME) as tap:
         wire(tap, WEB)
@@ -604,6 +620,7 @@ def test_a_record_that_its_writer_was_killed_at_is_collected() -> None:
     assert list(paths.TAPS_DIR.iterdir()) == []
 
 
+@pytest.mark.little_of_kernels
 def test_who_works_on_a_tap_is_waited_for_and_then_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with open_tap(NAME) as tap, records.one_at_a_time(NAME):
         monkeypatch.setattr(records, "LOCK_TIMEOUT_S", 0.0)
@@ -614,6 +631,7 @@ def test_who_works_on_a_tap_is_waited_for_and_then_named(monkeypatch: pytest.Mon
 # Leftovers.
 
 
+@pytest.mark.little_of_kernels
 def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while() -> None:
     bring_up(WEB)
     assert find_leftovers() == []
@@ -633,6 +651,7 @@ def test_a_kept_tap_that_nobody_opens_is_a_leftover_after_a_while() -> None:
     assert records.load_all() == {}
 
 
+@pytest.mark.little_of_kernels
 def test_a_tap_that_was_open_between_two_looks_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[-1])
@@ -655,6 +674,7 @@ def test_a_tap_that_was_open_between_two_looks_is_not_idle(monkeypatch: pytest.M
     assert list(paths.TAPS_DIR.iterdir()) == []
 
 
+@pytest.mark.little_of_kernels
 def test_all_takes_new_ones_too_but_never_those_in_use() -> None:
     bring_up(WEB)
     multi = Vif(instance="db", uuid="0", mode=Mode.BRIDGED, link="br0")
@@ -664,6 +684,7 @@ def test_all_takes_new_ones_too_but_never_those_in_use() -> None:
     assert [one.name for one in remove_leftovers(at_once=True)] == [multi.tap_name()]
 
 
+@pytest.mark.little_of_kernels
 def test_what_is_not_ours_is_never_a_leftover() -> None:
     ip("tuntap add dev mine mode tap")
     ip("tuntap add dev named mode tap")
@@ -674,6 +695,7 @@ def test_what_is_not_ours_is_never_a_leftover() -> None:
         take_down("mine")
 
 
+@pytest.mark.little_of_kernels
 def test_what_a_dead_vm_leaves_is_undone_with_its_scripts() -> None:
     calls = paths.CONTROL_DIR / "calls"
     with open_tap(NAME) as tap:
@@ -685,6 +707,7 @@ def test_what_a_dead_vm_leaves_is_undone_with_its_scripts() -> None:
     assert find_leftovers() == []
 
 
+@pytest.mark.little_of_kernels
 def test_a_damaged_record_is_named_and_not_taken_for_none(caplog: pytest.LogCaptureFixture) -> None:
     bring_up(WEB)
     (paths.TAPS_DIR / f"{NAME}.json").write_text("{")
@@ -694,6 +717,7 @@ def test_a_damaged_record_is_named_and_not_taken_for_none(caplog: pytest.LogCapt
     assert "damaged" in caplog.text
 
 
+@pytest.mark.little_of_kernels
 def test_a_record_of_another_interface_of_that_name_is_not_its() -> None:
     with open_tap(NAME) as tap:
         wire(tap, WEB)

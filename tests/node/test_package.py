@@ -365,74 +365,73 @@ def test_a_callers_python_environment_has_no_say(installed_node: Node, program: 
         node.shell(f"rm -rf /srv/evil /srv/home {trace}")
 
 
-@pytest.mark.parametrize(
-    ("typed", "completed"),
-    [
-        ("brine ", NOUNS),
-        ("brine instance re", {"reboot", "rename", "resume"}),
-        ("brine instance start --a", {"--all"}),
-        ("brine instance stop web1 ", {"db1"}),
-        ("brine instance define --l", {"--live"}),
-        ("brine instance import x --accel ", {"kvm", "tcg"}),
-        ("brine kvmd ", {"verdicts"}),
-        ("brine kvmd verdicts --s", {"--since"}),
-        ("brine-kvmd --ch", {"--check"}),
-        ("brine config e", {"export-node", "export-ssconf", "extra-files"}),
-        ("brine config export-node n", {"node1.example.com"}),
-        ("brine config record --node n", {"node1.example.com"}),
-        ("brine config apply --p", {"--prune"}),
-        ("brine config apply /etc/machine", {"/etc/machine-id"}),
-        ("brine config restore ", {"41"}),
-        ("brine uidpool ", {"show", "add", "remove", "set"}),
-        ("brine uidpool add --d", {"--dry-run"}),
-        ("brine uidpool remove 40", {"4000-4099"}),
-        ("brine confd ", {"query", "ping", "new-key", "check-key"}),
-        ("brine confd query node-ip", {"node-ips", "node-ip-of-instance-ip"}),
-        ("brine confd query node-role n", {"node1.example.com"}),
-        ("brine confd query --json instance-disks ", {"web1.example.com"}),
-        ("brine confd query ping --pe", {"--peer"}),
-        ("brine confd ping --peer ", {"192.0.2.1"}),
-        ("brine-confd --ch", {"--check"}),
-        ("brine nic ", {"add", "list", "modify", "remove"}),
-        ("brine nic add --qmp ", {f"{CONTROL_DIR}/web1.qmp"}),
-        ("brine nic add --mode ", {"bridged", "routed", "openvswitch"}),
-        ("brine nic add --mode routed --re", {"--reserved-slots"}),
-        ("brine disk add --cache write", {"writeback", "writethrough"}),
-        ("brine tap up --link ", {"br0"}),
-        ("brine tap down vm-", {"vm-web1-6zt2qk"}),
-        ("brine tap gc --i", {"--idle-for"}),
-        ("brine watcher r", {"run", "resume"}),
-        ("brine watcher run --d", {"--dry-run"}),
-        ("brine watcher pause ", {"30m", "2h", "1d"}),
-        ("brine watcher forget ", {"db1"}),
-        ("brine storage c", {"check", "create"}),
-        ("brine storage list --type lvm", {"lvm-pv", "lvm-vg"}),
-        ("brine storage modify lvm-pv /dev/sda --allocatable ", {"yes", "no"}),
-        ("brine storage create ", {"file"}),
-        ("brine storage remove file ", {"/srv/vms"}),
-        ("brine storage default ", {"/srv/vms"}),
-        ("brine storage evacuate file /srv/vms --to ", {"/srv/vms"}),
-        ("brine disk add db1 --size 1G --unit ", {"/srv/vms"}),
-        ("brine disk add db1 --wipe f", {"full"}),
-        ("brine disk add db1 --size 1G --format ", {"raw", "qcow2"}),
-        ("brine disk grow ", {"db1"}),
-        ("brine disk grow db1 ", {"data", "root"}),
-        ("brine disk remove db1 --delete d", {"data"}),
-        ("brine disk move db1 data --to ", {"/srv/vms"}),
-        ("brine disk status ", {"db1"}),
-        ("brine disk snapshot db1 --r", {"--remove"}),
-        ("brine disk snapshot db1 --remove ", {"before-upgrade", "monday"}),
-        ("brine disk rollback db1 m", {"monday"}),
-        ("brine lock ", {"list", "run"}),
-        ("brine lock run --s", {"--shared", "--storage"}),
-        ("brine lock run --purpose move --instance w", {"web1.example.com"}),
-        ("brine lock run --node n", {"node1.example.com"}),
-        ("brine lock run --group d", {"default"}),
-        ("brine operations settle ", {"01700000000000000000-0123abcd"}),
-        ("brine outbox acknowledge ", {"01700000000000000000-0123abcd"}),
-    ],
-)
-def test_completion(installed_node: Node, typed: str, completed: set[str]) -> None:
+COMPLETED = {
+    "brine ": NOUNS,
+    "brine instance re": {"reboot", "rename", "resume"},
+    "brine instance start --a": {"--all"},
+    "brine instance stop web1 ": {"db1"},
+    "brine instance define --l": {"--live"},
+    "brine instance import x --accel ": {"kvm", "tcg"},
+    "brine kvmd ": {"verdicts"},
+    "brine kvmd verdicts --s": {"--since"},
+    "brine-kvmd --ch": {"--check"},
+    "brine config e": {"export-node", "export-ssconf", "extra-files"},
+    "brine config export-node n": {"node1.example.com"},
+    "brine config record --node n": {"node1.example.com"},
+    "brine config apply --p": {"--prune"},
+    "brine config apply /etc/machine": {"/etc/machine-id"},
+    "brine config restore ": {"41"},
+    "brine uidpool ": {"show", "add", "remove", "set"},
+    "brine uidpool add --d": {"--dry-run"},
+    "brine uidpool remove 40": {"4000-4099"},
+    "brine confd ": {"query", "ping", "new-key", "check-key"},
+    "brine confd query node-ip": {"node-ips", "node-ip-of-instance-ip"},
+    "brine confd query node-role n": {"node1.example.com"},
+    "brine confd query --json instance-disks ": {"web1.example.com"},
+    "brine confd query ping --pe": {"--peer"},
+    "brine confd ping --peer ": {"192.0.2.1"},
+    "brine-confd --ch": {"--check"},
+    "brine nic ": {"add", "list", "modify", "remove"},
+    "brine nic add --qmp ": {f"{CONTROL_DIR}/web1.qmp"},
+    "brine nic add --mode ": {"bridged", "routed", "openvswitch"},
+    "brine nic add --mode routed --re": {"--reserved-slots"},
+    "brine disk add --cache write": {"writeback", "writethrough"},
+    "brine tap up --link ": {"br0"},
+    "brine tap down vm-": {"vm-web1-6zt2qk"},
+    "brine tap gc --i": {"--idle-for"},
+    "brine watcher r": {"run", "resume"},
+    "brine watcher run --d": {"--dry-run"},
+    "brine watcher pause ": {"30m", "2h", "1d"},
+    "brine watcher forget ": {"db1"},
+    "brine storage c": {"check", "create"},
+    "brine storage list --type lvm": {"lvm-pv", "lvm-vg"},
+    "brine storage modify lvm-pv /dev/sda --allocatable ": {"yes", "no"},
+    "brine storage create ": {"file"},
+    "brine storage remove file ": {"/srv/vms"},
+    "brine storage default ": {"/srv/vms"},
+    "brine storage evacuate file /srv/vms --to ": {"/srv/vms"},
+    "brine disk add db1 --size 1G --unit ": {"/srv/vms"},
+    "brine disk add db1 --wipe f": {"full"},
+    "brine disk add db1 --size 1G --format ": {"raw", "qcow2"},
+    "brine disk grow ": {"db1"},
+    "brine disk grow db1 ": {"data", "root"},
+    "brine disk remove db1 --delete d": {"data"},
+    "brine disk move db1 data --to ": {"/srv/vms"},
+    "brine disk status ": {"db1"},
+    "brine disk snapshot db1 --r": {"--remove"},
+    "brine disk snapshot db1 --remove ": {"before-upgrade", "monday"},
+    "brine disk rollback db1 m": {"monday"},
+    "brine lock ": {"list", "run"},
+    "brine lock run --s": {"--shared", "--storage"},
+    "brine lock run --purpose move --instance w": {"web1.example.com"},
+    "brine lock run --node n": {"node1.example.com"},
+    "brine lock run --group d": {"default"},
+    "brine operations settle ": {"01700000000000000000-0123abcd"},
+    "brine outbox acknowledge ": {"01700000000000000000-0123abcd"},
+}
+
+
+def test_completion(installed_node: Node) -> None:
     for key, value in {
         "node_list": "node1.example.com",
         "instance_list": "web1.example.com",
@@ -448,19 +447,29 @@ def test_completion(installed_node: Node, typed: str, completed: set[str]) -> No
     installed_node.write("/var/lib/brine/operations/01700000000000000000-0123abcd.json", "{}")
     installed_node.write("/var/lib/brine/outbox/01700000000000000000-0123abcd.json", "{}")
     installed_node.run(["ip", "link", "add", "br0", "type", "bridge"], check=False)
+    said = installed_node.shell("\n".join([_COMPLETING, *map(_completing, COMPLETED)]))
+    found = dict(zip(COMPLETED, said.split("completed:\n")[1:], strict=True))
+    assert {typed: set(words.split()) for typed, words in found.items()} == COMPLETED
+
+
+_COMPLETING = """
+set +eu
+. /usr/share/bash-completion/bash_completion
+"""
+
+
+def _completing(typed: str) -> str:
+    """Bash that completes what is typed, in a shell of its own."""
     words = typed.split(" ")
     command = words[0]
-    function = f"_{command.replace('-', '_')}"
-    script = f"""
-        set +eu
-        . /usr/share/bash-completion/bash_completion
+    return f"""(
         . /usr/share/bash-completion/completions/{command}
         COMP_WORDS=({" ".join(f"'{word}'" for word in words)})
         COMP_CWORD={len(words) - 1} COMP_LINE='{typed}' COMP_POINT={len(typed)}
-        {function} {command} '{words[-1]}' '{words[-2]}'
+        _{command.replace("-", "_")} {command} '{words[-1]}' '{words[-2]}'
+        echo completed:
         printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    assert set(installed_node.shell(script).split()) == completed
+    )"""
 
 
 def _define_with_snapshots(node: Node, name: str) -> None:
