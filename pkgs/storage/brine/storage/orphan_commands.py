@@ -13,6 +13,7 @@ from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, printable, tell_error, warn
 from brine.common.progress import size_text
 from brine.storage.orphans import Orphan, orphans, possible_orphans, refuse_unknown
+from brine.storage.unit import UnitStatus
 
 _HEADING = ("UUID", "UNIT", "SIZE", "USED", "AGE", "OWNER", "DISK", "WHY")
 _NONE = "each volume is an instance's"
@@ -64,7 +65,7 @@ def _ask_to_remove(found: Sequence[Orphan]) -> None:
     :raises UsageError: if they may not, or there is no one to ask.
     """
     if not sys.stdin.isatty():
-        text = f"--remove asks about {len(found)} volumes, and standard input is no terminal"
+        text = f"--remove asks about the volumes ({len(found)}), and standard input is no terminal"
         raise UsageError(text, hint="--yes, or name the UUIDs of those that may go")
     for one in found:
         owner = f"  {one.status.owner} {one.status.name}".rstrip()
@@ -80,9 +81,10 @@ def _print(arguments: argparse.Namespace, found: list[Orphan]) -> None:
         print(json.dumps([_facts(one) for one in found], indent=2))
     else:
         print_table(_HEADING, map(_row, found), none=_NONE)
-        for one in found[:1]:
+        whole = [one for one in found if one.status.status is not UnitStatus.MISSING]
+        for one in whole[:1]:
             text = "gives an instance such a volume again"
-            print(printable(f"\nbrine disk add INSTANCE --path {one.status.path}: {text}"))
+            print(printable(f"brine disk add INSTANCE --path {one.status.path}: {text}"))
 
 
 def _facts(one: Orphan) -> dict[str, Any]:
