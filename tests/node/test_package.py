@@ -62,6 +62,7 @@ NOUNS = {
     "kvmd",
     "lifecycle",
     "lock",
+    "move",
     "nic",
     "node",
     "operations",
