@@ -210,9 +210,10 @@ def make(tmp_path: Path, own_node: None, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield made
 
 
-def test_the_whole_way(make: Any) -> None:
+def test_the_whole_way(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make()
     pair = world.pair
+    monkeypatch.setattr(source_service, "sync_folder", lambda _: world.target.told.append("sync"))
     pair.write(pair.a, 3)
     world.work(has_nothing_to_do)
     pair.write(pair.a, 4)  # to both
@@ -228,7 +229,10 @@ def test_the_whole_way(make: Any) -> None:
     note = note_of(world.uuid)
     assert note
     assert note.claim == Claim("n2", 2)
-    assert world.target.told.index(Topic.RECEIVE) < world.target.told.index(Topic.HOLD)
+    told = world.target.told
+    # That the claim is given away survives a loss of power before the target hears of it.
+    assert told.index(Topic.RECEIVE) < told.index(Topic.HOLD) < told.index("sync")
+    assert told.index("sync") < told.index(Topic.GO)
 
 
 def die_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:

@@ -15,7 +15,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from brine.common import paths
 from brine.common.errors import BrineError, printable
+from brine.common.files import sync_folder
 from brine.common.operation import AnswerState, OperationError, StepAnswer
 from brine.common.progress import size_text
 from brine.common.qmp.client import QmpClient
@@ -197,6 +199,7 @@ class SourceWork:
         self._down_since: float | None = None
         self._faulty_since: float | None = None  # since when no act has succeeded
         self._is_copied = False  # of a cold move
+        self._is_durable = False  # that the claim is given away
         self._status = MoverStatus(record.move.id)
         self.outgoing = Outgoing(record.name, partial(_monitor, record.name), self._key_folder())
 
@@ -440,6 +443,9 @@ class SourceWork:
         give_away(move.instance, move.target, move.serial, is_live=move.is_live)
 
     def _go(self) -> None:
+        if not self._is_durable:  # a process may have been killed just before that
+            sync_folder(paths.SPECS_DIR)
+            self._is_durable = True
         self._word = self._asked_word(Topic.GO, serial=self.move.serial)
         if self._word is not TargetWord.RUNS:
             time.sleep(_POLL_S)
