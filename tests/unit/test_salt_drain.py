@@ -30,6 +30,7 @@ class Fleet(Nodes):
     :ivar down: instances that do not run.
     :ivar together: has so many moves begin at the same time, or fails.
     :ivar away: how many more questions a node that reboots does not hear.
+    :ivar without: nodes that lack brine-moves.
     :ivar old_kernel: a node that boots the kernel it had.
     """
 
@@ -43,6 +44,7 @@ class Fleet(Nodes):
         self.boots = {N1: 0, N2: 0, N3: 0}
         self.away: dict[str, int] = {}
         self.upgraded: list[str] = []
+        self.without: set[str] = set()
         self.old_kernel = ""
         self.together: threading.Barrier | None = None
         self._alone = threading.Lock()
@@ -59,6 +61,7 @@ class Fleet(Nodes):
             "brine.list": self._list,
             "brine.node_facts": self._facts,
             "brine.node_state": self._state,
+            "brine.ask": self._moves,
             "brine.health": lambda _: {"serial": {"said": self.store.read().cluster.serial_no}},
             "pkg.upgrade": self._upgrade,
             "system.reboot": self._reboot,
@@ -100,6 +103,10 @@ class Fleet(Nodes):
     def _facts(self, node: str) -> Any:
         free = self.free_mib[node] - 1084 * len(self.running(node))
         return {"memory_available_mib": free, "units": {}}
+
+    def _moves(self, node: str, *command: str) -> Any:
+        assert command == ("move", "list")
+        return {"refused": "there is no command move"} if node in self.without else {"said": []}
 
     def _offer(self, node: str, name: str, cold: bool) -> Any:
         why = self.stuck.get(name) or ("" if cold else self.fixed.get(name, ""))
@@ -212,7 +219,11 @@ def test_what_can_not_move_holds_up_no_other_and_is_named(
     told = runner.drain("node1", cold=True)
     assert ({*told["moved"]}, {*told["failed"]}) == ({I1}, {I4})
     nodes.stuck = {}
-    told = runner.drain("node1", to="node3")
+    nodes.without = {N2, N3}
+    told = runner.drain("node1")
+    assert "there is no command move" in told["failed"][I4]
+    nodes.without = {N2}
+    told = runner.drain("node1")
     assert (told["result"], told["moved"]) == (True, {I4: N3})
     nodes.fixed = {}
     assert {*runner.fill("node1")["moved"]} == {I1, I4}

@@ -1002,6 +1002,10 @@ def _plan(question: Result, timeout: int | None) -> Result:
     }[question["verb"]]
     rows = _execute("brine.list", listed, [], timeout=timeout)
     facts = _execute("brine.node_facts", asked, [], timeout=timeout)
+    # A target without brine-moves would be asked for its part of a move again and again.
+    for name, answer in _execute("brine.ask", facts, ["move", "list"], timeout=timeout).items():
+        if isinstance(answer, dict) and "said" not in answer:
+            facts[name] = _printable(answer.get("refused"))
     text = json.dumps({**question, "rows": rows, "facts": facts})
     planned: Result = _brine("node", "plan", "--json", stdin=text)
     return planned
