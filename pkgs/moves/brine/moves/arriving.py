@@ -123,6 +123,7 @@ def start_waiting(offer: ReceivedOffer, spec: Spec) -> None:
         unit.begin_start(spec.name, slice_name=spec.slice)()
     except UnitError as error:
         raise start_failure(spec.name, error, before, since_us=since_us) from error
+    forget_awaited(spec.name)  # of a start that was underway already, after a kill
 
 
 def sync(spec: Spec, uuids: Mapping[str, str]) -> None:

@@ -356,7 +356,7 @@ class TargetWork:
         address, known = str(facts["target_address"]), facts.get("prepared") or {}
         opened = channel.listen(address, int(known.get("port") or 0))
         self._port = opened.getsockname()[1]
-        self._listener = Listener(opened, self._key, self._answer, self._take_memory)
+        self._listener = Listener(opened, self._key, self.told, self._take_memory)
 
     def _serve(self, port: int = 0) -> int | None:
         """Have the source's QEMU reach the volumes, once it has told from where; returns the port,
@@ -382,7 +382,7 @@ class TargetWork:
             self._awaits_memory = False
             self.incoming.receive(connection)
 
-    def _answer(self, message: Message) -> Message:
+    def told(self, message: Message) -> Message:
         """Do what the source says, and answer it."""
         try:
             topic = Topic(message.get("told", ""))
@@ -552,14 +552,14 @@ class TargetWork:
         arriving.announce_routes(self.name)
 
     def _start(self) -> None:
-        """As after any loss of power. If that fails, others try again: it is this node's."""
+        """As after any loss of power. From then on it is like any instance of this node's: others
+        see to one that has not started."""
         self.record = records.change(self.record, keeps_out="")
         if _guest(self.name) is not TargetGuest.NONE:
             self._end_qemu()
         if store.load(self.name).admin_state == AdminState.UP:
             try:
                 start_instance(self.name, keeps_tries=True)
-                return
             except BrineError as error:
                 log.warning("%s", printable(str(error)))
         self._arrived()
@@ -569,16 +569,23 @@ class TargetWork:
         if self.record.facts.get("arrived"):
             return
         if not self._is_routed and _guest(self.name) is TargetGuest.RUNS:
-            arriving.route(self.name)  # a process that was killed may not have
+            # A process that was killed may not have; or the guest stands still by a fault.
+            arriving.route(self.name)
             has_arrived(self.name)
+            if self.move.is_live:
+                self.incoming.stop_serving()
         if folder := self._key_folder():
             folder.remove()
         self.record = records.change(self.record, keeps_out="", arrived=True)
         tell(messages.MOVED_HERE, self.name, node=self.move.source, serial=self.move.serial)
 
     def _end_qemu(self) -> None:
-        with contextlib.suppress(QemuGoneError):
+        try:
             self.incoming.quit()
+        except QemuGoneError:
+            pass
+        except BrineError as error:  # such as of one that hangs: its unit ends it
+            log.warning("%s", printable(str(error)))
         arriving.await_unit_down(self.name)
 
     def _drop(self) -> None:

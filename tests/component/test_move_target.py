@@ -1,0 +1,218 @@
+"""The process of a node that takes a guest, on real QEMUs: it goes on after a kill after each of
+its acts, and of a drop and a go the first counts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.operation import AnswerState
+from brine.instance import store
+from brine.instance.node_facts import NodeFacts
+from brine.moves import arriving, records, target_service
+from brine.moves.incoming import Incoming
+from brine.moves.records import AskedStep
+from brine.moves.target import TargetMove
+from brine.moves.target_service import TargetWork
+from brine.vm.claim import Claim
+from brine.vm.spec import to_json
+from component.move_pair import HERE, MIB, NAME, Pair, is_counting
+
+MOVE_ID = "01760000000000000000-6f0c21aa"
+GO = {"told": "go", "serial": 2}
+
+
+class KilledError(BaseException):
+    """The process was killed."""
+
+
+class World:
+    """A guest that is on its way, with the record of the node that takes it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pair = pair = Pair(folder)
+        self.started: list[str] = []
+        for name in ("MOVES_DIR", "MOVES_STATUS_DIR", "CLAIMS_DIR"):
+            monkeypatch.setattr(paths, name, folder / name)
+        monkeypatch.setattr(target_service, "monitor_of", lambda _name, **_how: pair.b.connect())
+        monkeypatch.setattr(
+            target_service, "start_instance", lambda name, **_how: self.started.append(name)
+        )
+        monkeypatch.setattr(arriving, "await_unit_down", lambda _name: pair.b.end())
+        spec = replace(pair.moved_spec, node="n1", claim_serial=1, admin_state="up")
+        store.save(spec)
+        disk = spec.disks[0]
+        node = NodeFacts(
+            node="n1", version="", memory_mib=1, memory_available_mib=1, links={}, units={}
+        )
+        offered: dict[str, Any] = {
+            "spec": to_json(spec),
+            "node": node.to_json(),
+            "live": True,
+            "runs": True,
+            "disks": [
+                {
+                    "uuid": disk.uuid,
+                    "device_id": pair.disk,
+                    "copies": True,
+                    "size_bytes": 2 * MIB,
+                    "format": "raw",
+                    "unit": "",
+                }
+            ],
+            "bitmaps": {},
+            "runtime": pair.runtime.file.read_text(),
+            **dict.fromkeys(("uefi_vars", "console_log", "vnc_password")),
+        }
+        here = os.uname().nodename
+        self.facts = {
+            "instance": NAME,
+            "uuid": spec.uuid,
+            "source": "n1",
+            "target": here,
+            "target_address": HERE,
+            "serial": 2,
+        }
+        told = {
+            **self.facts,
+            "wishes": {"plaintext": True},
+            "offered": offered,
+            "units": {},
+            "key": pair.key.text,
+            "prepared": {"port": 0, "nbd_port": 0},
+        }
+        move = TargetMove(
+            MOVE_ID, NAME, "n1", 2, is_live=True, copies=True, runs=True, is_prepared=True
+        )
+        records.begin(move, spec.uuid, told, keeps_out="is being moved here")
+
+    def told(self, message: dict[str, Any]) -> dict[str, Any]:
+        """What a new process answers, which finds what the one before has left."""
+        record = records.find(NAME)
+        assert record
+        work = TargetWork(record)
+        with contextlib.closing(work), records.working_for(record):
+            return work.told(message)
+
+    def step(self) -> bool:
+        """Whether a new process has still something to do."""
+        record = records.find(NAME)
+        if record is None:
+            return False
+        work = TargetWork(record)
+        with contextlib.closing(work), records.working_for(record):
+            return work.step()
+
+    def dropped(self) -> AnswerState:
+        """The master drops the move."""
+        return target_service.answer(AskedStep(f"{MOVE_ID}-9", "drop", self.facts)).state
+
+
+@pytest.fixture
+def world(tmp_path: Path, own_node: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    (folder := tmp_path / "pair").mkdir()
+    found = World(folder, monkeypatch)
+    yield found
+    found.pair.close()
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """Have the process be killed when it has called a function for the first time."""
+    function, killed = getattr(owner, name), list[str]()
+
+    def call(*arguments: Any, **keys: Any) -> Any:
+        found = function(*arguments, **keys)
+        if not killed:
+            killed.append(name)
+            raise KilledError
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+    return killed
+
+
+GOES = [
+    (Incoming, "stop_serving"),
+    (Incoming, "flush"),
+    (target_service, "_decided"),
+    (target_service, "take"),
+    (target_service, "has_arrived"),
+    (Incoming, "go"),
+    (arriving, "announce_routes"),
+    (records, "change"),
+]
+"""What the process does when the source asks whether it holds all, and says go."""
+
+
+@pytest.mark.parametrize("owner_and_name", GOES, ids=[name for _, name in GOES])
+def test_killed_after(
+    world: World, owner_and_name: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = world.pair
+    pair.run("await_received")
+    assert pair.running() == []
+    killed = die_after(monkeypatch, *owner_and_name)
+    for message, word in (({"told": "hold"}, "held"), (GO, "runs"), (GO, "runs")):
+        assert store.load(NAME).claim_serial == 1 or message is GO
+        try:
+            found = world.told(message)
+        except KilledError:
+            found = world.told(message)
+        assert found["word"] == word
+    assert killed
+    assert store.load(NAME).claim == Claim(os.uname().nodename, 2)
+    assert world.dropped() is AnswerState.FAILED
+    assert world.told({"told": "cleared"}) == {"word": "done"}
+    assert records.find(NAME) is None
+    assert pair.running() == [pair.b]
+    assert is_counting(pair.b)
+    pair.never_two()
+    assert not world.started
+
+
+def test_what_is_claimed_goes_forward_without_its_qemu(world: World) -> None:
+    """As after any loss of power; and what ends later is not started again."""
+    world.pair.run("await_received")
+    assert world.told({"told": "hold"})["word"] == "held"
+    world.pair.b.kill()
+    record = records.find(NAME)
+    assert record
+    target_service._decided(record, target_service.Fate.TAKE)  # the process was killed then
+    assert world.step()
+    assert store.load(NAME).claim_serial == 2
+    assert world.told(GO)["word"] == "runs"
+    assert world.started == [NAME]
+
+
+DROPS = [(Incoming, "quit"), (arriving, "remove_all"), (store, "remove"), (records, "note_end")]
+
+
+@pytest.mark.parametrize("owner_and_name", DROPS, ids=[name for _, name in DROPS])
+def test_a_dropped_move_leaves_nothing_and_is_never_taken(
+    world: World, owner_and_name: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = world.pair
+    pair.run("await_received")
+    assert world.dropped() is AnswerState.RUNNING
+    assert world.told({"told": "hold"})["word"] == "refused"
+    assert world.told(GO)["word"] == "refused"
+    killed = die_after(monkeypatch, *owner_and_name)
+    with contextlib.suppress(KilledError):
+        world.step()
+    assert killed
+    while world.step():
+        pass
+    assert world.dropped() is AnswerState.DONE
+    assert store.names() == []
+    assert not pair.b.is_alive()
+    assert not (paths.CLAIMS_DIR / f"{pair.spec.uuid}.json").exists()
+    assert pair.source.take_back(pair.mirrored)
+    assert pair.running() == [pair.a]
+    pair.never_two()
