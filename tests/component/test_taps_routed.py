@@ -15,13 +15,16 @@ import pytest
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.hotplug.net import records
+from brine.hotplug.net.announce import announce
 from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
+from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.source_filter import filtered_taps, forget_sources
 from brine.hotplug.net.tap import TapError, open_tap
 from brine.hotplug.net.wiring import unwire, wire
 from brine.vm.values import Mode
 from brine.vm.vif import Vif
 from component.namespaces import Namespace, ip, new_namespace, pumped, talks
+from lab.waiting import wait_for
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="networks take root"),
@@ -103,6 +106,24 @@ def test_node_and_lan_reach_the_guest_and_it_reaches_them(
 def test_the_guest_reaches_what_is_behind_a_router(networks: Networks) -> None:
     with guest(networks) as inside:
         assert talks(inside, networks.host, FAR4) == GUEST4
+
+
+def test_neighbours_of_a_node_learn_at_once_that_an_address_is_there(networks: Networks) -> None:
+    """They knew it at another node, from which the guest has moved."""
+    with Netlink() as netlink:
+        address = netlink.get("uplink").mac
+    with guest(networks):
+        with networks.host.entered():
+            for known in (GUEST4, GUEST6):
+                ip(f"neigh replace {known} lladdr 02:00:00:00:00:99 dev lan nud reachable")
+
+        def is_known() -> bool:
+            assert announce(WEB.tap_name(), times=1) == 2
+            with networks.host.entered():
+                return ip("neigh show dev lan").count(address) == 2
+
+        wait_for("the neighbours to know", is_known)  # they ignore a change within a second
+    assert announce(WEB.tap_name()) == 0
 
 
 def test_guests_reach_each_other(networks: Networks) -> None:
