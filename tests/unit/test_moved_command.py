@@ -169,3 +169,40 @@ def test_a_nic_keeps_what_the_guest_has_seen_of_its_tap() -> None:
     it = Line.of(moved_command(runtime, spec, given)[: -len(WAITING)])
     assert it.objects("-device") == Line.of(command).objects("-device")
     assert it.objects("-netdev")[0]["fds"] == "3:4"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-drive", "file=/etc/shadow,format=raw"],
+        ["-fw_cfg", "name=opt/a,file=/etc/shadow"],
+        ["-object", "memory-backend-file,id=m,mem-path=/etc/shadow,size=1M"],
+        ["-smbios", "file=/etc/shadow"],
+        ["-pidfile", "/etc/passwd"],
+        ["-machine", "pc,accel=tcg,dumpdtb=/etc/passwd"],
+        ["-machine", "pc,accel=tcg,kernel=/etc/shadow"],
+        ["-boot", "splash=/etc/shadow"],
+        ["-serial", "file:/etc/passwd"],
+        ["-display", "dbus"],
+        ["-mem-path", "/etc"],
+        ["-chardev", "file,id=console,path=/etc/passwd"],
+        ["-device", "VGA,romfile=/etc/shadow"],
+        ["-device", '{"driver": "virtio-net-pci", "romfile": "/etc/shadow"}'],
+        ["-device", "vfio-pci,host=00:02.0"],
+        ["-device", '{"driver": "vfio-pci"}'],
+        ["-device", "loader,file=/etc/shadow"],
+        ["-sandbox", "off"],
+    ],
+    ids=" ".join,
+)
+def test_a_source_in_bad_hands_can_not_name_files_of_this_node(words: list[str]) -> None:
+    """QEMU would open them as root."""
+    spec = spec_of(**KINDS)
+    command, _ = started(spec)
+    runtime = Runtime.load(write_runtime_file(spec, command=[*command, *words]))
+    if words == ["-sandbox", "off"]:
+        made = Line.of(moved_command(runtime, spec, given_to(spec))[: -len(WAITING)])
+        assert made.values("-sandbox") == ["on,obsolete=deny,resourcecontrol=deny,spawn=deny"]
+        return
+    with pytest.raises(InstanceError, match="no start by Brine says that"):
+        moved_command(runtime, spec, given_to(spec))

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+MOUNTS = Path("/proc/self/mountinfo")
+"""Of this process."""
+
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -31,7 +34,7 @@ def own_mounts() -> list[Mount]:
     """The mounts that this process sees, but those of a folder at its own place: the sandbox of a
     service has such ones, and they change nothing of what is there."""
     mounts: list[Mount] = []
-    for one in mounts_in(Path("/proc/self/mountinfo").read_text(errors="replace")):
+    for one in mounts_in(MOUNTS.read_text(errors="replace")):
         below = mount_of(one.place, mounts)
         inner = PurePath(one.place).relative_to(below.place) if below else None
         is_same = below and (below.device, str(PurePath(below.root, inner or "")))

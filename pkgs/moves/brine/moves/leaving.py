@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 from brine.common.errors import BrineError
+from brine.common.mounts import MOUNTS
 from brine.instance import store
 from brine.instance.messages import tell
 from brine.instance.movable import disks_on_network
@@ -25,7 +25,6 @@ from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec
 
-_MOUNTS = Path("/proc/self/mountinfo")
 _ENDS_S = 60.0
 _LOOKS = 10
 _LOOK_S = 0.2
@@ -33,7 +32,7 @@ _LOOK_S = 0.2
 
 def copied_disks(spec: Spec) -> list[Disk]:
     """The disks of an instance of which each node has a volume of its own."""
-    on_network = disks_on_network(spec.disks, _MOUNTS.read_text(errors="replace"))
+    on_network = disks_on_network(spec.disks, MOUNTS.read_text(errors="replace"))
     return [one for one in spec.disks if one.unit and one.uuid not in on_network]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.files import read_regular, text_of
+from brine.common.mounts import MOUNTS
 from brine.hotplug.block_graph import size_of_disk
 from brine.hotplug.qemu import Machine
 from brine.instance.disks.states import DiskState
@@ -33,7 +34,6 @@ from brine.vm.runtime_file import Runtime, qemu_id
 from brine.vm.spec import UEFI, Spec, to_json
 
 _LOG_BYTES = 64 * 1024
-_MOUNTS = Path("/proc/self/mountinfo")
 
 
 def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
     is_live = seen.is_going and not cold
     _refuse_obstacles(seen, is_live=is_live)
     spec = _present_spec(seen)
-    on_network = disks_on_network(spec.disks, _MOUNTS.read_text(errors="replace"))
+    on_network = disks_on_network(spec.disks, MOUNTS.read_text(errors="replace"))
     ids = _device_ids(spec) if is_live else {}
     sizes, bitmaps = _of_qemu(name, ids) if is_live else ({}, {})
     disks = [_disk(one, ids, sizes, is_copied=one.uuid not in on_network) for one in spec.disks]

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from brine.common.errors import BrineError, printable
+from brine.common.mounts import MOUNTS
 from brine.hotplug.net.wiring import check_wiring
 from brine.instance import store
 from brine.instance.claims import note_of
 from brine.instance.disks.volumes import default_unit
-from brine.instance.movable import Movee, Obstacle, ObstacleId, obstacles_at
+from brine.instance.movable import Movee, Obstacle, ObstacleId, disks_on_network, obstacles_at
 from brine.instance.node_facts import NodeFacts, facts_of
 from brine.moves.migration import MoveError
 from brine.storage.unit import StorageError, UnitStatus
@@ -134,6 +135,10 @@ class ReceivedOffer:
                 except BrineError as error:
                     yield f"NIC {nic.mac}: {error}"
         there = {disk.uuid: disk for disk in spec.disks}
+        # The other node may be in bad hands, and the path one of this node's own.
+        shared = disks_on_network(spec.disks, MOUNTS.read_text(errors="replace"))
+        for uuid in there.keys() - units.keys() - shared:
+            yield f"disk {there[uuid].path} is not copied, and in no file system of several nodes"
         for uuid, unit in units.items():
             if uuid not in there:
                 yield f"its spec has no disk {uuid}: it was redefined since its start"

@@ -5,6 +5,9 @@ its runtime file, whichever version of Brine has made it, and gets the descripto
 the user of this node. Devices that were unplugged since are left out, and those that were plugged
 come last: QEMU gives slots in the command's order to devices that name none.
 
+QEMU opens files as root before it becomes another user, and the other node may be in bad hands. So
+only options, devices and properties that Brine's own commands have are taken over.
+
 Source: "The runtime file starts an identical QEMU" in the hotplug design.
 """
 
@@ -15,6 +18,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from brine.common.errors import printable
 from brine.hotplug.device_arguments import disk_device, nic_device
 from brine.instance.kvm.command_line import (
     FLASH,
@@ -33,11 +37,12 @@ from brine.instance.kvm.command_line import (
 from brine.instance.kvm.layout import cdrom_id
 from brine.instance.store import InstanceError
 from brine.vm.address import DeviceKind
-from brine.vm.disk import Disk, Interface
+from brine.vm.disk import DRIVERS, Disk, Interface
 from brine.vm.nic import Nic
 from brine.vm.runtime_file import Runtime, qemu_id
 from brine.vm.slots import Slot
 from brine.vm.spec import Spec
+from brine.vm.values import MODELS
 
 Device = TypeVar("Device", Disk, Nic)
 
@@ -45,8 +50,26 @@ WAITING = ("-incoming", "defer", "-S")
 """QEMU listens to no one until it is told to, and does not run the guest by itself."""
 
 _FLAGS = ("-nodefaults", "-no-user-config", "-mem-prealloc", "-S")
-_OF_THIS_NODE = ("-add-fd", "-chroot", "-runas", "-run-with", "-incoming", "-S")
+_OF_THIS_NODE = ("-add-fd", "-chroot", "-runas", "-run-with", "-sandbox", "-incoming", "-S")
 """Options that come with others here; the last two are of a guest that has moved before."""
+_AS_IT_WAS = frozenset(
+    {
+        *("-action", "-append", "-cpu", "-m", "-mem-prealloc", "-name", "-no-user-config"),
+        *("-nodefaults", "-overcommit", "-rtc", "-smp", "-uuid", "-vnc"),
+    }
+)
+_ONE_VALUE = {"-boot": "strict=on", "-display": "none", "-serial": "chardev:serial"}
+_OF_MACHINE = frozenset({"accel", "acpi", "pflash0", "pflash1"})
+_DRIVERS = frozenset(
+    {
+        *("VGA", "ide-cd", "ide-hd", "pcie-root-port", "pvpanic", "qemu-xhci", "usb-tablet"),
+        *("virtio-scsi-pci", "virtio-serial-pci", "virtserialport"),
+        *DRIVERS.values(),
+        *MODELS.values(),
+    }
+)
+_OPEN_FILES = frozenset({"romfile", "logfile", "host", "sysfsdev", "filename", "path"})
+"""Properties by which a device opens a file of the node; an empty one opens none."""
 _BOOT_FILES = {"-bios": "firmware", "-kernel": "kernel", "-initrd": "initrd"}
 _NO_PLACE = ("driver", "id")
 _ID = re.compile(r"\bid=([^,]+)")
@@ -63,6 +86,15 @@ class _Option(NamedTuple):
         """What an option of JSON says; nothing of one of another form."""
         found = json.loads(self.value) if self.value and self.value.startswith("{") else {}
         return found if isinstance(found, dict) else {}
+
+    def listed(self, first: str) -> dict[str, Any]:
+        """What an option of the form ``VALUE,KEY=VALUE...`` says.
+
+        :param first: the key of its first value, if that names none.
+        """
+        words = (self.value or "").split(",")
+        rows = [(first, "=", words[0]) if "=" not in words[0] else words[0].partition("=")]
+        return {key: value for key, _, value in [*rows, *(one.partition("=") for one in words[1:])]}
 
 
 def moved_command(runtime: Runtime, spec: Spec, given: Resources) -> list[str]:
@@ -85,7 +117,7 @@ def moved_command(runtime: Runtime, spec: Spec, given: Resources) -> list[str]:
     try:
         made = _Command(runtime, started, spec, given)
         words = [word for one in _options(command[1:]) for word in made.rewritten(one)]
-        return [spec.qemu, *words, *made.plugged(), *WAITING]
+        return [spec.qemu, *words, *made.plugged(), *confinement(given), *WAITING]
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         text = f"{runtime.file}: the command of its start can't be read: {error!r}"
         raise InstanceError(spec.name, text) from error
@@ -140,13 +172,31 @@ class _Command:
                     yield from nic_back_end(option.properties()["id"], files)
             case "-device":
                 yield from self._device(option)
-            case "-sandbox":
-                yield from confinement(self._given)
             case name if name in _BOOT_FILES:
                 number = self._given.boot[_BOOT_FILES[name]]
                 yield from (name, f"/proc/self/fd/{number}")
             case name if name not in _OF_THIS_NODE:
+                self._check(option)
                 yield from option.words()
+
+    def _check(self, option: _Option) -> None:
+        """Refuse what no start by Brine has said."""
+        name, value = option.name, option.value or ""
+        is_known = name in _AS_IT_WAS
+        if name in _ONE_VALUE:
+            is_known = value == _ONE_VALUE[name]
+        elif name == "-mem-path":
+            is_known = value == self._spec.huge_pages
+        elif name == "-machine":
+            machine, *properties = value.split(",")
+            keys = {one.partition("=")[0] for one in properties}
+            is_known = "=" not in machine and keys <= _OF_MACHINE
+        if not is_known:
+            raise self._foreign(option)
+
+    def _foreign(self, option: _Option) -> InstanceError:
+        text = printable(f"{' '.join(option.words())}: no start by Brine says that")
+        return InstanceError(self._spec.name, text, hint="move it while it is stopped")
 
     def plugged(self) -> Iterator[str]:
         """The devices that were plugged since the start."""
@@ -173,7 +223,7 @@ class _Command:
         elif known and known[1] == "agent":
             yield from agent_back_end(self._spec.name)
         else:
-            yield from option.words()
+            raise self._foreign(option)
 
     def _flash(self, option: _Option) -> Iterator[str]:
         """The firmware; the nodes of other devices come with these."""
@@ -183,7 +233,9 @@ class _Command:
             yield from flash_back_end(number, self._given.uefi[number])
 
     def _device(self, option: _Option) -> Iterator[str]:
-        device = option.properties()
+        device = option.properties() or option.listed("driver")
+        if device["driver"] not in _DRIVERS or any(map(device.get, _OPEN_FILES)):
+            raise self._foreign(option)
         device_id = device.get("id", "")
         self._were_there.add(device_id)
         if device_id in self._media:
