@@ -8,10 +8,33 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
 
 _NAMES = ("os.rename", "os.link", "os.symlink", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 _PROGRAMS = ("subprocess.Popen", "os.posix_spawn")
 _KILLED = 77
+
+
+class KilledError(BaseException):
+    """The process ends here, as if it was killed: nothing but the test catches it."""
+
+
+def die_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
+    """Have this process be as if it was killed when it has called a function for the first time;
+    the list says whether it has."""
+    function, killed = getattr(owner, name), list[str]()
+
+    def call(*arguments: Any, **keys: Any) -> Any:
+        found = function(*arguments, **keys)
+        if not killed:
+            killed.append(name)
+            raise KilledError
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+    return killed
 
 
 def killed_at(number: int, work: Callable[[], object]) -> bool:

@@ -16,7 +16,7 @@ import pytest
 
 from brine.common import paths
 from brine.instance import store
-from brine.instance.claims import note_claim, note_of
+from brine.instance.claims import has_seen, note_claim, note_of
 from brine.moves import channel, leaving, records, source_service
 from brine.moves.migration import MoveOptions, QemuGoneError
 from brine.moves.outgoing import Outgoing
@@ -26,13 +26,10 @@ from brine.moves.source_service import SourceWork
 from brine.moves.talk import Listener, Topic
 from brine.vm.claim import Claim
 from component.move_pair import HERE, NAME, Pair, is_counting
+from killing import KilledError, die_after
 
 MOVE_ID = "01760000000000000000-6f0c21aa"
 MOST_STEPS = 3000
-
-
-class KilledError(BaseException):
-    """The process was killed."""
 
 
 class Target:
@@ -67,7 +64,7 @@ class Target:
 
     def refuse_unclaimed(self) -> None:
         """The source has given its claim away before it says so."""
-        if not source_service.has_given(NAME, self.pair.spec.uuid, 2):
+        if not has_seen(NAME, self.pair.spec.uuid, 2):
             self.faults.append("go, without the claim")
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -233,21 +230,6 @@ def test_the_whole_way(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # That the claim is given away survives a loss of power before the target hears of it.
     assert told.index(Topic.RECEIVE) < told.index(Topic.HOLD) < told.index("sync")
     assert told.index("sync") < told.index(Topic.GO)
-
-
-def die_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
-    """Have the process be killed when it has called a function for the first time."""
-    function, killed = getattr(owner, name), list[str]()
-
-    def call(*arguments: Any, **keys: Any) -> Any:
-        found = function(*arguments, **keys)
-        if not killed:
-            killed.append(name)
-            raise KilledError
-        return found
-
-    monkeypatch.setattr(owner, name, call)
-    return killed
 
 
 AFTER = [

@@ -24,13 +24,10 @@ from brine.moves.target_service import TargetWork
 from brine.vm.claim import Claim
 from brine.vm.spec import to_json
 from component.move_pair import HERE, MIB, NAME, Pair, is_counting
+from killing import KilledError, die_after
 
 MOVE_ID = "01760000000000000000-6f0c21aa"
 GO = {"told": "go", "serial": 2}
-
-
-class KilledError(BaseException):
-    """The process was killed."""
 
 
 class World:
@@ -121,21 +118,6 @@ def world(tmp_path: Path, own_node: None, monkeypatch: pytest.MonkeyPatch) -> It
     found = World(folder, monkeypatch)
     yield found
     found.pair.close()
-
-
-def die_after(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[str]:
-    """Have the process be killed when it has called a function for the first time."""
-    function, killed = getattr(owner, name), list[str]()
-
-    def call(*arguments: Any, **keys: Any) -> Any:
-        found = function(*arguments, **keys)
-        if not killed:
-            killed.append(name)
-            raise KilledError
-        return found
-
-    monkeypatch.setattr(owner, name, call)
-    return killed
 
 
 GOES = [

@@ -33,6 +33,7 @@ from brine.storage.orphans import orphans
 from brine.storage.unit import StorageError
 from brine.vm.disk import Disk
 from brine.vm.spec import SpecError, to_json
+from killing import KilledError
 
 pytestmark = [
     pytest.mark.usefixtures("own_node"),
@@ -979,10 +980,6 @@ def test_snapshots_are_in_order_though_the_clock_is_put_back(
             patch.setattr(time, "time", lambda days=days: now - 86400 * days)
             assert disk("snapshot", "web1", "--name", name)[0] == 0
     assert list(snapshots_of(store.load("web1"))) == ["one", "two", "three"]
-
-
-class KilledError(BaseException):
-    """The process ends here."""
 
 
 @contextlib.contextmanager

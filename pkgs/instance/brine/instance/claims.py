@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import read_json, sync_folder, unfinished, write_whole
-from brine.instance.store import ELSEWHERE, InstanceError, group, is_this_node
+from brine.instance.store import ELSEWHERE, InstanceError, group, is_this_node, load_sound
 from brine.vm.claim import UNCLAIMED, Claim
 from brine.vm.spec import Spec, SpecError
 
@@ -177,6 +177,15 @@ def note_of(uuid: str) -> ClaimNote | None:
         hint = "remove the file if the instance may run here"
         raise BrineError(f"{file}: is damaged", hint=hint) from None
     return note
+
+
+def has_seen(name: str, uuid: str, serial: int) -> bool:
+    """Whether this node has seen a claim of that serial of an instance, or a newer one."""
+    spec = load_sound(name)
+    if spec and spec.uuid == uuid and spec.claim_serial >= serial:
+        return True
+    note = note_of(uuid)
+    return note is not None and note.serial >= serial
 
 
 def note_claim(spec: Spec) -> None:

@@ -25,7 +25,7 @@ from brine.common.qmp.wire import QmpTimeoutError
 from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.claim_changes import give_away
-from brine.instance.claims import note_of
+from brine.instance.claims import has_seen
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.messages import tell
 from brine.instance.observe import look
@@ -104,7 +104,7 @@ def _first_answer(asked: AskedStep, step: SourceStep) -> StepAnswer:
     name, uuid = asked.instance, asked.uuid
     act, found = source.source_without_record(
         step,
-        is_given=has_given(name, uuid, asked.serial),
+        is_given=has_seen(name, uuid, asked.serial),
         is_ended=records.has_ended(uuid, asked.move_id),
     )
     if act is FirstAct.END:
@@ -155,21 +155,12 @@ def _news(asked: AskedStep) -> dict[str, Any]:
     return {"prepared": asked.facts["prepared"]} if asked.facts.get("prepared") else {}
 
 
-def has_given(name: str, uuid: str, serial: int) -> bool:
-    """Whether this node has seen the claim that the target gets, or a newer one."""
-    spec = store.load_sound(name)
-    if spec and spec.uuid == uuid and spec.claim_serial >= serial:
-        return True
-    note = note_of(uuid)
-    return note is not None and note.serial >= serial
-
-
 def _is_given(record: MoveRecord) -> bool:
     """Whether the claim is another node's by now."""
     spec = store.load_sound(record.name)
     if spec and spec.uuid == record.uuid:
         return not is_here(spec) and spec.claim_serial >= record.move.serial
-    return has_given(record.name, record.uuid, record.move.serial)
+    return has_seen(record.name, record.uuid, record.move.serial)
 
 
 # The process.

@@ -27,7 +27,7 @@ from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.awaited import has_arrived
 from brine.instance.claim_changes import take
-from brine.instance.claims import note_of
+from brine.instance.claims import has_seen
 from brine.instance.kvm.guest import monitor_of, run_state
 from brine.instance.messages import tell
 from brine.instance.observe import look
@@ -97,7 +97,7 @@ def _prepared(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
         return asked.answer(AnswerState.FAILED, status.error)
     view = TargetView(
         _guest(name) if move and move.is_prepared else TargetGuest.NONE,
-        is_taken=has_taken(name, uuid, asked.serial),
+        is_taken=has_seen(name, uuid, asked.serial),
         is_ended=records.has_ended(uuid, asked.move_id),
     )
     act, error = target.prepare_act(move, view)
@@ -147,7 +147,7 @@ def _begin(asked: AskedStep) -> None:
 def _dropped(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
     view = TargetView(
         TargetGuest.NONE,
-        is_taken=has_taken(asked.instance, asked.uuid, asked.serial),
+        is_taken=has_seen(asked.instance, asked.uuid, asked.serial),
         is_ended=records.has_ended(asked.uuid, asked.move_id),
     )
     move = record.as_target() if record else None
@@ -167,15 +167,6 @@ def _decided(record: MoveRecord, fate: Fate) -> Fate:
     with operation.changing(record.operation) as found:
         told = found.facts["told"]
         return Fate(told.setdefault("fate", fate.value))
-
-
-def has_taken(name: str, uuid: str, serial: int) -> bool:
-    """Whether this node has seen the claim of a move, or a newer one."""
-    spec = store.load_sound(name)
-    if spec and spec.uuid == uuid and spec.claim_serial >= serial:
-        return True
-    note = note_of(uuid)
-    return note is not None and note.serial >= serial
 
 
 def _guest(name: str) -> TargetGuest:
@@ -508,7 +499,7 @@ class TargetWork:
         can_serve = guest in (TargetGuest.INCOMING, TargetGuest.COMPLETE)
         return TargetView(
             guest,
-            is_taken=has_taken(self.name, self.record.uuid, move.serial),
+            is_taken=has_seen(self.name, self.record.uuid, move.serial),
             is_ended=False,
             is_open=self._files.is_open or (can_serve and move.copies and self.incoming.serves()),
             is_whole=self._is_whole or bool(self.record.facts.get("whole")),
