@@ -90,7 +90,9 @@ def _absent_mount(folder: str) -> str:
     none."""
     planned = places_in(text_of(paths.FSTAB_FILE))
     for place in (Path(folder), *Path(folder).parents):
-        is_planned = str(place) in planned or (paths.SYSTEMD_DIR / _mount_unit(place)).exists()
+        # The name may be longer than any file's.
+        has_unit = os.path.exists(paths.SYSTEMD_DIR / _mount_unit(place))
+        is_planned = str(place) in planned or has_unit
         if is_planned and not is_mount_point(str(place)):
             return str(place)
     return ""
