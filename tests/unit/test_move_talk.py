@@ -165,6 +165,16 @@ def test_many_strangers_keep_no_one_from_talking(target: Target, asker: Asker) -
             one.close()
 
 
+def test_the_port_of_a_process_that_was_killed_is_listened_at_again() -> None:
+    """Its connections keep the port for a minute, as they were ended from this side."""
+    with channel.listen(HERE) as listener:
+        port = int(listener.getsockname()[1])
+        with socket.create_connection((HERE, port)) as caller:
+            listener.accept()[0].close()
+            assert caller.recv(1) == b""
+    channel.listen(HERE, port).close()
+
+
 def test_a_target_that_is_silent_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     with channel.listen(HERE) as listener:
         asker = Asker(HERE, int(listener.getsockname()[1]), KEY)

@@ -74,6 +74,8 @@ def listen(
     with _closed_on_error(listener, f"can't listen at {printable(where)}"):
         if callers is not None:
             admit(listener, callers)
+        # After a kill, the connections of the process before hold the port for a minute.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(_CALLS)
     return listener
