@@ -14,6 +14,7 @@ import pytest
 
 from brine.common import paths
 from brine.common.operation import AnswerState
+from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.node_facts import NodeFacts
 from brine.moves import arriving, records, target_service
@@ -159,18 +160,24 @@ def test_killed_after(
     assert not world.started
 
 
-def test_what_is_claimed_goes_forward_without_its_qemu(world: World) -> None:
-    """As after any loss of power; and what ends later is not started again."""
+def test_what_is_claimed_goes_forward_without_its_qemu(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after any loss of power, even without the address that the source knows; and what ends
+    later is not started again. At boot, the start waits for units that wait for this process."""
+    ready = world.started.append
+    monkeypatch.setattr(ServiceManager, "ready", lambda *_: ready("is ready"))
     world.pair.run("await_received")
     assert world.told({"told": "hold"})["word"] == "held"
     world.pair.b.kill()
     record = records.find(NAME)
     assert record
+    records.change(record, target_address="192.0.2.1")
     target_service._decided(record, target_service.Fate.TAKE)  # the process was killed then
     assert world.step()
     assert store.load(NAME).claim_serial == 2
     assert world.told(GO)["word"] == "runs"
-    assert world.started == [NAME]
+    assert world.started == ["is ready", NAME]
 
 
 DROPS = [(Incoming, "quit"), (arriving, "remove_all"), (store, "remove"), (records, "note_end")]

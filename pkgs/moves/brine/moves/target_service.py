@@ -32,6 +32,7 @@ from brine.instance.kvm.guest import monitor_of, run_state
 from brine.instance.messages import tell
 from brine.instance.observe import look
 from brine.instance.start import start_instance
+from brine.instance.store import is_this_node
 from brine.moves import arriving, channel, messages, records, target
 from brine.moves.copying import FileServer, checksum_of, copy_key
 from brine.moves.incoming import Incoming
@@ -120,6 +121,8 @@ def _begin(asked: AskedStep) -> None:
     offer = ReceivedOffer(facts.get("offered"))
     if (offer.name, offer.spec.uuid) != (name, asked.uuid):
         raise MoveError(f"{name}: the offer is of another instance")
+    if not is_this_node(str(facts["target"])):  # the claim could never be taken here
+        raise MoveError(f"{name}: moves to {facts['target']}, which is not this node")
     with store.alone(name):
         if reasons := [one.why for one in offer.obstacles()]:
             raise MoveError(f"{name}: can't come to this node: {'; '.join(reasons)}")
@@ -245,11 +248,16 @@ class TargetWork:
             if not self._look():
                 return False
             try:
-                self._listen()
+                if self._fate() is None:
+                    self._listen()
+                else:  # units that what follows waits for may wait for this one
+                    self._be_ready()
                 self._go_on()
                 self._be_ready()
             except (BrineError, OSError) as error:
                 self._failed(error)
+            if self._fate() is Fate.TAKE:
+                self._listen_again()
             return records.find(self.name) is not None
 
     def _look(self) -> bool:
@@ -278,13 +286,19 @@ class TargetWork:
         follows a drop or the claim is tried until it is done."""
         hint = getattr(error, "hint", None)
         text = f"{error}; {hint}" if hint else str(error)
-        if text != self._status.fault:
-            log.warning("%s", printable(text))
+        self._warn(text)
         is_final = not self.move.is_prepared and self._fate() is None
-        self._tell(fault=text, **({"error": text} if is_final else {}))
+        if is_final:
+            self._tell(error=text)
         self._be_ready()
         if not is_final:
             time.sleep(_RETRY_S)
+
+    def _warn(self, text: str) -> None:
+        """Tell a fault, once, and have the master hear of it."""
+        if text != self._status.fault:
+            log.warning("%s", printable(text))
+        self._tell(fault=text)
 
     def _be_ready(self) -> None:
         if not self._is_ready:
@@ -348,6 +362,13 @@ class TargetWork:
         opened = channel.listen(address, int(known.get("port") or 0))
         self._port = opened.getsockname()[1]
         self._listener = Listener(opened, self._key, self.told, self._take_memory)
+
+    def _listen_again(self) -> None:
+        """Have the source find this process if it can: the guest runs here without that."""
+        try:
+            self._listen()
+        except (BrineError, OSError) as error:
+            self._warn(str(error))
 
     def _serve(self, port: int = 0) -> int | None:
         """Have the source's QEMU reach the volumes, once it has told from where; returns the port,
