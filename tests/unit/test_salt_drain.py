@@ -31,6 +31,7 @@ class Fleet(Nodes):
     :ivar together: has so many moves begin at the same time, or fails.
     :ivar away: how many more questions a node that reboots does not hear.
     :ivar without: nodes that lack brine-moves.
+    :ivar no_spec: by node, the fault of an instance that runs there without a spec.
     :ivar old_kernel: a node that boots the kernel it had.
     """
 
@@ -45,6 +46,7 @@ class Fleet(Nodes):
         self.away: dict[str, int] = {}
         self.upgraded: list[str] = []
         self.without: set[str] = set()
+        self.no_spec: dict[str, str] = {}
         self.old_kernel = ""
         self.together: threading.Barrier | None = None
         self._alone = threading.Lock()
@@ -58,10 +60,9 @@ class Fleet(Nodes):
 
     def functions(self) -> dict[str, Any]:
         more = {
-            "brine.list": self._list,
             "brine.node_facts": self._facts,
             "brine.node_state": self._state,
-            "brine.ask": self._moves,
+            "brine.ask": self._asked,
             "brine.health": lambda _: {"serial": {"said": self.store.read().cluster.serial_no}},
             "pkg.upgrade": self._upgrade,
             "system.reboot": self._reboot,
@@ -104,7 +105,10 @@ class Fleet(Nodes):
         free = self.free_mib[node] - 1084 * len(self.running(node))
         return {"memory_available_mib": free, "units": {}}
 
-    def _moves(self, node: str, *command: str) -> Any:
+    def _asked(self, node: str, *command: str) -> Any:
+        if command == ("instance", "list"):
+            fault = self.no_spec.get(node)
+            return {"said": self._list(node)} | ({"refused": fault} if fault else {})
         assert command == ("move", "list")
         return {"refused": "there is no command move"} if node in self.without else {"said": []}
 
@@ -284,3 +288,94 @@ def test_a_reboot_stops_at_the_first_doubt_and_goes_on_later(
     assert runner.reboot(abort=True)["result"]
     assert operation.pending() == []
     assert the_node(store, N3).drained
+
+
+def test_a_test_of_a_reboot_that_is_pending_reboots_nothing(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    nodes.stuck = {I2: "it has a USB stick"}
+    assert runner.reboot("node2,node3")["result"] is False
+    nodes.stuck = {}
+    serial = store.read().serial_no
+    told = runner.reboot(test=True)
+    assert [one["nodes"] for one in told["batches"]] == [[N2], [N3]]
+    assert "test mode" in runner.reboot(abort=True, test=True)["comment"]
+    assert (nodes.boots[N2], store.read().serial_no) == (0, serial)
+    assert len(operation.pending()) == 1
+
+
+def test_a_node_on_which_an_instance_runs_without_a_spec_is_not_emptied_nor_rebooted(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    nodes.no_spec = {N2: "web9: runs, and has no spec"}
+    told = runner.drain("node2")
+    assert "web9" in told["comment"]
+    assert not the_node(store, N2).drained
+    told = runner.reboot("node2", boot_timeout=-1)
+    assert "web9" in told["comment"]
+    facts = {"nodes": [N2], "before": {N2: nodes._state(N2)}}
+    with pytest.raises(runner._RefusedError, match="not known"):
+        runner._boot(facts, {"boot_timeout_s": -1, "timeout": None})
+    assert nodes.boots[N2] == 0
+
+
+def test_moves_that_are_pending_go_on_before_a_drain_and_a_fill(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    nodes.failing = N3  # a candidate that does not get the configuration: publish waits
+    left = runner._migrate(I2, N3, patience_s=-1)
+    assert left["state"] == "committed"
+    assert nodes.running(N2) == []
+    told = runner.drain("node2", test=True)
+    assert told["moved"] == {I2: N3}
+    nodes.failing = ""
+    told = runner.drain("node2")
+    assert (told["result"], told["moved"], operation.pending()) == (True, {I2: N3}, [])
+    # One of what a drain has moved away moves on, and is pending.
+    runner.undrain("node2")
+    assert {*runner.drain("node3")["moved"]} == {I2, I3}
+    at = {name: nodes.running(name) for name in (N1, N2)}
+    home = N1 if I3 in at[N1] else N2
+    nodes.failing = N2
+    other = N2 if home == N1 else N1
+    assert runner._migrate(I3, other, patience_s=-1)["operation"]
+    nodes.failing = ""
+    told = runner.fill("node3")
+    assert (told["result"], told["moved"][I3], operation.pending()) == (True, N3, [])
+    assert I3 in nodes.running(N3)
+
+
+def test_a_move_that_stays_pending_fails_a_drain(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.failing = N3
+    left = runner._migrate(I2, N3, patience_s=-1)
+    real = runner._migrate
+    monkeypatch.setattr(runner, "_migrate", lambda *a, **b: real(*a, **b, patience_s=-1))
+    told = runner.drain("node2")
+    assert (told["result"], told.get("moved")) == (False, None)
+    assert left["operation"] in told["failed"][I2]
+
+
+def test_a_node_that_does_not_answer_is_not_filled_and_stays_drained(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    assert runner.drain("node2")["result"]
+    nodes.without = {N2}
+    assert "node2" in runner.fill("node2")["comment"]
+    assert the_node(store, N2).drained
+
+
+def test_what_has_come_before_a_node_is_marked_leaves_it_too_and_comes_home(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.down = {I2}
+    marked = runner._mark
+
+    def mark(*words: Any) -> None:
+        nodes.down = set()  # it was started meanwhile
+        marked(*words)
+
+    monkeypatch.setattr(runner, "_mark", mark)
+    assert {*runner.drain("node2")["moved"]} == {I2}
+    assert {*runner.fill("node2")["moved"]} == {I2}

@@ -352,3 +352,20 @@ def test_no_secret_is_in_what_a_move_returns(runner: ModuleType, nodes: Nodes) -
     told = runner._migrate(WEB1, N2, tell=lines.append)
     assert nodes.facts["copy"]["prepared"] == secret
     assert "5ecret" not in json.dumps([told, lines])
+
+
+@pytest.mark.parametrize("to", [N2, N1])
+def test_a_move_that_another_call_has_ended_is_a_success_where_the_instance_is_on_its_node(
+    runner: ModuleType, nodes: Nodes, store: ConfigStore, to: str
+) -> None:
+    def end(answer: dict[str, Any]) -> Any:
+        (record,) = operation.pending()
+        assert runner.resume(record.id, abort=to == N1)["result"] is True
+        return None
+
+    nodes.change["copy"] = [end]
+    told = runner.migrate(WEB1, to=N2)
+    assert (told["state"], told["result"], home(store)) == ("ended", to == N2, to)
+    assert WEB1 in told["comment"]
+    assert to in told["comment"]
+    assert runner.resume("01764000000000000000-0123abcd")["result"] is False

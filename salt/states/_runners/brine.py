@@ -467,7 +467,8 @@ def resume(
     :param timeout: how long a minion may take to say that it is there, in seconds.
     :param display_progress: print how far it is, as Salt's events.
 
-    Returns what ``brine.migrate`` does; with *abort*, it succeeds if the move is undone.
+    Returns what ``brine.migrate`` does; with *abort*, it succeeds if the move is undone. Of a move
+    that another call has ended, ``node`` is where the instance is, and decides that.
 
     CLI Example::
 
@@ -485,7 +486,8 @@ def resume(
     except _RefusedError as error:
         return _ended(False, str(error))
     result, comment = told.pop("result"), told.pop("comment")
-    return _ended(told["state"] == "undone" if abort else result, comment, **told)
+    is_back = told["state"] == "undone" or ("node" in told and not result)
+    return _ended(is_back if abort else result, comment, **told)
 
 
 # Moves.
@@ -697,9 +699,10 @@ def _carried(
     status: Result, patience_s: float, timeout: int | None, tell: Callable[[str], None]
 ) -> Result:
     """Carry the questions of a move to nodes, and their answers back, until it has ended."""
-    identity = status["id"]
+    identity, last = status["id"], status
     asked, heard, told = "", time.monotonic(), ""
     while status["state"] in ("begun", "undoing", "committed"):
+        last = status
         step = status["step"] or {"id": "", "node": "", "step": "", "facts": {}}
         if step["id"] != asked:
             asked, heard = step["id"], time.monotonic()
@@ -725,7 +728,7 @@ def _carried(
             continue
         time.sleep(_FIRST_PAUSE_S)
         status = _move("next", identity)
-    return _ending(status)
+    return _ending_elsewhere(last) if status["state"] == "ended" else _ending(status)
 
 
 def _left(identity: str, status: Result, why: str) -> Result:
@@ -738,11 +741,25 @@ def _left(identity: str, status: Result, why: str) -> Result:
 
 def _ending(status: Result) -> Result:
     name, state = status["instance"], status["state"]
-    comment = {
-        "done": f"{name} has moved",
-        "undone": f"{name} has not moved: {_printable(status['error'])}",
-    }.get(state, "the move had ended; brine config show tells where the instance is")
-    return {"result": state != "undone", "comment": comment, "state": state}
+    if state == "done":
+        return {"result": True, "comment": f"{name} has moved", "state": state}
+    comment = f"{name} has not moved: {_printable(status['error'])}"
+    return {"result": False, "comment": comment, "state": state}
+
+
+def _ending_elsewhere(last: Result) -> Result:
+    """The ending of a move that another call has carried to its end: the configuration tells it.
+
+    :param last: what was known of the move while it was pending.
+    """
+    name, target = last["instance"], last["target"]
+    if not name:
+        comment = f"{last['id']}: no such operation is pending"
+        return {"result": False, "comment": comment, "state": "ended"}
+    node = _instance_of(name)["node"]
+    is_there = node == target
+    comment = f"another call has ended the move of {name} to {target}: {name} is on {node}"
+    return {"result": is_there, "node": node, "comment": comment, "state": "ended"}
 
 
 def _asked(step: Result, timeout: int | None) -> tuple[Result | None, str]:
@@ -911,7 +928,7 @@ def reboot(
     :param batch: how many nodes at a time, at most; fewer if the others can't hold all guests.
     :param cold: stop instances that can't move live for their move.
     :param jobs: how many instances move at a time.
-    :param test: only print the plan.
+    :param test: only print the plan; without nodes, of what has begun and is left.
     :param abort: forget what has begun. Nodes that are drained stay so: see ``brine.fill``.
     :param boot_timeout: how long a node may take to come back, in seconds.
     :param timeout: how long a minion may take to say that it is there, in seconds.
@@ -925,9 +942,13 @@ def reboot(
     try:
         with _locked("reboot"):
             if abort:
+                if test:
+                    raise _RefusedError("abort has no test mode: nothing was changed")
                 _reboot_step("abort")
                 return _ended(True, "no reboot is pending any more")
             now = _reboot_step("next")
+            if test and now["step"] and not nodes:
+                return _reboot_plan(now["left"], [], now["wanted"]["batch"], timeout)
             if nodes or not now["step"]:
                 names, left_out = _to_reboot(nodes)
                 if test:
@@ -968,19 +989,25 @@ def _verb_done(done: Callable[[], Result], test: bool) -> Result:
 def _drained(question: Result, *, cold: bool, test: bool, timeout: int | None) -> Result:
     plan = _plan(question, timeout)
     if not test:
-        of_plan = {one["uuid"]: one["source"] for one in plan["moves"]}
-        _mark("drained", plan["nodes"], of_plan)
+        _mark_leaving(plan)
+        # One may have come before the mark; _placed looks once more after it has moved some.
+        plan = plan if plan["moves"] else _plan(question, timeout)
     return _placed(question, plan, cold=cold, test=test, timeout=timeout)
 
 
 def _filled(question: Result, *, cold: bool, test: bool, timeout: int | None) -> Result:
+    plan = _plan(question, timeout)  # which refuses a node that does not answer
     if not test:
         _mark("undrained", question["nodes"])
-    plan = _plan(question, timeout)
     told = _placed(question, plan, cold=cold, test=test, timeout=timeout)
     if not test:
         _mark("home", question["nodes"])
     return told
+
+
+def _mark_leaving(plan: Result) -> None:
+    """Mark nodes as drained, with a record of what a plan has leave them."""
+    _mark("drained", plan["nodes"], {one["uuid"]: one["source"] for one in plan["moves"]})
 
 
 def _mark(what: str, nodes: Collection[str], leaving: Mapping[str, str] | None = None) -> None:
@@ -1000,7 +1027,7 @@ def _plan(question: Result, timeout: int | None) -> Result:
         "batch": (nodes, names),
         "fill": (others, nodes),
     }[question["verb"]]
-    rows = _execute("brine.list", listed, [], timeout=timeout)
+    rows = _listed(listed, timeout)
     facts = _execute("brine.node_facts", asked, [], timeout=timeout)
     # A target without brine-moves would be asked for its part of a move again and again.
     for name, answer in _execute("brine.ask", facts, ["move", "list"], timeout=timeout).items():
@@ -1015,24 +1042,36 @@ def _placed(
     question: Result, plan: Result, *, cold: bool, test: bool, timeout: int | None
 ) -> Result:
     """Move what a plan says. What can't go to one node is tried on others, until nothing has a
-    place that it was not tried on."""
-    moved: dict[str, str] = {}
+    place that it was not tried on. Moves that a killed call has begun go on before."""
+    moved = {one["instance"]: one["target"] for one in plan["pending"]}
     barred: dict[str, dict[str, str]] = {}
-    while plan["moves"]:
-        tried = {one["instance"]: one["target"] for one in plan["moves"]}
-        new = [one for one in plan["moves"] if moved.get(one["instance"]) != one["target"]]
+    if moved and not test:
+        refused = _moves_done(
+            plan["pending"], question["jobs"], cold=False, test=False, timeout=timeout
+        )
+        moved = {name: target for name, target in moved.items() if name not in refused}
+        barred = {name: why for name, why in refused.items() if "*" in why}
+        plan = _plan({**question, "barred": barred}, timeout)
+    is_drain = question["verb"] == "drain"
+    while new := [one for one in plan["moves"] if moved.get(one["instance"]) != one["target"]]:
+        if is_drain and not test:
+            _mark_leaving(plan)
         refused = _moves_done(new, question["jobs"], cold=cold, test=test, timeout=timeout)
-        moved |= {name: target for name, target in tried.items() if name not in refused}
+        moved |= {one["instance"]: one["target"] for one in new if one["instance"] not in refused}
         for name, why in refused.items():
             barred.setdefault(name, {}).update(why)
-        if not refused:
+        if test and not refused:
             break
         plan = _plan({**question, "barred": barred}, timeout)
     if test:  # nothing has moved, so the last plan has all
-        moved = {one["instance"]: one["target"] for one in plan["moves"]}
+        moved |= {one["instance"]: one["target"] for one in plan["moves"]}
     told: Result = {"moved": moved, "failed": {}, "left": {}}
     for one in plan["stays"]:
         told["failed" if one["is_fault"] else "left"][one["instance"]] = one["why"]
+    for one in [] if test else plan["pending"]:
+        text = f"its move to {one['target']} is pending: brine operations resume {one['operation']}"
+        told["failed"][one["instance"]] = barred.get(one["instance"], {}).get("*", text)
+    told["moved"] = {name: at for name, at in moved.items() if name not in told["failed"]}
     return told
 
 
@@ -1053,9 +1092,7 @@ def _moves_done(
 
 def _move_done(move: Result, cold: bool, test: bool, timeout: int | None) -> dict[str, str]:
     name, target = move["instance"], move["target"]
-    # One that a killed call has begun goes on, wherever that goes to.
-    to = None if not test and _pending_move(name) else target
-    told = _migrate(name, to, test=test, timeout=timeout)
+    told = _migrate(name, target, test=test, timeout=timeout)
     if cold and not told["result"] and not told.get("operation"):
         told = _migrate(name, target, True, test=test, timeout=timeout)
     if told["result"]:
@@ -1202,7 +1239,7 @@ def _boot(facts: Result, wanted: Result) -> Result:
     while True:
         given = {"before": facts["before"], "now": {}, "running": {}}
         given["now"] = _execute("brine.node_state", facts["nodes"], [], timeout=wanted["timeout"])
-        for name, rows in _execute("brine.list", given["now"], [], timeout=None).items():
+        for name, rows in _listed(given["now"], None).items():
             if _are_instances(rows):
                 names = [one["name"] for one in rows if one.get("oper_state") in _GOING]
                 given["running"][name] = names
@@ -1314,6 +1351,16 @@ def _instances(timeout: int | None) -> dict[str, Any]:
     nodes = _nodes()
     answers = _execute("brine.list", nodes, [], timeout=timeout)
     return {name: answers.get(name, "has not answered") for name in sorted(nodes)}
+
+
+def _listed(nodes: Collection[str], timeout: int | None) -> dict[str, Any]:
+    """The instances of each node that answers; a text where one is not known, such as one that runs
+    without a spec: the list lacks it, and the command has failed."""
+    answers = _execute("brine.ask", nodes, ["instance", "list"], timeout=timeout)
+    return {
+        name: one.get("refused", one.get("said")) if isinstance(one, dict) else one
+        for name, one in answers.items()
+    }
 
 
 def _are_instances(answer: Any) -> TypeGuard[list[dict[str, Any]]]:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from brine.cluster.moves import Move
 from brine.common.errors import BrineError
 from brine.config.model import Configuration, Node
 from brine.config.schema import ConfigError
@@ -330,6 +331,22 @@ def drain_plan(
     return made._replace(stays=(*made.stays, *found.stays))
 
 
+def begun_moves(
+    configuration: Configuration, nodes: Collection[str], moves: Collection[Move], *, fills: bool
+) -> list[Move]:
+    """Those of the pending moves that go on before nodes are emptied or filled. The nodes' lists
+    may lack their guests: one that has left its node may not have arrived elsewhere.
+
+    :param nodes: their names.
+    :param fills: the nodes are filled: the moves of all that is at home there; else, those from and
+        to these nodes.
+    """
+    if fills:
+        uuids = {uuid for node in nodes for uuid in at_home(configuration, node)}
+        return [one for one in moves if one.uuid in uuids]
+    return [one for one in moves if {one.source, one.target} & {*nodes}]
+
+
 def with_drained(configuration: Configuration, node: str, uuids: Iterable[str]) -> Configuration:
     """The configuration in which a node is drained, and has a record of what was there.
 
@@ -377,6 +394,7 @@ def fill_plan(
     :param nodes: the names of those that are filled.
     :param rows: by the names of other nodes, their output of ``brine instance list --json``.
     :param facts: by the names of these nodes, theirs of ``brine node facts --json``.
+    :raises PlacementError: if one of these has not answered.
     """
     moves: list[PlannedMove] = []
     stays: list[Staying] = []
@@ -385,6 +403,8 @@ def fill_plan(
         guests, missing = _away_from(configuration, node, rows)
         home = configuration.node(node).name
         place = Room.of_facts(home, facts.get(home))
+        if place.why_not:
+            raise PlacementError(f"{home} can't be filled: {place.why_not}")
         made = plan(guests, [place], jobs=jobs, barred=barred)
         moves += made.moves
         stays += [*made.stays, *missing]

@@ -36,6 +36,7 @@ class MoveStatus:
 
     :param state: of the operation while it is pending: ``begun``, ``undoing``, ``committed``. Then
         ``done`` or ``undone``; ``ended`` if it ended before, and that is not known any more.
+    :param target: the name of the node that it is to go to.
     :param error: why it is undone.
     :param waits_for: why it has no step, though it has not ended.
     :param step: that a node is to be asked for.
@@ -43,6 +44,7 @@ class MoveStatus:
 
     id: str
     instance: str = ""
+    target: str = ""
     state: str = "ended"
     error: str = ""
     waits_for: str = ""
@@ -50,7 +52,7 @@ class MoveStatus:
 
     def to_json(self) -> Facts:
         """It for programs. The facts of the step may have secrets."""
-        known = {key: getattr(self, key) for key in ("id", "instance", "state", "error")}
+        known = {key: getattr(self, key) for key in ("id", "instance", "target", "state", "error")}
         step = self.step and {key: getattr(self.step, key) for key in ("id", "node", "facts")}
         named = step and self.step and {**step, "step": self.step.name}
         return {**known, "waits_for": self.waits_for, "step": named}
@@ -161,8 +163,8 @@ def _status(record: Operation) -> MoveStatus:
     step, state = operation.awaited(record), str(record.state)
     if step is None and operation.find(record.id) is None:
         state = "undone" if record.state is OperationState.UNDOING else "done"
-    instance, waits_for = Move.of(record.facts).instance, "" if step else record.waits_for
-    return MoveStatus(record.id, instance, state, record.error, waits_for, step)
+    move, waits_for = Move.of(record.facts), "" if step else record.waits_for
+    return MoveStatus(record.id, move.instance, move.target, state, record.error, waits_for, step)
 
 
 def _continued(record: Operation, instance: str, to: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from brine.cluster.draining import (
     DEFAULT_JOBS,
     Plan,
+    begun_moves,
     drain_plan,
     expect_members,
     fault_of_target,
@@ -22,6 +23,8 @@ from brine.cluster.draining import (
     with_home,
     without_mark,
 )
+from brine.cluster.move_operation import MOVE
+from brine.cluster.moves import Move
 from brine.cluster.rebooting import (
     REBOOT,
     REBOOT_KEY,
@@ -81,7 +84,8 @@ def print_plan(_: argparse.Namespace) -> int:
             jobs=question.jobs,
             barred=question.barred,
         )
-        print_json({"nodes": nodes, **found.to_json()})
+        pending = _pending(configuration, nodes, fills=True)
+        print_json({"nodes": nodes, **found.to_json(), "pending": pending})
         return 0
     if question.verb == "batch":
         counts = range(1, min(question.batch, len(nodes)) + 1)
@@ -89,8 +93,23 @@ def print_plan(_: argparse.Namespace) -> int:
         batch = chosen(plans, nodes, len(plans))
         print_json({"nodes": batch, **plans[max(len(batch), 1)].to_json()})
         return 0
-    print_json({"nodes": nodes, **_drained(configuration, nodes, question).to_json()})
+    found = _drained(configuration, nodes, question)
+    pending = _pending(configuration, nodes, fills=False)
+    print_json({"nodes": nodes, **found.to_json(), "pending": pending})
     return 0
+
+
+def _pending(
+    configuration: Configuration, nodes: list[str], *, fills: bool
+) -> list[dict[str, str]]:
+    """The moves that go on before anything else."""
+    known = {one.id: Move.of(one.facts) for one in operation.pending() if one.kind == MOVE.name}
+    begun = begun_moves(configuration, nodes, [*known.values()], fills=fills)
+    return [
+        {"operation": identity, "instance": one.instance, "target": one.target}
+        for identity, one in known.items()
+        if one in begun
+    ]
 
 
 def _drained(configuration: Configuration, nodes: list[str], question: PlanQuestion) -> Plan:
