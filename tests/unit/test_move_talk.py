@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from brine.moves import channel
+from brine.moves import channel, talk
 from brine.moves.channel import CONTROL
 from brine.moves.migration import MoveError
 from brine.moves.move_key import MoveKey
@@ -64,6 +64,21 @@ def test_messages_and_memory_on_one_port(target: Target, asker: Asker) -> None:
     asker.close()
     assert asker.ask(Topic.GO, serial=7) == {"word": "runs"}  # on another connection
     assert target.told == [{"told": "hold"}, *[{"told": "go", "serial": 7}] * 2]
+
+
+def test_a_conversation_goes_on_after_a_long_silence(
+    target: Target,
+    asker: Asker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A large disk is copied between two messages, and the target ends the connection meanwhile."""
+    monkeypatch.setattr(talk, "_QUIET_S", 0.01)
+    assert asker.ask(Topic.HOLD) == {"word": "held"}
+    wait_for("the end", lambda: "conversation ends" in caplog.text, timeout_s=30)
+    monkeypatch.undo()
+    assert asker.ask(Topic.GO, serial=7) == {"word": "runs"}
+    assert [one["told"] for one in target.told] == ["hold", "go"]
 
 
 def test_another_key_tells_nothing(target: Target) -> None:

@@ -123,7 +123,8 @@ class _Lines:
             except TimeoutError:
                 continue
             except OSError as error:
-                raise TalkError(f"the connection has ended: {error.strerror}") from error
+                kind = TalkError if self._rest else TalkEndedError
+                raise kind(f"the connection has ended: {error.strerror}") from error
             if not data:
                 kind = TalkError if self._rest else TalkEndedError
                 raise kind("the other node has ended the connection")
@@ -147,14 +148,24 @@ class Asker:
     def ask(self, topic: Topic, *, timeout_s: float = ANSWER_S, **more: Any) -> Message:
         """Send a message, and return its answer. It may have been done, if this fails.
 
+        An earlier connection may have ended meanwhile, such as during a long copy: then the message
+        is sent again, on a new one.
+
         :raises MoveError: if there is no answer.
         """
+        message = {"told": topic.value, **more}
+        if self._lines:
+            with contextlib.suppress(TalkEndedError):
+                return self._asked(message, timeout_s)
+        return self._asked(message, timeout_s)
+
+    def _asked(self, message: Message, timeout_s: float) -> Message:
         try:
             lines = self._lines or self._connected(timeout_s)
             try:
-                lines.send({"told": topic.value, **more})
+                lines.send(message)
             except OSError as error:
-                raise TalkError(f"the connection has ended: {error.strerror}") from error
+                raise TalkEndedError(f"the connection has ended: {error.strerror}") from error
             return lines.receive(timeout_s)
         except BaseException:
             self.close()  # a late answer must not be taken for that to the next message
