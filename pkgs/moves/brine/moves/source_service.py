@@ -287,7 +287,8 @@ class SourceWork:
             status = "running"
         guest = source.source_guest(move, run=run, status=status, migration=migration)
         is_down = guest is (SourceGuest.SENT if move.is_live else SourceGuest.OFF)
-        if is_down and self._down_since is None:
+        hands_over = move.asked is SourceStep.HAND_OVER  # before, the guest is off for its copies
+        if is_down and hands_over and self._down_since is None:
             self._down_since = time.monotonic()
         late_s = time.monotonic() - (self._down_since or time.monotonic())
         ready = [one for one in mirrors.values() if one.state == "ready"]

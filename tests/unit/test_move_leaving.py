@@ -1,0 +1,94 @@
+"""The process of a node that an instance leaves while it is off, and what the master asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brine.common import paths
+from brine.common.operation import AnswerState, StepAnswer
+from brine.instance import store
+from brine.moves import channel, records, source_service
+from brine.moves.move_key import MoveKey
+from brine.moves.records import AskedStep
+from brine.moves.source import SourceMove
+from brine.moves.source_service import PATIENCE_S, SourceWork
+from brine.moves.talk import Listener
+
+HERE = "127.0.0.1"
+MOVE_ID = "01760000000000000000-6f0c21aa"
+LATER_ID = "01770000000000000000-6f0c21aa"
+
+
+class Node:
+    """A node with an instance that is off, and a target that says what the test has it say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        time = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda _s: None)
+        monkeypatch.setattr(source_service, "time", time)
+        self.uuid = store.load("web1").uuid
+        self.key = MoveKey.new()
+        self.says: dict[str, Any] = {}
+        socket = channel.listen(HERE)
+        self.port = int(socket.getsockname()[1])
+        self.listener = Listener(socket, self.key, lambda _message: self.says, lambda _memory: None)
+
+    def prepared(self) -> dict[str, Any]:
+        found = {"address": HERE, "port": self.port, "key": self.key.text}
+        return found | {"machine": None, "disks": {}, "nbd_port": None}
+
+    def asked(self, step: str, move_id: str = MOVE_ID, **more: Any) -> StepAnswer:
+        """The answer to the master's step."""
+        facts = {"instance": "web1", "uuid": self.uuid, "serial": 2, "target": "n2"}
+        facts |= {"is_live": False, "copies": False, "runs": False, "run": "unknown"}
+        facts |= {"source_address": HERE, "wishes": {}, "prepared": self.prepared()}
+        return source_service.answer(AskedStep(f"{move_id}-0", step, facts | more))
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[SourceWork]:
+        """The process of the pending move."""
+        record = records.find("web1")
+        assert record
+        service: Any = SimpleNamespace(ready=lambda _text: None)
+        with contextlib.closing(SourceWork(record, service)) as work, records.working_for(record):
+            yield work
+
+    def move(self) -> SourceMove:
+        """The pending move."""
+        record = records.find("web1")
+        assert record
+        return record.as_source()
+
+
+@pytest.fixture
+def node(
+    brine: Callable[..., Any], own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Node]:
+    for name in ("MOVES_DIR", "MOVES_STATUS_DIR"):
+        monkeypatch.setattr(paths, name, own_node / name)
+    assert brine("define", "-", stdin={"name": "web1", "memory_mib": 128})[0] == 0
+    found = Node(monkeypatch)
+    yield found
+    found.listener.close()
+
+
+def test_the_time_of_the_copies_is_not_that_of_a_target_that_is_silent(node: Node) -> None:
+    """A guest is off from *stop* on; the target has to answer from *hand over* on."""
+    node.asked("stop")
+    node.says = {"word": "wait"}
+    with node.working() as work:
+        work.step()
+        node.now += 2 * PATIENCE_S
+        assert node.asked("stop").state is AnswerState.DONE
+        node.asked("hand over")
+        work.step()
+        assert node.move().error == ""
+        node.now += 2 * PATIENCE_S
+        work.step()
+        assert node.move().error == "n2 does not answer"
