@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from brine.instance import store
 from brine.instance.node_facts import NodeFacts
 from brine.instance.observe import look
 from brine.instance.validate import completed
-from brine.moves import records, source_service, target_service
+from brine.moves import named_files, records, source_service, target_service
 from brine.moves.offer import state_of
+from brine.moves.offered import ReceivedOffer
 from brine.moves.records import AskedStep
 from brine.vm.spec import to_json
+from lab.runtime_file import write_runtime_file
 
 SPEC = {"name": "web1", "memory_mib": 128}
 
@@ -67,3 +70,86 @@ def test_a_move_to_another_node_is_not_prepared(
     assert answer.state is AnswerState.FAILED
     assert "n9, which is not this node" in answer.error
     assert records.find("web1") is None
+
+
+@pytest.fixture
+def folder(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of the node with a file that only root may read, and a file system of both nodes
+    with a link to that."""
+    (own_node / "root-only").write_text("secret")
+    (own_node / "root-only").chmod(0o600)
+    (shared := own_node / "nfs").mkdir()
+    (shared / "link").symlink_to(own_node / "root-only")
+    (shared / "file").touch(mode=0o600)
+    mounts = own_node / "mountinfo"
+    mounts.write_text(f"1 0 8:1 / / rw - ext4 /dev/x rw\n2 1 0:9 / {shared} rw - nfs4 n:/ rw\n")
+    monkeypatch.setattr(named_files, "MOUNTS", mounts)
+    return own_node
+
+
+def refused(offer: dict[str, Any]) -> str:
+    """Why an offer does not come here."""
+    return "\n".join(one.why for one in ReceivedOffer(offer).obstacles())
+
+
+@pytest.mark.parametrize("file", ["root-only", "nfs/link", "nfs/../root-only", "nfs"])
+@pytest.mark.parametrize("key", ["kernel", "firmware", "cdroms", "path", "backing"])
+def test_an_offer_names_no_file_that_is_this_nodes_alone(folder: Path, key: str, file: str) -> None:
+    named = f"{folder}/{file}"
+    disk: dict[str, Any] = {"path": f"{folder}/nfs/file", "format": "qcow2"}
+    if key == "path":
+        disk["path"] = named
+    if key == "backing":
+        disk["backing"] = {"path": named, "format": "raw"}
+    more: dict[str, Any] = {"cdroms": [named]} if key == "cdroms" else {key: named}
+    said = refused(offered(disks=[disk], **({} if key in disk else more)))
+    assert named in said
+    assert "file system of several nodes" in said
+
+
+def test_an_offer_has_files_that_both_nodes_have(folder: Path) -> None:
+    file = f"{folder}/nfs/file"
+    disk = {"path": file, "format": "qcow2", "backing": {"path": file, "format": "raw"}}
+    assert "several" not in refused(offered(disks=[disk], cdroms=[file], kernel="/bin/true"))
+
+
+def test_the_runtime_file_names_no_other_disk(folder: Path) -> None:
+    spec = SPEC | {"disks": [{"path": f"{folder}/nfs/file"}]}
+    offer = offered(**spec) | {"live": True}
+    data = json.loads(write_runtime_file(completed(spec)).read_text())
+    data["disks"][0] |= {"path": f"{folder}/root-only", "uuid": data["disks"][0]["uuid"].upper()}
+    offer["runtime"] = json.dumps(data)
+    assert "root-only is not copied" in refused(offer)
+
+
+def test_root_runs_no_program_that_the_other_node_may_write(folder: Path) -> None:
+    assert "is not run as root" in refused(offered(qemu=f"{folder}/nfs/file"))
+
+
+def test_no_socket_of_the_node_is_taken(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/vnc")
+        listener.listen()
+        offer = offered(vnc_bind=f"{folder}/vnc")
+        assert "another program listens there" in refused(offer)
+    assert "another program" not in refused(offer)
+
+
+@pytest.mark.parametrize(
+    ("file", "password", "word"),
+    [
+        ("vnc/web1", "secret", ""),
+        ("cron.d/web1", "secret", "brings only files of"),
+        ("vnc/../cron.d/web1", "secret", "brings only files of"),
+        ("vnc/web1", "123456789", "a line of 1 to 8 bytes"),
+        ("vnc/web1", "a\tb", "a line of 1 to 8 bytes"),
+    ],
+)
+def test_a_password_comes_along_to_a_folder_of_its_own(
+    folder: Path, file: str, password: str, word: str
+) -> None:
+    name = f"{paths.ETC_DIR}/{file}"
+    offer = offered(vnc_bind="::1", vnc_password_file=name) | {"vnc_password": password}
+    said = refused(offer)
+    assert word in said
+    assert ("VNC" in said or "move brings" in said) == bool(word)

@@ -7,13 +7,13 @@ node that it would move to.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from brine.common.errors import printable
-from brine.common.mounts import mount_of, mounts_in
+from brine.common.mounts import Mount, mount_of, mounts_in
 from brine.vm.disk import Disk
 from brine.vm.spec import WHOLE_CPUS, Spec
 from brine.vm.values import Mode
@@ -115,12 +115,13 @@ def disks_on_network(disks: Iterable[Disk], mounts: str) -> set[str]:
     :param mounts: this process's ``mountinfo`` (:manpage:`proc(5)`).
     """
     known = mounts_in(mounts)
-    found = set()
-    for disk in disks:
-        mount = mount_of(str(PurePath(disk.path).parent), known)
-        if mount and mount.kind.removeprefix("fuse.") in _NETWORK_FILE_SYSTEMS:
-            found.add(disk.uuid)
-    return found
+    return {disk.uuid for disk in disks if is_on_network(disk.path, known)}
+
+
+def is_on_network(path: str, mounts: Sequence[Mount]) -> bool:
+    """Whether a file is in a file system that other nodes have, too, by its name."""
+    mount = mount_of(str(PurePath(path).parent), mounts)
+    return mount is not None and mount.kind.removeprefix("fuse.") in _NETWORK_FILE_SYSTEMS
 
 
 # In the instance.

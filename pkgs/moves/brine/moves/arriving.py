@@ -92,15 +92,8 @@ def write_files(offer: ReceivedOffer) -> None:
     ):
         if data:
             _write(spec.name, file, data)
-    if lacks_password(offer):
+    if offer.lacks_password():
         _write(spec.name, Path(spec.vnc_password_file), offer.vnc_password.encode() + b"\n")
-
-
-def lacks_password(offer: ReceivedOffer) -> bool:
-    """Whether this node does not have the file with the password of VNC. One that is there may be
-    other instances', too."""
-    spec = offer.spec
-    return bool(offer.vnc_password) and not os.path.lexists(spec.vnc_password_file)
 
 
 def _write(name: str, file: Path, data: bytes) -> None:

@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any
 
+from brine.common import paths
 from brine.common.errors import BrineError, printable
-from brine.common.mounts import MOUNTS
 from brine.hotplug.net.wiring import check_wiring
 from brine.instance import store
 from brine.instance.claims import note_of
 from brine.instance.disks.volumes import default_unit
-from brine.instance.movable import Movee, Obstacle, ObstacleId, disks_on_network, obstacles_at
+from brine.instance.kvm.resources import LONGEST_PASSWORD
+from brine.instance.kvm.runtime_devices import spec_now
+from brine.instance.movable import Movee, Obstacle, ObstacleId, obstacles_at
 from brine.instance.node_facts import NodeFacts, facts_of
 from brine.moves.migration import MoveError
+from brine.moves.named_files import faults_of_files
 from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import path_of_new
 from brine.storage.volumes import unit_with_volumes, volume_in
@@ -31,6 +36,8 @@ from brine.vm.vif import Vif
 
 _MIB = 1 << 20
 _LARGEST_FILE = 16 * _MIB
+_PASSWORDS = "vnc"
+"""The folder in Brine's own of the files with passwords that move along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +74,7 @@ class ReceivedOffer:
             self.runtime = _runtime_of(self.spec.name, data["runtime"]) if self.is_live else None
             self.uefi_variables = _bytes_of(data["uefi_vars"])
             self.console_log = _bytes_of(data["console_log"])
-            self.vnc_password = str(data["vnc_password"] or "")
+            self.vnc_password = str(data["vnc_password"] or "").partition("\n")[0]
         except (BrineError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(printable(f"is no offer of an instance: {error!s:.200}")) from None
 
@@ -111,7 +118,11 @@ class ReceivedOffer:
     def obstacles(self) -> list[Obstacle]:
         """Why it can't come to this node, in the way that it is offered."""
         units = self.units()
-        spec = replace(self.spec_here(units), vnc_password_file="")  # it comes along
+        spec = self.spec_here(units)
+        if refused := list(self._refused(spec, units)):  # not even asked for what it has
+            return [Obstacle(ObstacleId.UNFIT, printable(one), cold=True) for one in refused]
+        if self.lacks_password():  # it comes along
+            spec = replace(spec, vnc_password_file="")
         movee = Movee(spec, on_network={one.uuid for one in self.disks if not one.copies})
         faults: list[BrineError] = []
         found = obstacles_at(movee, self.node, facts_of(spec.qemu, spec, faults))
@@ -120,6 +131,33 @@ class ReceivedOffer:
             Obstacle(ObstacleId.UNFIT, printable(one), cold=True) for one in self._here(units)
         ]
         return [one for one in found if self.is_live or one.cold]
+
+    def lacks_password(self) -> bool:
+        """Whether this node does not have the file with the password of VNC, and gets it. One that
+        is there may be other instances', too."""
+        return bool(self.vnc_password) and not os.path.lexists(self.spec.vnc_password_file)
+
+    def _refused(self, spec: Spec, units: Mapping[str, str]) -> Iterator[str]:
+        """What the instance must not have of this node, or bring to it.
+
+        :param spec: as it is on this node.
+        """
+        file = PurePath(spec.vnc_password_file)
+        if self.lacks_password():
+            folder = paths.ETC_DIR / _PASSWORDS
+            if file.parent != folder:
+                yield f"{file}: is not here, and a move brings only files of {folder} along"
+            password = self.vnc_password
+            if not (password.isprintable() and len(password.encode()) <= LONGEST_PASSWORD):
+                yield f"{file}: a VNC password is a line of 1 to {LONGEST_PASSWORD} bytes"
+        specs = [spec]
+        try:
+            if runtime := self.runtime_here(spec):  # it may say otherwise
+                specs.append(spec_now(spec.name, runtime))
+        except BrineError as error:
+            yield str(error)
+        volumes = {disk.path for disk in spec.disks if disk.uuid in units}
+        yield from dict.fromkeys(one for each in specs for one in faults_of_files(each, volumes))
 
     def _here(self, units: Mapping[str, str]) -> Iterator[str]:
         """What is in the way on this node that other nodes could not know."""
@@ -135,10 +173,6 @@ class ReceivedOffer:
                 except BrineError as error:
                     yield f"NIC {nic.mac}: {error}"
         there = {disk.uuid: disk for disk in spec.disks}
-        # The other node may be in bad hands, and the path one of this node's own.
-        shared = disks_on_network(spec.disks, MOUNTS.read_text(errors="replace"))
-        for uuid in there.keys() - units.keys() - shared:
-            yield f"disk {there[uuid].path} is not copied, and in no file system of several nodes"
         for uuid, unit in units.items():
             if uuid not in there:
                 yield f"its spec has no disk {uuid}: it was redefined since its start"

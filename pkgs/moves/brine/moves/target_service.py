@@ -139,7 +139,7 @@ def _begin(asked: AskedStep) -> None:
             **facts,
             "units": offer.units(),
             "key": MoveKey.new().text,
-            "makes_password": arriving.lacks_password(offer),
+            "makes_password": offer.lacks_password(),
         }
         keeps_out = f"is being moved to this node from {move.source}"
         records.begin(move, asked.uuid, known, keeps_out=keeps_out)
