@@ -19,6 +19,7 @@ from brine.moves.records import AskedStep
 from brine.moves.source import SourceMove
 from brine.moves.source_service import PATIENCE_S, SourceWork
 from brine.moves.talk import Listener
+from brine.moves.target import TargetMove
 
 HERE = "127.0.0.1"
 MOVE_ID = "01760000000000000000-6f0c21aa"
@@ -92,3 +93,26 @@ def test_the_time_of_the_copies_is_not_that_of_a_target_that_is_silent(node: Nod
         node.now += 2 * PATIENCE_S
         work.step()
         assert node.move().error == "n2 does not answer"
+
+
+def test_a_move_that_is_not_known_here_is_cancelled_while_another_is_pending(node: Node) -> None:
+    """That other one goes on, though a later one has ended here."""
+    node.asked("stop")
+    assert node.asked("copy", LATER_ID).state is AnswerState.FAILED
+    assert node.asked("cancel", LATER_ID).state is AnswerState.DONE
+    with node.working() as work:
+        assert work.step()
+    assert node.asked("stop").state is AnswerState.DONE
+    assert node.move().id == MOVE_ID
+
+
+def test_an_instance_that_came_here_moves_on_though_its_source_never_said_farewell(
+    node: Node,
+) -> None:
+    came = TargetMove(MOVE_ID, "web1", "n0", 1, is_live=False, copies=False, runs=False)
+    record = records.begin(came, node.uuid, {}, keeps_out="")
+    assert node.asked("stop", LATER_ID).state is AnswerState.FAILED  # it has not arrived
+    records.change(record, arrived=True)
+    assert node.asked("stop", LATER_ID).state is AnswerState.RUNNING
+    assert node.move().id == LATER_ID
+    assert records.has_ended(node.uuid, MOVE_ID)

@@ -196,6 +196,16 @@ def end(record: MoveRecord) -> None:
     remove_status(record.name)
 
 
+def is_over(record: MoveRecord, later: str) -> bool:
+    """Whether an instance has come to this node, and all that is missing is its source's word that
+    it has cleared: a later move of the instance does not wait for that.
+
+    :param later: the id of the move that is asked for.
+    """
+    has_arrived = isinstance(record.move, TargetMove) and bool(record.facts.get("arrived"))
+    return has_arrived and record.move.id < later
+
+
 def working_for(record: MoveRecord) -> AbstractContextManager[None]:
     """What this process does with the instance in the block belongs to the move."""
     return operation.working_for(record.operation)
@@ -237,11 +247,16 @@ def note_end(uuid: str, name: str, move_id: str) -> None:
 
 def has_ended(uuid: str, move_id: str) -> bool:
     """Whether a move, or a later one of the same instance, has ended here."""
+    return last_ended(uuid) >= move_id
+
+
+def last_ended(uuid: str) -> str:
+    """The id of the last move of an instance that has ended here; empty if none has."""
     if "/" in uuid:
         raise BrineError(f"no UUID: {uuid}")
     data = read_json(paths.MOVES_DIR / f"{uuid}.json")
     found = data.get("id") if isinstance(data, dict) else None
-    return isinstance(found, str) and found >= move_id
+    return found if isinstance(found, str) else ""
 
 
 # How far the process is.

@@ -85,10 +85,10 @@ def answer(asked: AskedStep) -> StepAnswer:
     """Record what the master asks for, and answer it as far as that is known."""
     step = SourceStep(asked.step)
     record = records.find(asked.instance)
-    if record and record.move.id != asked.move_id:
-        text = f"another move of {record.name} is pending here: {record.move.id}"
-        return asked.answer(AnswerState.FAILED, text)
-    if record is None:
+    is_other = record is not None and record.move.id != asked.move_id
+    if record is not None and records.is_over(record, asked.move_id):
+        records.end(record)  # it came here, and its source never came back to say that it is over
+    if record is None or is_other:
         return _first_answer(asked, step)
     record = records.change(record, lambda move: move.asked_for(step), **_news(asked))
     move = record.as_source()
@@ -217,7 +217,7 @@ class SourceWork:
             return False
         self.record = found
         try:
-            if records.has_ended(found.uuid, found.move.id):
+            if records.last_ended(found.uuid) == found.move.id:
                 self._finish()
                 return False
             view = self.view()

@@ -75,7 +75,7 @@ def answer(asked: AskedStep) -> StepAnswer:
     move is started for an answer that is not final."""
     record = records.find(asked.instance)
     is_other = record is not None and record.move.id != asked.move_id
-    if record is not None and is_other and _is_over(record):
+    if record is not None and records.is_over(record, asked.move_id):
         records.end(record)  # its source never came back to say so
         record, is_other = None, False
     if TargetStep(asked.step) is TargetStep.DROP:
@@ -84,10 +84,6 @@ def answer(asked: AskedStep) -> StepAnswer:
         text = f"another move of {record.name} is pending here: {record.move.id}"
         return asked.answer(AnswerState.FAILED, text)
     return _prepared(asked, record)
-
-
-def _is_over(record: MoveRecord) -> bool:
-    return isinstance(record.move, TargetMove) and bool(record.facts.get("arrived"))
 
 
 def _prepared(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
