@@ -15,6 +15,7 @@ from brine.common.operation import AnswerState, StepAnswer
 from brine.instance import store
 from brine.moves import channel, records, source_service
 from brine.moves.move_key import MoveKey
+from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep
 from brine.moves.source import SourceMove
 from brine.moves.source_service import PATIENCE_S, SourceWork
@@ -116,3 +117,31 @@ def test_an_instance_that_came_here_moves_on_though_its_source_never_said_farewe
     assert node.asked("stop", LATER_ID).state is AnswerState.RUNNING
     assert node.move().id == LATER_ID
     assert records.has_ended(node.uuid, MOVE_ID)
+
+
+MACHINE = {"machine": "pc-q35-7.2", "memory": 1 << 27, "vcpus": 1, "devices": {}}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"port": None},
+        {"port": 70_000},
+        {"key": "no key"},
+        {"machine": MACHINE | {"vcpus": "1"}},
+        {"machine": None},
+        {"nbd_port": None},
+        {"disks": []},
+        {"disks": {"disk0": True}},
+        {"address": 7},
+    ],
+    ids=str,
+)
+def test_what_a_target_has_prepared_is_read_before_anything_begins(
+    node: Node, lie: dict[str, Any]
+) -> None:
+    sound = node.prepared() | {"machine": MACHINE, "nbd_port": 7, "disks": {"a": {"copies": True}}}
+    Prepared.of(sound, is_live=True)
+    answer = node.asked("copy", is_live=True, prepared=sound | lie)
+    assert answer.state is AnswerState.FAILED
+    assert records.find("web1") is None

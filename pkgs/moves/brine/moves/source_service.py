@@ -35,16 +35,15 @@ from brine.moves.copying import checksum_of, copy_key, send_file, size_in
 from brine.moves.keys import key_folder
 from brine.moves.leaving import copied_disks, end_here, start_again, stop_for_move
 from brine.moves.migration import (
-    MachineFacts,
     MigrationState,
     MoveError,
     MoveOptions,
     MoveProgress,
     QemuGoneError,
 )
-from brine.moves.move_key import MoveKey
 from brine.moves.offer import state_of
 from brine.moves.outgoing import Leaving, Outgoing
+from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep, MoveRecord, MoverStatus
 from brine.moves.source import (
     FirstAct,
@@ -90,7 +89,7 @@ def answer(asked: AskedStep) -> StepAnswer:
         records.end(record)  # it came here, and its source never came back to say that it is over
     if record is None or is_other:
         return _first_answer(asked, step)
-    record = records.change(record, lambda move: move.asked_for(step), **_news(asked))
+    record = records.change(record, lambda move: move.asked_for(step))
     move = record.as_source()
     status = records.read_status(record.name, move.id)
     is_current = status is not None and status.asked == move.asked and status.error == move.error
@@ -120,6 +119,8 @@ def _first_answer(asked: AskedStep, step: SourceStep) -> StepAnswer:
 
 def _begin(asked: AskedStep, step: SourceStep) -> None:
     name, facts = asked.instance, asked.facts
+    if facts.get("prepared"):
+        Prepared.of(facts["prepared"], is_live=bool(facts["is_live"]))  # or it is refused
     with store.alone(name):
         spec = store.load(name)
         if spec.uuid != asked.uuid:
@@ -148,11 +149,6 @@ def _begin(asked: AskedStep, step: SourceStep) -> None:
         records.begin(move, spec.uuid, facts, keeps_out=keeps_out)
     how = "while it runs" if move.is_live else "cold"
     tell(messages.MOVE_BEGUN, name, node=move.target, how=how)
-
-
-def _news(asked: AskedStep) -> dict[str, Any]:
-    """What a later step tells that the first one did not."""
-    return {"prepared": asked.facts["prepared"]} if asked.facts.get("prepared") else {}
 
 
 def _is_given(record: MoveRecord) -> bool:
@@ -199,10 +195,15 @@ class SourceWork:
         return self.record.as_source()
 
     @property
-    def prepared(self) -> Mapping[str, Any]:
-        """What the target has prepared."""
+    def prepared(self) -> Prepared:
+        """What the target has prepared.
+
+        :raises MoveError: if it has prepared nothing.
+        """
         found = self.record.facts.get("prepared")
-        return found if isinstance(found, Mapping) else {}
+        if not found:
+            raise MoveError("the target has not prepared anything")
+        return Prepared.of(found, is_live=self.move.is_live)
 
     def close(self) -> None:
         """End what it has open. QEMU keeps what it got."""
@@ -232,6 +233,8 @@ class SourceWork:
             self._is_deaf(error)
         except (BrineError, OSError) as error:
             self._failed(error)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            self._failed(MoveError(f"the target's answer can't be read: {error!r:.100}"))
         return True
 
     def _is_deaf(self, error: QmpTimeoutError) -> None:
@@ -311,13 +314,10 @@ class SourceWork:
 
     def _mirrored(self) -> list[str]:
         """The device ids of the disks that are copied while the guest runs."""
-        if not self.move.is_live:
-            return []
-        disks = self.prepared.get("disks") or {}
-        return sorted(device_id for device_id, one in disks.items() if one.get("copies"))
-
-    def _all_disks(self) -> list[str]:
-        return sorted(self.prepared.get("disks") or {})
+        if self.move.is_live:
+            with contextlib.suppress(MoveError):
+                return self.prepared.copied()
+        return []
 
     # What it does.
 
@@ -354,8 +354,8 @@ class SourceWork:
     def _copy_files(self) -> None:
         """Copy the disks of a guest that is off, and have the target compare them."""
         key = copy_key(self.record.name)
-        key.write(self._key())
-        address, sums = str(self.prepared["address"]), dict[str, dict[str, str]]()
+        key.write(self.prepared.key)
+        address, sums = self.prepared.address, dict[str, dict[str, str]]()
         for disk in copied_disks(store.load(self.record.name)):
             size = size_in(disk.path)
             where = self._tell_target(Topic.COPY, disk=disk.uuid, role="0", size=size)
@@ -381,13 +381,15 @@ class SourceWork:
         sends."""
         folder = self._key_folder()
         if folder:
-            folder.write(self._key(), self._user())
-        self.outgoing.prepare(self._options(), self._all_disks())
+            folder.write(self.prepared.key, self._user())
+        self.outgoing.prepare(self._options(), sorted(self.prepared.disks))
 
     def _mirror(self, device_ids: list[str]) -> None:
         """Begin to copy disks. The target's kernel takes no connection but those it was told of."""
         own = str(self.record.facts["source_address"])
-        address, port = str(self.prepared["address"]), int(self.prepared["nbd_port"])
+        address, port = self.prepared.address, self.prepared.nbd_port
+        if port is None:
+            raise MoveError("the target takes no disks")
         with contextlib.ExitStack() as stack:
             reserved = [stack.enter_context(channel.reserve(own)) for _ in device_ids]
             ports = [list(one.getsockname()[:2]) for one in reserved]
@@ -399,11 +401,12 @@ class SourceWork:
     def _send(self) -> None:
         """Record that it is begun, then begin to send the guest's memory."""
         self._prepare_if_shared()
-        asker = self._connected()
+        machine, asker = self.prepared.machine, self._connected()
+        if machine is None:
+            raise MoveError("the target has no QEMU that waits for the guest")
         self._tell_target(Topic.RECEIVE)
         connection = asker.memory()
         with connection:
-            machine = MachineFacts(**self.prepared["machine"])
             self.record = records.change(self.record, lambda move: replace(move, has_sent=True))
             self.outgoing.send(connection, machine, self._mirrored())
 
@@ -505,9 +508,7 @@ class SourceWork:
     def _connected(self) -> Asker:
         if self._asker is None:
             prepared = self.prepared
-            if not prepared:
-                raise MoveError("the target has not prepared anything")
-            self._asker = Asker(str(prepared["address"]), int(prepared["port"]), self._key())
+            self._asker = Asker(prepared.address, prepared.port, prepared.key)
         return self._asker
 
     def _tell_target(
@@ -519,9 +520,6 @@ class SourceWork:
         return found
 
     # What it knows.
-
-    def _key(self) -> MoveKey:
-        return MoveKey.of(str(self.prepared.get("key", "")))
 
     def _key_folder(self) -> Any:
         wishes = self.record.facts.get("wishes") or {}
