@@ -137,6 +137,7 @@ class World:
             "source_address": HERE,
             "wishes": {"plaintext": not keys.get("encrypted")},
             "prepared": self.target.prepared(),
+            "copied": {},
         }
         self.uuid = spec.uuid
         records.begin(move, spec.uuid, facts, keeps_out="is being moved to n2")

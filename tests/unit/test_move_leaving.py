@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
 from brine.common import paths
 from brine.common.operation import AnswerState, StepAnswer
 from brine.instance import store
-from brine.moves import channel, records, source_service
+from brine.moves import channel, leaving, records, source_service
 from brine.moves.move_key import MoveKey
 from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep
@@ -21,6 +23,7 @@ from brine.moves.source import SourceMove
 from brine.moves.source_service import PATIENCE_S, SourceWork
 from brine.moves.talk import Listener
 from brine.moves.target import TargetMove
+from brine.vm.disk import Disk
 
 HERE = "127.0.0.1"
 MOVE_ID = "01760000000000000000-6f0c21aa"
@@ -145,3 +148,34 @@ def test_what_a_target_has_prepared_is_read_before_anything_begins(
     answer = node.asked("copy", is_live=True, prepared=sound | lie)
     assert answer.state is AnswerState.FAILED
     assert records.find("web1") is None
+
+
+def test_what_is_removed_is_what_was_copied(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file system that both nodes have is not mounted any more when the guest has left."""
+    mounts, removed = tmp_path / "mountinfo", list[str]()
+    monkeypatch.setattr(leaving, "MOUNTS", mounts)
+    monkeypatch.setattr(leaving, "volume_in", lambda _unit, uuid: removed.append(uuid))
+    monkeypatch.setattr(leaving, "remove_volume", lambda _volume: None)
+    shared, own = (
+        Disk(uuid=str(UUID(int=number)), path=f"{tmp_path}/{number}/a", unit="default")
+        for number in (1, 2)
+    )
+    store.save(replace(store.load("web1"), disks=(shared, own)))
+    mounts.write_text(f"30 1 0:30 / {tmp_path}/1 rw - nfs4 server:/ rw\n")
+    prepared = node.prepared() | {
+        "disks": {shared.uuid: {"copies": True}, own.uuid: {"copies": True}}
+    }
+    assert "other disks" in node.asked("stop", copies=True, prepared=prepared).error
+    prepared["disks"][shared.uuid]["copies"] = False
+    answer = node.asked("hand over", copies=True, prepared=prepared)
+    assert answer.state is AnswerState.RUNNING
+    mounts.write_text("")
+    with node.working() as work:
+        for word in ("held", "held", "runs", "runs"):
+            node.says = {"word": word}
+            work.step()
+    assert records.find("web1") is None
+    assert not store.load_sound("web1")
+    assert removed == [own.uuid]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Mapping
 
 from brine.common.errors import BrineError
 from brine.common.mounts import MOUNTS
@@ -62,20 +63,21 @@ def start_again(move: SourceMove) -> None:
     start_instance(move.instance, keeps_tries=True)
 
 
-def end_here(move: SourceMove, uuid: str, outgoing: Outgoing) -> None:
+def end_here(move: SourceMove, uuid: str, copied: Mapping[str, str], outgoing: Outgoing) -> None:
     """Remove an instance that runs on the target by now, or is to be off there: its QEMU, its
     volumes that were copied, and its spec. The note of its claim stays. Done twice, it removes what
     is left.
 
+    :param copied: the units of the disks that were copied, by UUID. What is mounted now does not
+        tell: the guest may use a volume that looks like one of this node alone.
     :raises BrineError: what can't be removed now.
     """
     spec = store.load_sound(move.instance)
     if spec is None or spec.uuid != uuid or is_here(spec):
         return
     downtime_ms = _end_qemu(move, outgoing)
-    if move.copies:
-        for disk in copied_disks(spec):
-            remove_volume(volume_in(disk.unit, disk.uuid))
+    for disk, unit in copied.items():
+        remove_volume(volume_in(unit, disk))
     undefine_instance(move.instance)
     known = {"node": move.target, "serial": move.serial, "downtime_ms": downtime_ms}
     tell(messages.MOVED_AWAY, move.instance, **known)

@@ -52,9 +52,9 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
         raise InstanceError(name, f"is {seen.state.oper}", hint="wait until it runs, or is down")
     is_live = seen.is_going and not cold
     _refuse_obstacles(seen, is_live=is_live)
-    spec = _present_spec(seen)
+    spec = present_spec(seen)
     on_network = disks_on_network(spec.disks, MOUNTS.read_text(errors="replace"))
-    ids = _device_ids(spec) if is_live else {}
+    ids = device_ids(spec) if is_live else {}
     sizes, bitmaps = _of_qemu(name, ids) if is_live else ({}, {})
     disks = [_disk(one, ids, sizes, is_copied=one.uuid not in on_network) for one in spec.disks]
     if not is_live:
@@ -78,7 +78,7 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
     }
 
 
-def _present_spec(seen: Observed) -> Spec:
+def present_spec(seen: Observed) -> Spec:
     """The spec, with the devices that a running instance has now."""
     has_more = seen.is_going and not seen.spec.is_xen()
     return with_hot_changes(seen.spec) if has_more else seen.spec
@@ -87,7 +87,7 @@ def _present_spec(seen: Observed) -> Spec:
 def state_of(seen: Observed) -> str:
     """A digest of what is offered of an instance: of its spec with its present devices, and whether
     it runs. It differs once something was defined, plugged or unplugged."""
-    data = json.dumps([to_json(_present_spec(seen)), seen.is_going], sort_keys=True)
+    data = json.dumps([to_json(present_spec(seen)), seen.is_going], sort_keys=True)
     return hashlib.sha256(data.encode()).hexdigest()
 
 
@@ -107,7 +107,7 @@ def _refuse_obstacles(seen: Observed, *, is_live: bool) -> None:
         raise MoveError(f"{seen.name}: can't move: {'; '.join(reasons)}", hint=hint)
 
 
-def _device_ids(spec: Spec) -> dict[str, str]:
+def device_ids(spec: Spec) -> dict[str, str]:
     """QEMU's ids of an instance's disks, by UUID."""
     runtime = Runtime.load(InstanceFiles(spec.name).runtime)
     rows = runtime.devices[DeviceKind.DISK]

@@ -28,7 +28,7 @@ from brine.instance.claim_changes import give_away
 from brine.instance.claims import has_seen
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.messages import tell
-from brine.instance.observe import look
+from brine.instance.observe import Observed, look
 from brine.instance.store import is_here
 from brine.moves import channel, messages, records, source
 from brine.moves.copying import checksum_of, copy_key, send_file, size_in
@@ -41,7 +41,7 @@ from brine.moves.migration import (
     MoveProgress,
     QemuGoneError,
 )
-from brine.moves.offer import state_of
+from brine.moves.offer import device_ids, present_spec, state_of
 from brine.moves.outgoing import Leaving, Outgoing
 from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep, MoveRecord, MoverStatus
@@ -119,10 +119,8 @@ def _first_answer(asked: AskedStep, step: SourceStep) -> StepAnswer:
 
 def _begin(asked: AskedStep, step: SourceStep) -> None:
     name, facts = asked.instance, asked.facts
-    if facts.get("prepared"):
-        Prepared.of(facts["prepared"], is_live=bool(facts["is_live"]))  # or it is refused
     with store.alone(name):
-        spec = store.load(name)
+        spec, seen = store.load(name), look(name)
         if spec.uuid != asked.uuid:
             raise MoveError(f"{name}: is another instance here, with the UUID {spec.uuid}")
         if not is_here(spec):
@@ -132,7 +130,7 @@ def _begin(asked: AskedStep, step: SourceStep) -> None:
             raise MoveError(f"{name}: {text}")
         if Run.last(name).id != facts["run"]:
             raise MoveError(f"{name}: was started again since it was offered")
-        if facts.get("state", "") not in ("", state_of(look(name))):
+        if facts.get("state", "") not in ("", state_of(seen)):
             raise MoveError(f"{name}: has changed since it was offered")
         move = SourceMove(
             asked.move_id,
@@ -146,9 +144,28 @@ def _begin(asked: AskedStep, step: SourceStep) -> None:
             asked=step,
         )
         keeps_out = f"is being moved to {move.target}"
-        records.begin(move, spec.uuid, facts, keeps_out=keeps_out)
+        known = {**facts, "copied": _to_copy(seen, move, facts.get("prepared"))}
+        records.begin(move, spec.uuid, known, keeps_out=keeps_out)
     how = "while it runs" if move.is_live else "cold"
     tell(messages.MOVE_BEGUN, name, node=move.target, how=how)
+
+
+def _to_copy(seen: Observed, move: SourceMove, prepared: Any) -> dict[str, str]:
+    """The units of the disks that are copied, by UUID: those that are removed here at the end. A
+    file system may be mounted now that was not when it was offered, or the other way around.
+
+    :raises MoveError: if the target has prepared itself for others.
+    """
+    spec = present_spec(seen)
+    copied = {one.uuid: one.unit for one in copied_disks(spec)}
+    ids = device_ids(spec) if move.is_live and copied else {}
+    names = sorted(ids.get(one) or one for one in copied)
+    if move.copies != bool(copied) or (
+        prepared and names != Prepared.of(prepared, is_live=move.is_live).copied()
+    ):
+        text = "other disks have to be copied than when it was offered"
+        raise MoveError(f"{move.instance}: {text}", hint="move it again")
+    return copied
 
 
 def _is_given(record: MoveRecord) -> bool:
@@ -356,7 +373,8 @@ class SourceWork:
         key = copy_key(self.record.name)
         key.write(self.prepared.key)
         address, sums = self.prepared.address, dict[str, dict[str, str]]()
-        for disk in copied_disks(store.load(self.record.name)):
+        copied = self.record.facts["copied"]
+        for disk in (one for one in store.load(self.record.name).disks if one.uuid in copied):
             size = size_in(disk.path)
             where = self._tell_target(Topic.COPY, disk=disk.uuid, role="0", size=size)
             send_file(
@@ -461,7 +479,8 @@ class SourceWork:
 
     def _clear(self) -> None:
         """The guest runs on the target: remove all of it here."""
-        end_here(self.move, self.record.uuid, self.outgoing)
+        copied = self.record.facts.get("copied", {})
+        end_here(self.move, self.record.uuid, copied, self.outgoing)
         if folder := self._key_folder():
             folder.remove()
         # The target hears nothing more of this process once it has heard this.
