@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from brine.common import paths
-from brine.common.operation import AnswerState, StepAnswer
+from brine.common import operation, paths
+from brine.common.operation import AnswerState, OperationKind, StepAnswer
 from brine.instance import store
 from brine.moves import channel, leaving, records, source_service
 from brine.moves.move_key import MoveKey
@@ -108,6 +108,15 @@ def test_a_move_that_is_not_known_here_is_cancelled_while_another_is_pending(nod
         assert work.step()
     assert node.asked("stop").state is AnswerState.DONE
     assert node.move().id == MOVE_ID
+
+
+def test_an_instance_does_not_move_while_a_disk_of_it_moves(node: Node) -> None:
+    """Both have a job of the same name in QEMU."""
+    with operation.begin(OperationKind("disk-move", {}), store.operation_key("web1")):
+        answer = node.asked("stop")
+    assert answer.state is AnswerState.FAILED
+    assert "disk-move" in answer.error
+    assert node.asked("stop").state is AnswerState.RUNNING
 
 
 def test_an_instance_that_came_here_moves_on_though_its_source_never_said_farewell(

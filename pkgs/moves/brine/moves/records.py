@@ -132,10 +132,12 @@ def begin(move: Move, uuid: str, facts: Mapping[str, Any], *, keeps_out: str) ->
     """Record a move, before anything is done for it.
 
     :param keeps_out: why others leave the instance alone meanwhile; it follows the name.
-    :raises BrineError: if another move of the instance is pending here, or it can't be recorded.
+    :raises BrineError: if other work on the instance is pending here, or it can't be recorded. A
+        disk that is being moved to another unit has a job in QEMU, as one that moves along has.
     """
-    if known := find(move.instance):
-        raise BrineError(f"{move.instance}: another move is pending here: {known.move.id}")
+    for known in operation.pending(operation_key(move.instance)):
+        text = f"{move.instance}: other work is pending here: {known.kind}, {known.id}"
+        raise BrineError(text, hint="brine operations list shows how far that is")
     kind = MOVE_OUT if isinstance(move, SourceMove) else MOVE_IN
     known_facts = {
         "move": asdict(move),
