@@ -73,9 +73,10 @@ class SimMaster:
         return self.process.is_up and not self._pending(instance)
 
     def abort(self, instance: str, why: str = "aborted") -> None:
-        """``brine operations abort``."""
+        """``brine operations abort``; not while the target drops its part, which it would keep."""
         record = self._pending(instance)
-        if record and self.process.is_up:
+        is_undoing = record and record.state is OperationState.UNDOING
+        if record and self.process.is_up and not is_undoing:
             try:
                 answer = abandoned(record, why)
             except OperationError:

@@ -20,6 +20,7 @@ from brine.moves import named_files, records, source_service, target_service
 from brine.moves.offer import state_of
 from brine.moves.offered import ReceivedOffer
 from brine.moves.records import AskedStep
+from brine.moves.target import TargetMove
 from brine.vm.spec import to_json
 from lab.runtime_file import write_runtime_file
 
@@ -153,3 +154,22 @@ def test_a_password_comes_along_to_a_folder_of_its_own(
     said = refused(offer)
     assert word in said
     assert ("VNC" in said or "move brings" in said) == bool(word)
+
+
+@pytest.mark.parametrize("fate", [None, "take"])
+def test_what_an_earlier_move_has_left_is_dropped_before_a_later_one_is_prepared(
+    own_node: Path, monkeypatch: pytest.MonkeyPatch, fate: str | None
+) -> None:
+    for name in ("MOVES_DIR", "MOVES_STATUS_DIR", "CLAIMS_DIR"):
+        monkeypatch.setattr(paths, name, own_node / name)
+    uuid = completed(SPEC).uuid
+    earlier = TargetMove("0176", "web1", "n1", 2, is_live=True, copies=True, runs=True)
+    records.begin(earlier, uuid, {"fate": fate} if fate else {}, keeps_out="is being moved")
+    facts = {"instance": "web1", "uuid": uuid, "serial": 2, "source": "n1", "target": "n2"}
+    stale = target_service.answer(AskedStep("0175-1", "prepare", facts))
+    assert stale.state is AnswerState.FAILED
+    answer = target_service.answer(AskedStep("0177-1", "prepare", facts))
+    assert answer.state is (AnswerState.FAILED if fate else AnswerState.RUNNING)
+    found = records.find("web1")
+    assert found
+    assert (found.move.id, found.facts.get("fate")) == ("0176", fate or "drop")

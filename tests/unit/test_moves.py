@@ -264,8 +264,10 @@ def test_a_target_runs_a_guest_only_with_its_claim(guest: TargetGuest) -> None:
 
 
 def test_a_target_that_has_taken_the_claim_drops_nothing() -> None:
-    for move in (HERE, None):
-        assert drop_act(move, TargetView(TargetGuest.RUNS, is_taken=True)).act is TargetAct.REFUSE
+    view = TargetView(TargetGuest.RUNS, is_taken=True)
+    assert drop_act(HERE, view).act is TargetAct.REFUSE
+    # Another move has taken it: of this one, nothing is here.
+    assert drop_act(None, view).act is TargetAct.ANSWER_DONE
 
 
 GOING = SourceMove("1", "web1", "n2", 8, True, True, "a", True, SourceStep.HAND_OVER, True)

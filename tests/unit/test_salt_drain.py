@@ -30,7 +30,6 @@ class Fleet(Nodes):
     :ivar down: instances that do not run.
     :ivar together: has so many moves begin at the same time, or fails.
     :ivar away: how many more questions a node that reboots does not hear.
-    :ivar without: nodes that lack brine-moves.
     :ivar no_spec: by node, the fault of an instance that runs there without a spec.
     :ivar old_kernel: a node that boots the kernel it had.
     """
@@ -45,7 +44,6 @@ class Fleet(Nodes):
         self.boots = {N1: 0, N2: 0, N3: 0}
         self.away: dict[str, int] = {}
         self.upgraded: list[str] = []
-        self.without: set[str] = set()
         self.no_spec: dict[str, str] = {}
         self.old_kernel = ""
         self.together: threading.Barrier | None = None
@@ -109,8 +107,7 @@ class Fleet(Nodes):
         if command == ("instance", "list"):
             fault = self.no_spec.get(node)
             return {"said": self._list(node)} | ({"refused": fault} if fault else {})
-        assert command == ("move", "list")
-        return {"refused": "there is no command move"} if node in self.without else {"said": []}
+        return super()._asked(node, *command)
 
     def _offer(self, node: str, name: str, cold: bool) -> Any:
         why = self.stuck.get(name) or ("" if cold else self.fixed.get(name, ""))

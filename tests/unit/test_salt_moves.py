@@ -41,6 +41,7 @@ class Nodes:
         gives no answer if that is None, and its own where there is no more change.
     :ivar free_mib: by node.
     :ivar failing: the node whose states fail.
+    :ivar without: nodes that lack brine-moves.
     :ivar obstacles: by node, those of an instance that would move there.
     """
 
@@ -53,6 +54,7 @@ class Nodes:
         self.refused: list[str] = []
         self.applied: list[str] = []
         self.failing = ""
+        self.without: set[str] = set()
 
     def execute(
         self,
@@ -75,6 +77,7 @@ class Nodes:
             "brine.move_step": self._step,
             "brine.move_offer": self._offer,
             "brine.move_check": self._check,
+            "brine.ask": self._asked,
             "brine.node_facts": lambda each: {"memory_available_mib": self.free_mib[each]},
         }
 
@@ -83,6 +86,10 @@ class Nodes:
         self.applied.append(node)
         changes = {"name": "key", "result": node != self.failing, "comment": "", "changes": {}}
         return {"a": {**changes, "__id__": "brine-confd-key", "__run_num__": 0}}
+
+    def _asked(self, node: str, *command: str) -> Any:
+        assert command == ("move", "list")
+        return {"refused": "there is no command move"} if node in self.without else {"said": []}
 
     def _offer(self, node: str, name: str, cold: bool) -> Any:
         assert name == WEB1
@@ -205,7 +212,7 @@ def test_nodes_that_are_silent_or_late_or_lie_are_asked_again(
 ) -> None:
     lies: list[Change] = [
         lambda _: {},
-        lambda _: "Traceback",
+        lambda _: ["Traceback"],
         lambda one: {**one, "state": "splendid"},
         lambda one: {**one, "found": 5},
     ]
@@ -369,3 +376,73 @@ def test_a_move_that_another_call_has_ended_is_a_success_where_the_instance_is_o
     assert WEB1 in told["comment"]
     assert to in told["comment"]
     assert runner.resume("01764000000000000000-0123abcd")["result"] is False
+
+
+def test_a_node_that_takes_part_in_no_moves_is_no_target_and_fails_a_move_at_once(
+    runner: ModuleType, nodes: Nodes, store: ConfigStore
+) -> None:
+    nodes.without = {N2}
+    told = runner.migrate(WEB1, to="node2")
+    assert "there is no command move" in told["comment"]
+    assert (nodes.asked, operation.pending()) == ([], [])
+    nodes.without = set()
+    lacks = "'brine.move_step' is not available."
+    nodes.change["offer"] = [lambda _: lacks]
+    told = runner.migrate(WEB1, to="node2")
+    assert (told["state"], nodes.asked, operation.pending()) == ("undone", [], [])
+    assert "not available" in told["comment"]
+    # It has begun no more than the preparation: the target may never drop that.
+    nodes.change = {step: [lambda _: lacks] * 4 for step in ("prepare", "drop")}
+    told = runner._migrate(WEB1, N2, patience_s=-1)
+    assert (told["state"], home(store)) == ("undoing", N1)
+    told = runner.resume(told["operation"], abort=True)
+    assert (told["result"], told["state"], operation.pending()) == (True, "undone", [])
+    assert "node2" in told["notes"][0]
+    nodes.change = {}
+    assert runner.migrate(WEB1, to=N3)["result"] is True
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"state": "failed", "error": "this node has taken the claim"},
+        {"state": "running", "error": "its disk is full"},
+        {"state": "running", "found": {"fault": "its disk is full"}},
+    ],
+)
+def test_a_step_that_does_not_go_on_is_not_asked_for_again_for_ever(
+    runner: ModuleType, nodes: Nodes, store: ConfigStore, more: dict[str, Any]
+) -> None:
+    nodes.change["prepare"] = [lambda one: {**one, "state": "failed", "error": "no bridge"}]
+    nodes.change["drop"] = [lambda one: {**one, **more}] * 9
+    lines: list[str] = []
+    told = runner._migrate(WEB1, N2, patience_s=0, tell=lines.append)
+    assert (told["result"], told["state"]) == (False, "undoing")
+    assert (more.get("error") or more["found"]["fault"]) in lines[-1]
+    (record,) = operation.pending()
+    assert more.get("error", "") in record.progress["text"]
+
+
+def test_what_keeps_a_move_from_its_publication_is_said_and_waited_for(
+    runner: ModuleType, nodes: Nodes, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_PUBLISH_S", 0)
+    lines: list[str] = []
+    with runner._locked("redistribution"):
+        told = runner._migrate(WEB1, N2, patience_s=0, tell=lines.append)
+        (record,) = operation.pending()
+        assert "another redistribution" in record.progress["text"]
+    assert (told["state"], home(store)) == ("committed", N2)
+    assert "another redistribution" in lines[-1]
+    assert runner.resume(told["operation"])["result"] is True
+
+
+def test_a_candidate_that_is_silent_is_waited_for_once(
+    runner: ModuleType, nodes: Nodes, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.failing = N3
+    spent: set[str] = set()
+    runner._migrate(WEB1, N2, patience_s=0, spent=spent)
+    assert spent == {"publish"}
+    told = runner._migrate(WEB1, N2, patience_s=9e9, spent=spent)
+    assert (told["result"], told["state"]) == (False, "committed")

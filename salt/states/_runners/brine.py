@@ -35,6 +35,7 @@ import fnmatch
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -74,6 +75,11 @@ _STEP_WAIT_S = 5.0
 _PATIENCE_S = 300.0
 # For so long a daemon may take to answer from a configuration that it has got.
 _DAEMON_S = 10.0
+# For so long a move waits for another redistribution, and for a node that applies states just now,
+# before it says so, and tries again.
+_PUBLISH_S = 30.0
+_LOCK_PAUSE_S = 0.1
+_PENDING = ("begun", "undoing", "committed")
 
 log = logging.getLogger(__name__)
 
@@ -295,7 +301,7 @@ def redistribute(
             return _redistributed("brine", nodes, nodes, test=True, timeout=timeout)
         told = None
         if not if_changed:
-            with _locked("redistribution", waits=True):
+            with _locked("redistribution", waits_s=math.inf):
                 told = _redistributed("brine", nodes, nodes, timeout=timeout)
                 _note_given(told["serial"])
         return _changes_redistributed(timeout) or told or _ended(True, "nothing is left to give")
@@ -476,13 +482,19 @@ def resume(
     """
     try:
         _expect_master()
-        status = _move("abort" if abort else "next", str(operation))
-        told = _carried(
-            status,
-            _PATIENCE_S if patience is None else float(patience),
-            timeout,
-            _tell if display_progress else log.info,
+        patience_s = _PATIENCE_S if patience is None else float(patience)
+        tell = _tell if display_progress else log.info
+        status = _move("next", str(operation))
+        is_last = (
+            abort and status["state"] == "undoing" and (status["step"] or {})["step"] == "drop"
         )
+        if abort and not is_last:
+            status = _move("abort", str(operation))
+        told = _carried(status, 0.0 if is_last else patience_s, timeout, tell)
+        if is_last and told.get("operation"):
+            told = _ending(_move("abort", str(operation)))
+            left = f"{status['target']} has not dropped its part: what it made may be left there"
+            told["notes"] = [left]
     except _RefusedError as error:
         return _ended(False, str(error))
     result, comment = told.pop("result"), told.pop("comment")
@@ -510,6 +522,7 @@ def _migrate(
     timeout: int | None = None,
     tell: Callable[[str], None] = log.info,
     locks: bool = True,
+    spent: set[str] | None = None,
 ) -> Result:
     """Move an instance, and wait for that. It sets no return code, and raises nothing that a node
     or a command causes; several threads may call it at the same time, each in a copy of the
@@ -522,6 +535,7 @@ def _migrate(
     :param tell: gets a line now and then, about how far it is.
     :param locks: take the instance's lock, and share the nodes', if ``brine-lockd`` has them; a
         caller that has one of them says no.
+    :param spent: see :func:`_carried`; a caller that has it has asked whether nodes can move.
 
     Returns ``result`` (True: it is on its node, or could move), ``comment`` (one line), and where
     it applies ``instance``, ``source``, ``target`` (names), ``obstacles`` (lines), ``operation``
@@ -543,15 +557,26 @@ def _migrate(
             if test or not to:
                 return _could_move(found, to, obstacles, known)
         known |= {"target": to}
+        if not pending and spent is None:
+            _expect_mover(to, timeout)
         begin = ["begin", found["name"], "--to", to, *(["--cold"] if cold else [])]
         given = {key: one for key, one in (wishes or {}).items() if one not in (None, False)}
         identity = _move(*begin, "--wishes", json.dumps(given))["id"]
         with _cluster_locks(found["name"], [found["node"], to], tell, locks) as note:
-            told = _carried(_move("next", identity), patience_s, timeout, tell)
+            told = _carried(_move("next", identity), patience_s, timeout, tell, spent)
         notes = [*told.pop("notes", []), *([note] if note else [])]
         return {**known, **told, **({"notes": notes} if notes else {})}
     except _RefusedError as error:
         return {"result": False, "comment": str(error), **known}
+
+
+def _expect_mover(node: str, timeout: int | None) -> None:
+    """Refuse a target that says that it can't take part in moves. One that is silent may answer
+    later."""
+    answer = _execute("brine.ask", [node], ["move", "list"], timeout=timeout).get(node)
+    if isinstance(answer, str) or (isinstance(answer, dict) and "said" not in answer):
+        why = answer if isinstance(answer, str) else answer.get("refused")
+        raise _RefusedError(f"{node} takes part in no moves: {_printable(why)}")
 
 
 def _could_move(found: Result, target: str, obstacles: list[str], known: Result) -> Result:
@@ -696,44 +721,79 @@ def _cluster_locks(
 
 
 def _carried(
-    status: Result, patience_s: float, timeout: int | None, tell: Callable[[str], None]
+    status: Result,
+    patience_s: float,
+    timeout: int | None,
+    tell: Callable[[str], None],
+    spent: set[str] | None = None,
 ) -> Result:
-    """Carry the questions of a move to nodes, and their answers back, until it has ended."""
+    """Carry the questions of a move to nodes, and their answers back, until it has ended.
+
+    :param spent: gains the name of a step that all patience was spent on, and that goes forward
+        only. Such a step of another move, with the same set, is not waited for again.
+    """
     identity, last = status["id"], status
     asked, heard, told = "", time.monotonic(), ""
-    while status["state"] in ("begun", "undoing", "committed"):
-        last = status
-        step = status["step"] or {"id": "", "node": "", "step": "", "facts": {}}
+    spent = set() if spent is None else spent
+    while status["state"] in _PENDING:
+        last, step, began = status, status["step"] or {"id": "", "step": ""}, time.monotonic()
         if step["id"] != asked:
-            asked, heard = step["id"], time.monotonic()
-        answer, why = _asked(step, timeout) if status["step"] else (None, status["waits_for"])
-        if answer:
-            try:
-                status = _move("answer", stdin=json.dumps(answer))
-                heard = time.monotonic()
-            except (_RefusedError, TypeError, ValueError) as error:
-                answer, why = None, f"{step['step']}: {step['node']}: {_printable(error)}"
-        line = f"{status['instance']}: {why}" if why else ""
+            asked, heard = step["id"], began
+        try:
+            status, why, is_well = _step_carried(status, timeout)
+        except _RefusedError as error:
+            why, is_well = _printable(error), False
+        line = f"{last['instance']}: {why}" if why else ""
         if line and line != told:
             tell(line)
             log.info("brine.migrate: %s", line)
             told = line
-        if answer:
+        if status["state"] not in _PENDING or (status["step"] or {}).get("id", "") != asked:
             continue
-        if time.monotonic() - heard > patience_s:
+        if is_well:
+            heard = time.monotonic()
+        elif time.monotonic() - heard > (0 if step["step"] in spent else patience_s):
             if status["state"] != "begun":
+                spent.add(step["step"])
                 return _left(identity, status, why)
             tell(f"{status['instance']}: it goes back")
-            status = _move("abort", identity, "--why", why)
+            try:
+                status = _move("abort", identity, "--why", why)
+            except _RefusedError as error:
+                return _left(identity, status, _printable(error))
             continue
-        time.sleep(_FIRST_PAUSE_S)
-        status = _move("next", identity)
+        time.sleep(max(0.0, began + _FIRST_PAUSE_S - time.monotonic()))
     return _ending_elsewhere(last) if status["state"] == "ended" else _ending(status)
+
+
+def _step_carried(status: Result, timeout: int | None) -> tuple[Result, str, bool]:
+    """Carry the question of a move that waits, and the answer. Returns how far the move is, a line
+    about it, and whether the step goes on, or has ended: else patience runs out."""
+    step = status["step"]
+    if not step:
+        now = _move("next", status["id"])
+        return now, now["waits_for"], False
+    answer, line = _asked(step, timeout)
+    try:
+        now = _move("answer", stdin=json.dumps(answer))
+    except (_RefusedError, TypeError, ValueError) as error:
+        answer, line = _own_answer(step, f"{step['step']}: {step['node']}: {_printable(error)}")
+        now = _move("answer", stdin=json.dumps(answer))
+    is_faulty = bool(answer["error"] or answer["found"].get("fault"))
+    return now, line, answer["state"] == "running" and not is_faulty
+
+
+def _own_answer(step: Result, why: str, state: str = "running") -> tuple[Result, str]:
+    """In place of a node's answer: why there is none. The move's record shows it."""
+    known = {"id": step["id"], "step": step["step"], "state": state}
+    return {**known, "progress": 0.0, "error": why, "found": {}}, why
 
 
 def _left(identity: str, status: Result, why: str) -> Result:
     """The move stays pending."""
-    way = "it goes back" if status["state"] == "undoing" else "it goes forward"
+    way = {"undoing": "it goes back", "committed": "it goes forward"}.get(
+        status["state"], "it stays"
+    )
     hint = f"brine operations resume {identity}"
     comment = f"{status['instance']}: {way}, and waits: {why}; then: {hint}"
     return {"result": False, "comment": comment, "operation": identity, "state": status["state"]}
@@ -762,9 +822,8 @@ def _ending_elsewhere(last: Result) -> Result:
     return {"result": is_there, "node": node, "comment": comment, "state": "ended"}
 
 
-def _asked(step: Result, timeout: int | None) -> tuple[Result | None, str]:
-    """Ask for a step; its answer, and a line about how far it is. None if there is no answer that
-    can be one, and why."""
+def _asked(step: Result, timeout: int | None) -> tuple[Result, str]:
+    """Ask for a step; its answer, and a line about how far it is."""
     node, name = step["node"], step["step"]
     if node == "candidates":
         return _published(step, timeout)
@@ -773,21 +832,27 @@ def _asked(step: Result, timeout: int | None) -> tuple[Result | None, str]:
     answers = _execute("brine.move_step", [node], [], timeout=timeout, **more)
     answer = answers.get(node)
     if answer is None:
-        return None, f"{name}: {node} does not answer; it is asked again"
+        return _own_answer(step, f"{name}: {node} does not answer; it is asked again")
     if not isinstance(answer, dict):
-        return None, f"{name}: {node}: {_printable(answer)}"
+        # Salt's text, such as that the node lacks the command. What has begun is not given up.
+        is_refused = isinstance(answer, str) and name in ("offer", "prepare")
+        state = "failed" if is_refused else "running"
+        return _own_answer(step, f"{name}: {node}: {_printable(answer)}", state)
     if (answer.get("id"), answer.get("step")) != (step["id"], name):
-        return None, f"{name}: {node} answers another step"
-    found = answer.get("found")
-    text = found.get("text") if isinstance(found, dict) else ""
-    if answer.get("state") == "running" and answer.get("error"):
-        return answer, f"{name}: {node}: {_printable(answer['error'])}"
+        return _own_answer(step, f"{name}: {node} answers another step")
+    known = answer.get("found")
+    found = known if isinstance(known, dict) else {}
+    if fault := answer.get("error") or found.get("fault"):
+        return answer, f"{name}: {node}: {_printable(fault)}"
     share = answer.get("progress")
     percent = f" {100 * share:.0f} %" if isinstance(share, (int, float)) and share else ""
-    return answer, f"{name} on {node}:{percent} {_printable(text or answer.get('state'))}"
+    return (
+        answer,
+        f"{name} on {node}:{percent} {_printable(found.get('text') or answer.get('state'))}",
+    )
 
 
-def _published(step: Result, timeout: int | None) -> tuple[Result | None, str]:
+def _published(step: Result, timeout: int | None) -> tuple[Result, str]:
     """Give the master candidates, and both nodes, the configuration, and ask each candidate's
     daemon where the instance is."""
     nodes, facts = _nodes(), step["facts"]
@@ -797,8 +862,14 @@ def _published(step: Result, timeout: int | None) -> tuple[Result | None, str]:
         if one.get("master_candidate") and not one.get("offline")
     }
     concerned = [one for one in nodes if one in (*candidates, facts["source"], facts["target"])]
-    with _locked("redistribution", waits=True):
-        undone = _undone(_redistributed("brine.confd", concerned, nodes, timeout=timeout))
+    try:
+        with _locked("redistribution", waits_s=_PUBLISH_S):
+            done = _redistributed(
+                "brine.confd", concerned, nodes, timeout=timeout, busy_s=_PUBLISH_S
+            )
+    except BlockingIOError:
+        return _own_answer(step, "publish: another redistribution is at work; it is waited for")
+    undone = _undone(done)
     # Where pillar still has the old node, this host's states fail; it has the configuration.
     wrong = {name: undone[name] for name in candidates if name in undone and not _is_here(name)}
     if "confd" in _brine("--version", "--json")["parts"]:
@@ -809,7 +880,8 @@ def _published(step: Result, timeout: int | None) -> tuple[Result | None, str]:
             wrong = _misled(candidates, facts)
     if wrong:
         name, why = min(wrong.items())
-        return None, f"publish: {name}: {_printable(undone.get(name, why))}; it is asked again"
+        text = f"publish: {name}: {_printable(undone.get(name, why))}; it is asked again"
+        return _own_answer(step, text)
     told = [f"; {name}: {_printable(why)}" for name, why in undone.items()]
     answer = {"id": step["id"], "step": step["step"], "state": "done", "progress": 1.0}
     line = f"publish: all candidates answer {facts['target']}{''.join(told)}"
@@ -1045,10 +1117,9 @@ def _placed(
     place that it was not tried on. Moves that a killed call has begun go on before."""
     moved = {one["instance"]: one["target"] for one in plan["pending"]}
     barred: dict[str, dict[str, str]] = {}
+    how: Result = {"test": test, "timeout": timeout, "spent": set()}
     if moved and not test:
-        refused = _moves_done(
-            plan["pending"], question["jobs"], cold=False, test=False, timeout=timeout
-        )
+        refused = _moves_done(plan["pending"], question["jobs"], False, how)
         moved = {name: target for name, target in moved.items() if name not in refused}
         barred = {name: why for name, why in refused.items() if "*" in why}
         plan = _plan({**question, "barred": barred}, timeout)
@@ -1056,7 +1127,7 @@ def _placed(
     while new := [one for one in plan["moves"] if moved.get(one["instance"]) != one["target"]]:
         if is_drain and not test:
             _mark_leaving(plan)
-        refused = _moves_done(new, question["jobs"], cold=cold, test=test, timeout=timeout)
+        refused = _moves_done(new, question["jobs"], cold, how)
         moved |= {one["instance"]: one["target"] for one in new if one["instance"] not in refused}
         for name, why in refused.items():
             barred.setdefault(name, {}).update(why)
@@ -1076,25 +1147,26 @@ def _placed(
 
 
 def _moves_done(
-    moves: Sequence[Result], jobs: int, *, cold: bool, test: bool, timeout: int | None
+    moves: Sequence[Result], jobs: int, cold: bool, how: Result
 ) -> dict[str, dict[str, str]]:
     """Move instances, several at a time. Returns for those that have not moved why not, by the node
-    that they were to go to; ``*`` is any."""
+    that they were to go to; ``*`` is any.
+
+    :param how: further arguments of :func:`_migrate`.
+    """
     with concurrent.futures.ThreadPoolExecutor(max(jobs, 1)) as pool:
         begun = {
-            one["instance"]: pool.submit(
-                contextvars.copy_context().run, _move_done, one, cold, test, timeout
-            )
+            one["instance"]: pool.submit(contextvars.copy_context().run, _move_done, one, cold, how)
             for one in moves
         }
     return {name: why for name, future in begun.items() if (why := future.result())}
 
 
-def _move_done(move: Result, cold: bool, test: bool, timeout: int | None) -> dict[str, str]:
+def _move_done(move: Result, cold: bool, how: Result) -> dict[str, str]:
     name, target = move["instance"], move["target"]
-    told = _migrate(name, target, test=test, timeout=timeout)
+    told = _migrate(name, target, **how)
     if cold and not told["result"] and not told.get("operation"):
-        told = _migrate(name, target, True, test=test, timeout=timeout)
+        told = _migrate(name, target, True, **how)
     if told["result"]:
         return {}
     lines = told.get("obstacles") or [told["comment"]]
@@ -1465,13 +1537,22 @@ def _folder(*below: str) -> str:
 
 
 @contextlib.contextmanager
-def _locked(what: str, *, waits: bool = False) -> Iterator[None]:
+def _locked(what: str, *, waits_s: float = 0.0) -> Iterator[None]:
     """Be the only call that does something, for the time of the block.
 
-    :raises BlockingIOError: if another call does it, and this one does not wait.
+    :param waits_s: for how long another call that does it is waited for, in seconds.
+    :raises BlockingIOError: if it still does it then.
     """
+    until = time.monotonic() + waits_s
     with open(os.path.join(_folder(), f"{what}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_LOCK_PAUSE_S)
         yield
 
 
@@ -1506,16 +1587,17 @@ def _redistributed(
     *,
     test: bool = False,
     timeout: int | None = None,
+    busy_s: float = _BUSY_TIMEOUT_S,
 ) -> Result:
     """Have nodes take over what the external pillar gives them, this host's first.
 
     :param nodes: those of the configuration, and whether each is offline.
     """
     here = [name for name in names if _is_here(name)]
-    answers = _apply(state, here, test=test, timeout=timeout)
+    answers = _apply(state, here, test=test, timeout=timeout, busy_s=busy_s)
     serial = _serial()  # the others get this one, or a newer one
     others = [name for name in names if name not in here]
-    answers.update(_apply(state, others, test=test, timeout=timeout))
+    answers.update(_apply(state, others, test=test, timeout=timeout, busy_s=busy_s))
     told = {name: _told(answer) for name, answer in sorted(answers.items())}
     missing = sorted(name for name in names if name not in answers)
     away = [name for name in missing if nodes[name]]
@@ -1708,15 +1790,21 @@ def _pattern(node: str) -> str:
 
 
 def _apply(
-    state: str, nodes: Collection[str], *, test: bool = False, timeout: int | None = None
+    state: str,
+    nodes: Collection[str],
+    *,
+    test: bool = False,
+    timeout: int | None = None,
+    busy_s: float = _BUSY_TIMEOUT_S,
 ) -> dict[str, Any]:
-    """Apply a state; returns the answers by node. One that is just applying states is asked again.
+    """Apply a state; returns the answers by node. One that is just applying states is asked again,
+    for *busy_s* seconds.
 
     Salt's own ``queue=True`` is no help: as of 3008.5 the master is told that a job that waits on
     its minion is none.
     """
     answers: dict[str, Any] = {}
-    busy, pause_s, until = [*nodes], _FIRST_PAUSE_S, time.monotonic() + _BUSY_TIMEOUT_S
+    busy, pause_s, until = [*nodes], _FIRST_PAUSE_S, time.monotonic() + busy_s
     while True:
         answers.update(_execute("state.apply", busy, [state], timeout=timeout, test=test))
         busy = [name for name in busy if _is_busy(answers.get(name))]

@@ -124,14 +124,15 @@ def answer_step(answer: StepAnswer) -> MoveStatus:
     if step and is_final(step, answer):
         return _answered(answer)
     if step and (answer.id, answer.step) == (step.id, step.name):
-        text = str(answer.found.get("text") or answer.error or answer.state)[:_LONGEST_TEXT]
+        text = str(answer.error or answer.found.get("text") or answer.state)[:_LONGEST_TEXT]
         share = max(0.0, min(1.0, answer.progress))
         operation.progressed(step.id, share, f"{step.name} on {step.node}: {text}")
     return move_status(identity)
 
 
 def abort_move(identity: str, why: str) -> MoveStatus:
-    """Have a move go back, unless its source has given the claim away.
+    """Have a move go back, unless its source has given the claim away. One that waits for nothing
+    but its target to drop its part ends without that.
 
     :raises OperationError: if it goes back already, can't go back, or has ended.
     """

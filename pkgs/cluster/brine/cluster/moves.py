@@ -197,11 +197,14 @@ def is_final(step: Step, answer: StepAnswer) -> bool:
 def abandoned(record: Operation, why: str) -> StepAnswer:
     """The answer that a move's waiting step gets when it is not waited for any longer: a user
     aborts it, or its time is over. Then the source decides: the move goes back, unless the source
-    has given the claim away.
+    has given the claim away. A target that is asked to drop its part is asked only after that, or
+    before the source was asked for anything but its offer: it may be left with what it has made.
 
     :raises OperationError: if the move goes back already, or can't go back.
     """
     step = next((one for one in record.steps if one.state is StepState.WAITING), None)
+    if step and record.state is OperationState.UNDOING and step.name == MoveStep.DROP:
+        return StepAnswer(step.id, step.name, AnswerState.DONE)
     if record.state is not OperationState.BEGUN or step is None:
         word = "goes back" if record.state is OperationState.UNDOING else "goes forward only"
         raise OperationError(f"{record.key}: the move {word}: it can't be aborted")

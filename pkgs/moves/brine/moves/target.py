@@ -171,7 +171,10 @@ def taken_act(move: TargetMove | None, view: TargetView) -> TargetAct:
 
 def drop_act(move: TargetMove | None, view: TargetView) -> TargetDecision:
     """What follows when the master drops the move. It may not have come here before: then the
-    record of its end keeps a preparation from beginning later."""
+    record of its end keeps a preparation from beginning later. A claim that was taken without a
+    record of this move is another move's: this one goes back because its source never gave it."""
+    if view.is_taken and move is None:
+        return TargetDecision(TargetAct.ANSWER_DONE)
     if view.is_taken:
         return TargetDecision(TargetAct.REFUSE, "this node has taken the claim")
     is_over = move is None and view.is_ended

@@ -81,9 +81,18 @@ def answer(asked: AskedStep) -> StepAnswer:
     if TargetStep(asked.step) is TargetStep.DROP:
         return _dropped(asked, None if is_other else record)
     if record is not None and is_other:
+        if _is_left_over(record, asked):
+            return asked.answer(AnswerState.RUNNING, f"an earlier move of {record.name} is dropped")
         text = f"another move of {record.name} is pending here: {record.move.id}"
         return asked.answer(AnswerState.FAILED, text)
     return _prepared(asked, record)
+
+
+def _is_left_over(record: MoveRecord, asked: AskedStep) -> bool:
+    """Whether the record is of a move that the master has ended without this node, as it asks for a
+    later one. It is dropped then, unless this node is taking its claim."""
+    is_earlier = isinstance(record.move, TargetMove) and record.move.id < asked.move_id
+    return is_earlier and _decided(record, Fate.DROP) is Fate.DROP
 
 
 def _prepared(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
