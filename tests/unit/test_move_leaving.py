@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -188,3 +190,29 @@ def test_what_is_removed_is_what_was_copied(
     assert records.find("web1") is None
     assert not store.load_sound("web1")
     assert removed == [own.uuid]
+
+
+def test_on_a_full_disk_a_move_goes_neither_on_nor_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process stays, and says what it waits for."""
+
+    def full(file: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+    node.asked("hand over")
+    node.says = {"word": "held"}
+    with node.working() as work:
+        work.step()
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "write_whole", full)
+            patched.setattr(operation, "write_whole", full)
+            for _ in range(4):
+                node.now += PATIENCE_S
+                assert work.step()
+        told = [one.message for one in caplog.records if "No space left" in one.message]
+        assert len(told) == 2, told
+        assert node.move().error == ""
+        work.step()
+    spec = store.load("web1")
+    assert (spec.node, spec.claim_serial) == ("n2", 2)

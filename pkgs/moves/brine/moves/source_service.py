@@ -17,7 +17,7 @@ from typing import Any
 
 from brine.common import paths
 from brine.common.errors import BrineError, printable
-from brine.common.files import sync_folder
+from brine.common.files import sync_folder, try_to_write
 from brine.common.operation import AnswerState, OperationError, StepAnswer
 from brine.common.progress import size_text
 from brine.common.qmp.client import QmpClient
@@ -29,7 +29,7 @@ from brine.instance.claims import has_seen
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.messages import tell
 from brine.instance.observe import Observed, look
-from brine.instance.store import is_here
+from brine.instance.store import is_here, try_to_save
 from brine.moves import channel, messages, records, source
 from brine.moves.copying import checksum_of, copy_key, send_file, size_in
 from brine.moves.keys import key_folder
@@ -70,6 +70,7 @@ _POLL_S = 0.1
 _SOON_S = 0.01
 _RETRY_S = 2.0
 _TALK_S = 10.0
+_RECORD_BYTES = 64 * 1024
 _COMPARE_S = 6 * 3600.0
 
 
@@ -202,6 +203,7 @@ class SourceWork:
         self._word = TargetWord.NONE
         self._down_since: float | None = None
         self._faulty_since: float | None = None  # since when no act has succeeded
+        self._warned: set[str] = set()  # of the faults since then
         self._is_copied = False  # of a cold move
         self._is_durable = False  # that the claim is given away
         self._status = MoverStatus(record.move.id)
@@ -244,7 +246,8 @@ class SourceWork:
             self._be_ready(decision)
             self._do(decision, view)
             self._faulty_since = None
-        except (CancelledError, OperationError):
+            self._warned.clear()
+        except CancelledError:
             time.sleep(_POLL_S)
         except QmpTimeoutError as error:
             self._is_deaf(error)
@@ -261,7 +264,7 @@ class SourceWork:
         is_cancelled = self.move.asked is SourceStep.CANCEL
         is_late = time.monotonic() - self._faulty_since > PATIENCE_S
         if not self.move.error and not _is_given(self.record) and (is_cancelled or is_late):
-            self._fail("the move was cancelled" if is_cancelled else "QEMU does not answer")
+            self._try_to_fail("the move was cancelled" if is_cancelled else "QEMU does not answer")
         if self.move.error:
             with contextlib.suppress(MoveError):
                 self._tell_target(Topic.LEAVE, timeout_s=_TALK_S)
@@ -272,16 +275,30 @@ class SourceWork:
         already. One that may go by itself has some time for that."""
         hint = getattr(error, "hint", None)
         text = f"{error}; {hint}" if hint else str(error)
-        if text != self._status.fault:
-            log.warning("%s", printable(text))
-        self._tell(fault=text)
+        self._warn(text)
         self._faulty_since = self._faulty_since or time.monotonic()
         is_late = time.monotonic() - self._faulty_since > PATIENCE_S
         is_final = (isinstance(error, MoveError) or is_late) and not self.move.error
         if is_final and not _is_given(self.record):
-            self._fail(text.removeprefix(f"{self.record.name}: "))
+            self._try_to_fail(text.removeprefix(f"{self.record.name}: "))
             return
         time.sleep(_RETRY_S)
+
+    def _try_to_fail(self, error: str) -> None:
+        """Record that the move goes back, if that can be recorded now. Until then, such as while a
+        disk is full, the guest stays as it is."""
+        try:
+            self._fail(error)
+        except OperationError as fault:
+            self._warn(str(fault))
+            time.sleep(_RETRY_S)
+
+    def _warn(self, text: str) -> None:
+        """Tell a fault, and log it if it is a new one."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning("%s", printable(text))
+        self._tell(fault=text)
 
     def _be_ready(self, decision: SourceDecision) -> None:
         """systemd goes on with the boot when what the boot has ended is recorded."""
@@ -340,7 +357,7 @@ class SourceWork:
 
     def _do(self, decision: SourceDecision, view: SourceView) -> None:
         acts: dict[SourceAct, Callable[[], object]] = {
-            SourceAct.STOP: partial(stop_for_move, self.move),
+            SourceAct.STOP: self._stop,
             SourceAct.COPY: self._copy,
             SourceAct.SEND: self._send,
             SourceAct.SWITCH: self._switch,
@@ -355,6 +372,17 @@ class SourceWork:
             SourceAct.END: partial(self._end),
         }
         acts[decision.act]()
+
+    def _stop(self) -> None:
+        self._try_files()
+        stop_for_move(self.move)
+
+    def _try_files(self) -> None:
+        """See that there is room for what is recorded while the guest stands still: that the claim
+        is given away, or that the move goes back."""
+        try_to_save(store.load(self.record.name), self.record.name)
+        for folder in (paths.OPERATIONS_DIR, paths.CLAIMS_DIR, paths.MOVES_DIR):
+            try_to_write(folder, _RECORD_BYTES)
 
     def _copy(self) -> None:
         if not self.move.is_live:
@@ -418,6 +446,7 @@ class SourceWork:
 
     def _send(self) -> None:
         """Record that it is begun, then begin to send the guest's memory."""
+        self._try_files()
         self._prepare_if_shared()
         machine, asker = self.prepared.machine, self._connected()
         if machine is None:
