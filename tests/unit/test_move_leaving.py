@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from uuid import UUID
 import pytest
 
 from brine.common import operation, paths
+from brine.common.errors import BrineError
 from brine.common.operation import AnswerState, OperationKind, StepAnswer
 from brine.instance import store
-from brine.moves import channel, leaving, records, source_service
+from brine.moves import channel, leaving, records, source_service, step_commands
 from brine.moves.move_key import MoveKey
 from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep
@@ -216,3 +218,45 @@ def test_on_a_full_disk_a_move_goes_neither_on_nor_back(
         work.step()
     spec = store.load("web1")
     assert (spec.node, spec.claim_serial) == ("n2", 2)
+
+
+def test_a_move_ends_without_a_master(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(_name: str) -> None:
+        with node.working() as process:
+            process.step()
+
+    monkeypatch.setattr(step_commands, "begin_unit", work)
+    monkeypatch.setattr(step_commands, "_LOOK_S", 0.0)
+    monkeypatch.setattr(step_commands, "log_to_journal", lambda _program: None)
+    arguments = Namespace(name="web1", json=False, source_ended=False)
+    with pytest.raises(BrineError, match="no move"):
+        step_commands.cancel(arguments)
+    node.asked("stop")
+    with pytest.raises(store.InstanceError), store.alone("web1"):
+        pass
+    with pytest.raises(BrineError, match="away from"):
+        step_commands.drop(arguments)
+    assert step_commands.cancel(arguments) == 0
+    assert "has ended" in capsys.readouterr().out
+    with store.alone("web1"):
+        pass
+    # A master that comes back hears of it.
+    assert node.asked("copy").state is AnswerState.FAILED
+    assert node.asked("cancel").state is AnswerState.DONE
+
+
+def test_a_target_drops_a_move_only_once_its_source_has_ended(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    come = TargetMove(MOVE_ID, "web1", "n0", 1, is_live=False, copies=False, runs=False)
+    record = records.begin(come, node.uuid, {}, keeps_out="")
+    monkeypatch.setattr(step_commands, "begin_unit", lambda _name: records.end(record))
+    monkeypatch.setattr(step_commands, "_LOOK_S", 0.0)
+    monkeypatch.setattr(step_commands, "log_to_journal", lambda _program: None)
+    arguments = Namespace(name="web1", json=False, source_ended=False)
+    with pytest.raises(BrineError, match="must have ended on n0"):
+        step_commands.drop(arguments)
+    arguments.source_ended = True
+    assert step_commands.drop(arguments) == 0

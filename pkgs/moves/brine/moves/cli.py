@@ -33,5 +33,13 @@ def add_move_verbs(verbs: Any) -> None:
     listing = add_verb(verbs, "list", f"{commands}:list_moves", text)
     text = "go on with the moves that a crash of this node interrupted"
     resume = add_verb(verbs, "resume", f"{commands}:resume", text)
-    for each in (step, offer, check, listing, resume):
+    text = "have a move away from this node go back, if no master asks for that any more"
+    cancel = add_verb(verbs, "cancel", f"{commands}:cancel", text)
+    text = "remove what was made here for a move that has ended on its source"
+    drop = add_verb(verbs, "drop", f"{commands}:drop", text)
+    text = "that node's brine move list does not have this move any more"
+    drop.add_argument("--source-ended", action="store_true", help=text)
+    for each in (cancel, drop):
+        each.add_argument("name", metavar="INSTANCE", type=instance_name)
+    for each in (step, offer, check, listing, resume, cancel, drop):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -1,5 +1,5 @@
-"""``brine move step``, ``offer``, ``list`` and ``resume``: how the master asks a node, and a node
-goes on by itself."""
+"""The verbs of ``brine move`` on a node: how the master asks for steps, how a node goes on,
+and how an administrator ends a move whose master is lost."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import argparse
 import json
 import os
 import sys
+import time
 from typing import Any
 
 from brine.common import operation
 from brine.common.cli import print_json, print_table
-from brine.common.errors import BrineError, tell_error
+from brine.common.errors import BrineError, tell_error, warn
 from brine.common.operation import AnswerState, StepAnswer
 from brine.common.process import run_bounded
 from brine.instance.messages import log_to_journal
@@ -23,6 +24,7 @@ from brine.moves.target import TargetStep
 
 _LARGEST = 16 * 1024 * 1024
 _START_S = 90.0
+_LOOK_S = 0.5
 
 OFFER = "offer"
 """The step of the source that only reads: its answer's *found* is the offer."""
@@ -149,3 +151,51 @@ def resume(arguments: argparse.Namespace) -> int:
         print_json(done)
     operation.remove_unfinished()
     return 1 if any(one["error"] for one in done) else 0
+
+
+def cancel(arguments: argparse.Namespace) -> int:
+    """``brine move cancel``."""
+    record = _pending(arguments.name)
+    record.as_source()
+    return _done_here(record, SourceStep.CANCEL, json_wanted=arguments.json)
+
+
+def drop(arguments: argparse.Namespace) -> int:
+    """``brine move drop``."""
+    record = _pending(arguments.name)
+    source = record.as_target().source
+    if not arguments.source_ended:
+        # This node may hold the guest, and its source be about to give the claim away.
+        text = f"{record.name}: the move must have ended on {source} before"
+        hint = f"on {source}: brine move cancel {record.name}; then here, with --source-ended"
+        raise BrineError(text, hint=hint)
+    return _done_here(record, TargetStep.DROP, json_wanted=arguments.json)
+
+
+def _pending(name: str) -> MoveRecord:
+    if record := records.find(name):
+        return record
+    raise BrineError(f"{name}: no move of it is pending here", hint="brine move list shows all")
+
+
+def _done_here(record: MoveRecord, step: SourceStep | TargetStep, *, json_wanted: bool) -> int:
+    """Do a step that the master would ask for, and wait for its end.
+
+    :raises BrineError: if it can't be done any more.
+    """
+    log_to_journal("brine")
+    facts = {"instance": record.name, "uuid": record.uuid, "serial": record.move.serial}
+    asked, told = AskedStep(f"{record.move.id}-0", step.value, facts), ""
+    while (answer := _answer(asked)).state is AnswerState.RUNNING:
+        fault = str(answer.found.get("fault") or "")
+        if fault and fault != told:
+            warn(f"{record.name}: {fault}")
+            told = fault
+        time.sleep(_LOOK_S)
+    if answer.state is AnswerState.FAILED:
+        raise BrineError(f"{record.name}: its move goes on: {answer.error}")
+    if json_wanted:
+        print_json({"instance": record.name, "id": record.move.id})
+    else:
+        print(f"{record.name}: its move has ended on this node")
+    return 0
