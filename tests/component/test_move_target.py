@@ -19,6 +19,7 @@ from brine.instance import store
 from brine.instance.node_facts import NodeFacts
 from brine.moves import arriving, records, target_service
 from brine.moves.incoming import Incoming
+from brine.moves.migration import MoveError
 from brine.moves.records import AskedStep
 from brine.moves.target import TargetMove
 from brine.moves.target_service import TargetWork
@@ -178,6 +179,29 @@ def test_what_is_claimed_goes_forward_without_its_qemu(
     assert store.load(NAME).claim_serial == 2
     assert world.told(GO)["word"] == "runs"
     assert world.started == ["is ready", NAME]
+
+
+def test_a_qemu_that_can_not_run_the_guest_is_given_up(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a minute it is asked again."""
+
+    def refuses(self: Incoming) -> bool:
+        raise MoveError(f"{self.name}: can't go on here")
+
+    world.pair.run("await_received")
+    assert world.told({"told": "hold"})["word"] == "held"
+    monkeypatch.setattr(Incoming, "go", refuses)
+    with pytest.raises(MoveError, match="can't go on here"):
+        world.told(GO)
+    assert world.pair.b.is_alive()
+    assert not world.started
+    monkeypatch.setattr(target_service, "CONTINUES_S", 0.0)
+    assert world.told(GO)["word"] == "runs"
+    assert not world.pair.b.is_alive()
+    assert world.started == [NAME]
+    assert store.load(NAME).claim_serial == 2
+    assert world.told({"told": "cleared"}) == {"word": "done"}
 
 
 DROPS = [(Incoming, "quit"), (arriving, "remove_all"), (store, "remove"), (records, "note_end")]

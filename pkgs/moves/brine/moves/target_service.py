@@ -56,6 +56,8 @@ from brine.vm.spec import AdminState
 
 log = logging.getLogger(__name__)
 
+CONTINUES_S = 60.0
+"""How long a QEMU that can't run the guest that it has is asked to do so."""
 _POLL_S = 0.2
 _RETRY_S = 2.0
 
@@ -223,6 +225,7 @@ class TargetWork:
         self._files = FileServer(str(record.facts["target_address"]), copy_key(record.name))
         self._awaits_memory = False
         self._is_routed = False
+        self._continues_until = 0.0
         self._is_whole = not self._units
         self._status = MoverStatus(record.move.id)
         self.name = record.name
@@ -565,7 +568,18 @@ class TargetWork:
         arriving.route(self.name)
         self._is_routed = True
         has_arrived(self.name)
-        self.incoming.go()
+        try:
+            self.incoming.go()
+        except QemuGoneError:
+            raise
+        except MoveError as error:
+            now = time.monotonic()
+            self._continues_until = self._continues_until or now + CONTINUES_S
+            if now < self._continues_until:
+                raise
+            log.warning("%s; its memory is given up, and it is started anew", printable(str(error)))
+            self._start()
+            return
         arriving.announce_routes(self.name)
 
     def _start(self) -> None:
