@@ -15,8 +15,9 @@ from brine.common.operation import AnswerState
 from brine.instance import store
 from brine.instance.node_facts import NodeFacts
 from brine.instance.observe import look
+from brine.instance.store import InstanceError
 from brine.instance.validate import completed
-from brine.moves import named_files, records, source_service, target_service
+from brine.moves import arriving, named_files, records, source_service, target_service
 from brine.moves.offer import state_of
 from brine.moves.offered import ReceivedOffer
 from brine.moves.records import AskedStep
@@ -173,3 +174,10 @@ def test_what_an_earlier_move_has_left_is_dropped_before_a_later_one_is_prepared
     found = records.find("web1")
     assert found
     assert (found.move.id, found.facts.get("fate")) == ("0176", fate or "drop")
+
+
+def test_volumes_are_open_before_the_last_flush(own_node: Path) -> None:
+    """The kernel tells an error of writing once, and only to those that have the file open."""
+    spec = completed(SPEC | {"disks": [{"path": f"{own_node}/missing"}]})
+    with pytest.raises(InstanceError), arriving.synced(spec, {spec.disks[0].uuid}):
+        pytest.fail("it is flushed before")

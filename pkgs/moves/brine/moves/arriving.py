@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -119,21 +119,30 @@ def start_waiting(offer: ReceivedOffer, spec: Spec) -> None:
     forget_awaited(spec.name)  # of a start that was underway already, after a kill
 
 
-def sync(spec: Spec, uuids: Mapping[str, str]) -> None:
-    """Have the volumes of an instance survive a loss of power.
+@contextmanager
+def synced(spec: Spec, uuids: Container[str]) -> Iterator[None]:
+    """Have the volumes of an instance survive a loss of power, with all that the block has written.
+
+    They are opened before the block: of an error of writing that the kernel has told to one
+    program, those that open the file later hear nothing.
 
     :param uuids: of their disks.
+    :raises InstanceError: if one has not been written.
     """
-    for disk in spec.disks:
-        if disk.uuid not in uuids:
-            continue
-        for path in (disk.path, *(one.path for one in disk.layers())):
+    with ExitStack() as stack:
+        found: list[tuple[str, int]] = []
+        for disk in spec.disks:
+            if disk.uuid not in uuids:
+                continue
+            for path in (disk.path, *(one.path for one in disk.layers())):
+                with telling(spec.name, f"{path}: can't be synced"):
+                    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                stack.callback(os.close, descriptor)
+                found.append((path, descriptor))
+        yield
+        for path, descriptor in found:
             with telling(spec.name, f"{path}: can't be synced"):
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+                os.fsync(descriptor)
 
 
 def route(name: str) -> None:

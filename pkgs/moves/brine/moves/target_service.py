@@ -556,9 +556,9 @@ class TargetWork:
     def _sync(self) -> None:
         if not self.move.copies:
             return
-        if self.move.is_live:
-            self.incoming.flush()
-        arriving.sync(store.load(self.name), self._units)
+        with arriving.synced(store.load(self.name), self._units):
+            if self.move.is_live:
+                self.incoming.flush()
 
     def _take(self) -> None:
         """Take the claim, durably."""
