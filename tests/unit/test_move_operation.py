@@ -234,3 +234,12 @@ def test_wishes_that_are_none_are_refused(command: Callable[..., Any], wishes: s
         command("move", "begin", "web1", "--to", "n2", "--wishes", wishes)
     assert left.value.code == 2
     assert operation.pending() == []
+
+
+def test_a_record_of_a_move_that_can_not_be_read_is_named(store: ConfigStore) -> None:
+    name, to = the_instance(store).name, node_of(store, other=True)
+    identity = begin_move(name, to)
+    file = paths.OPERATIONS_DIR / f"{identity}.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 99}))
+    with pytest.raises(OperationError, match="newer Brine"):
+        begin_move(name, to)

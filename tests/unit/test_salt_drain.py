@@ -32,6 +32,8 @@ class Fleet(Nodes):
     :ivar away: how many more questions a node that reboots does not hear.
     :ivar no_spec: by node, the fault of an instance that runs there without a spec.
     :ivar old_kernel: a node that boots the kernel it had.
+    :ivar broken_by_upgrade: nodes whose upgrade ends a daemon for good.
+    :ivar mute: nodes whose health is not known.
     """
 
     def __init__(self, store: ConfigStore) -> None:
@@ -46,6 +48,8 @@ class Fleet(Nodes):
         self.upgraded: list[str] = []
         self.no_spec: dict[str, str] = {}
         self.old_kernel = ""
+        self.broken_by_upgrade: set[str] = set()
+        self.mute: set[str] = set()
         self.together: threading.Barrier | None = None
         self._alone = threading.Lock()
 
@@ -61,7 +65,7 @@ class Fleet(Nodes):
             "brine.node_facts": self._facts,
             "brine.node_state": self._state,
             "brine.ask": self._asked,
-            "brine.health": lambda _: {"serial": {"said": self.store.read().cluster.serial_no}},
+            "brine.health": self._health,
             "pkg.upgrade": self._upgrade,
             "system.reboot": self._reboot,
         }
@@ -129,8 +133,13 @@ class Fleet(Nodes):
     def _state(self, node: str) -> Any:
         kernel = "6.2" if self.boots[node] and node != self.old_kernel else "6.1"
         newest = "6.2" if node in self.upgraded else "6.1"
-        names = {"daemons": ["brine-kvmd.service"], "failed": []}
+        is_broken = node in self.upgraded and node in self.broken_by_upgrade
+        names = {"daemons": [] if is_broken else ["brine-kvmd.service"], "failed": []}
         return {"boot_id": f"{self.boots[node]}", "kernel": kernel, "newest": newest, **names}
+
+    def _health(self, node: str) -> Any:
+        known = {"serial": {"said": self.store.read().cluster.serial_no}}
+        return known if node not in self.mute else "an exception"
 
     def _upgrade(self, node: str, refresh: bool, dist_upgrade: bool) -> Any:
         assert refresh
@@ -376,3 +385,33 @@ def test_what_has_come_before_a_node_is_marked_leaves_it_too_and_comes_home(
     monkeypatch.setattr(runner, "_mark", mark)
     assert {*runner.drain("node2")["moved"]} == {I2}
     assert {*runner.fill("node2")["moved"]} == {I2}
+
+
+def test_a_node_that_a_person_has_drained_is_not_rebooted(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "_WELL_S", -1)
+    assert runner.drain("node2")["comment"] == "node2: 1 instances have moved"
+    told = runner.reboot("node*", upgrade=True)
+    assert (told["result"], told["left_out"]) == (True, [N1, N2])
+    assert nodes.boots == {N1: 0, N2: 0, N3: 1}
+    assert the_node(store, N2).drained
+    assert "drained" in runner.reboot("node2")["comment"]
+    nodes.stuck = dict.fromkeys((I1, I2, I3, I4), "it has a USB stick")
+    assert runner.undrain("node2")["comment"] == "node2 takes instances again"
+    assert runner.reboot("node3", upgrade=True)["result"] is False  # it stays drained by that
+    nodes.stuck = {}
+    assert (
+        runner.reboot("node3", upgrade=True)["result"] is True
+    )  # its own mark does not leave it out
+
+
+@pytest.mark.parametrize("what", ["broken_by_upgrade", "mute"])
+def test_a_node_whose_upgrade_has_ended_a_daemon_or_whose_health_is_unknown_is_in_doubt(
+    runner: ModuleType, nodes: Fleet, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(runner, "_WELL_S", -1)
+    getattr(nodes, what).add(N2)
+    told = runner.reboot("node2,node3", upgrade=True)
+    assert (told["result"], told["left"]) == (False, [N2, N3])
+    assert ("no longer active" if what != "mute" else "health is not known") in told["comment"]

@@ -32,6 +32,7 @@ import contextlib
 import contextvars
 import fcntl
 import fnmatch
+import functools
 import hashlib
 import json
 import logging
@@ -543,6 +544,7 @@ def _migrate(
     the pending one) and ``notes`` (lines).
     """
     known: Result = {"instance": name}
+    identity = ""
     try:
         _expect_master()
         found = _instance_of(name)
@@ -567,6 +569,7 @@ def _migrate(
         notes = [*told.pop("notes", []), *([note] if note else [])]
         return {**known, **told, **({"notes": notes} if notes else {})}
     except _RefusedError as error:
+        known |= {"operation": identity} if identity else {}
         return {"result": False, "comment": str(error), **known}
 
 
@@ -936,7 +939,8 @@ def drain(
         salt-run brine.drain kvm1 to=kvm2 cold=True
     """
     question = {"verb": "drain", "nodes": [str(node)], "to": str(to or ""), "jobs": int(jobs)}
-    return _verb_done(lambda: _drained(question, cold=cold, test=test, timeout=timeout), test)
+    done = functools.partial(_drained, question, cold=cold, test=test, timeout=timeout)
+    return _verb_done(str(node), done, test)
 
 
 def fill(
@@ -953,7 +957,8 @@ def fill(
         salt-run brine.fill kvm1
     """
     question = {"verb": "fill", "nodes": [str(node)], "jobs": int(jobs)}
-    return _verb_done(lambda: _filled(question, cold=cold, test=test, timeout=timeout), test)
+    done = functools.partial(_filled, question, cold=cold, test=test, timeout=timeout)
+    return _verb_done(str(node), done, test)
 
 
 def undrain(node: str, timeout: int | None = None) -> Result:
@@ -969,7 +974,7 @@ def undrain(node: str, timeout: int | None = None) -> Result:
         _mark("undrained", [str(node)])
         return {}
 
-    return _verb_done(done, False)
+    return _verb_done(str(node), done, False)
 
 
 def reboot(
@@ -992,8 +997,8 @@ def reboot(
     failed that had not before, its kernel is the newest one that is installed, and the states
     ``brine`` have given it the configuration. At the first doubt, all stops as it is: the result
     says why. Run it again, without nodes, to go on with the step that it has stopped at; also if it
-    was killed, or the master has rebooted. The cluster's master, and nodes that are offline, are
-    left out.
+    was killed, or the master has rebooted. The cluster's master, and nodes that are offline or
+    drained, are left out, and named.
 
     :param nodes: names, or a pattern of names, as ``kvm*``. None goes on with what has begun.
     :param upgrade: upgrade all packages, with ``pkg.upgrade``, before the reboot.
@@ -1012,6 +1017,7 @@ def reboot(
         salt-run brine.reboot
     """
     try:
+        left_out: list[str] = []
         with _locked("reboot"):
             if abort:
                 if test:
@@ -1022,7 +1028,8 @@ def reboot(
             if test and now["step"] and not nodes:
                 return _reboot_plan(now["left"], [], now["wanted"]["batch"], timeout)
             if nodes or not now["step"]:
-                names, left_out = _to_reboot(nodes)
+                begun = now["wanted"]["nodes"] if now["step"] else []
+                names, left_out = _to_reboot(nodes, begun)
                 if test:
                     return _reboot_plan(names, left_out, int(batch), timeout)
                 if now["step"] and now["wanted"]["nodes"] != names:
@@ -1032,7 +1039,7 @@ def reboot(
                     wanted = {"nodes": names, "batch": int(batch), "upgrade": bool(upgrade)}
                     wanted |= {"cold": bool(cold), "jobs": int(jobs)}
                     now = _reboot_step("begin", wanted)
-            return _rebooted(now, int(boot_timeout), timeout)
+            return _rebooted(now, int(boot_timeout), timeout, left_out)
     except BlockingIOError:
         return _ended(False, "another brine.reboot is at work")
     except _RefusedError as error:
@@ -1042,7 +1049,7 @@ def reboot(
 # Nodes that are emptied and filled. brine-cluster decides; this asks the nodes.
 
 
-def _verb_done(done: Callable[[], Result], test: bool) -> Result:
+def _verb_done(node: str, done: Callable[[], Result], test: bool) -> Result:
     try:
         _expect_master()
         told = done()
@@ -1053,7 +1060,8 @@ def _verb_done(done: Callable[[], Result], test: bool) -> Result:
     except _RefusedError as error:
         return _ended(False, str(error))
     moved, failed = told.get("moved", {}), told.get("failed", {})
-    comment = f"{len(moved)} instances {'would move' if test else 'have moved'}"
+    comment = f"{node}: {len(moved)} instances {'would move' if test else 'have moved'}"
+    comment = comment if "moved" in told else f"{node} takes instances again"
     comment += f", and {len(failed)} can't" if failed else ""
     return _ended(not failed, comment, **told, not_redistributed=undone)
 
@@ -1178,12 +1186,19 @@ def _move_done(move: Result, cold: bool, how: Result) -> dict[str, str]:
 # Nodes that are rebooted.
 
 
-def _to_reboot(nodes: str | list[str] | None) -> tuple[list[str], list[str]]:
-    """The nodes that a pattern names, and those of them that are left out."""
+def _to_reboot(
+    nodes: str | list[str] | None, begun: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """The nodes that a pattern names, and those of them that are left out, as their reboot would
+    take away what a person has set.
+
+    :param begun: nodes of a reboot that is pending, which drains them itself.
+    """
     if not nodes:
         raise _RefusedError("no reboot is pending: say which nodes, such as 'kvm*'")
     patterns = nodes if isinstance(nodes, list) else str(nodes).split(",")
     known, master = _nodes(), _config(f"/nodes/{_config('/cluster/master_node')}/name")
+    drained = {one["name"] for one in _all_nodes() if one.get("drained")} - {*begun}
     found = [
         name
         for name in sorted(known)
@@ -1193,10 +1208,11 @@ def _to_reboot(nodes: str | list[str] | None) -> tuple[list[str], list[str]]:
             for each in (name, name.partition(".")[0])
         )
     ]
-    chosen = [name for name in found if not known[name] and name != master]
+    chosen = [name for name in found if not known[name] and name not in (master, *drained)]
     if not chosen:
         text = f"{_printable(nodes)} names no node that could be rebooted"
-        raise _RefusedError(f"{text}: the master, {master}, and offline nodes are left out")
+        why = f"the master, {master}, and nodes that are offline or drained are left out"
+        raise _RefusedError(f"{text}: {why}")
     return chosen, [name for name in found if name not in chosen]
 
 
@@ -1222,7 +1238,9 @@ def _reboot_plan(
     return _ended(True, comment, batches=batches, left_out=left_out)
 
 
-def _rebooted(now: Result, boot_timeout_s: int, timeout: int | None) -> Result:
+def _rebooted(
+    now: Result, boot_timeout_s: int, timeout: int | None, left_out: Sequence[str]
+) -> Result:
     """Do what follows, until all nodes are rebooted, or something is in doubt."""
     carry = {
         "choose": _choose,
@@ -1247,8 +1265,8 @@ def _rebooted(now: Result, boot_timeout_s: int, timeout: int | None) -> Result:
             names = ", ".join(step["facts"]["nodes"])
             comment = f"stopped at the step {step['step']} of {names}: {doubt}"
             hint = "salt-run brine.reboot goes on with this step; abort=True forgets the rest"
-            return _ended(False, comment, hint=hint, left=now["left"])
-    return _ended(True, f"rebooted: {', '.join(wanted['nodes'])}")
+            return _ended(False, comment, hint=hint, left=now["left"], left_out=left_out)
+    return _ended(True, f"rebooted: {', '.join(wanted['nodes'])}", left_out=left_out)
 
 
 def _choose(facts: Result, wanted: Result) -> Result:
@@ -1256,27 +1274,32 @@ def _choose(facts: Result, wanted: Result) -> Result:
     planned = _plan(question, wanted["timeout"])
     if not planned["nodes"]:
         stays = [f"{one['instance']}: {one['why']}" for one in planned["stays"] if one["is_fault"]]
-        raise _RefusedError("; ".join(stays) or "no node can be emptied")
+        text = f"the guests of {facts['nodes'][0]} have no place on other nodes"
+        raise _RefusedError("; ".join(stays) or text)
     return {"nodes": planned["nodes"]}
 
 
 def _drain_batch(facts: Result, wanted: Result) -> Result:
-    question = {"verb": "drain", "nodes": facts["nodes"], "jobs": wanted["jobs"]}
+    names = facts["nodes"]
+    states = _execute("brine.node_state", names, [], timeout=wanted["timeout"])
+    _expect_objects(names, states, "its state is not known")
+    question = {"verb": "drain", "nodes": names, "jobs": wanted["jobs"]}
     told = _drained(question, cold=wanted["cold"], test=False, timeout=wanted["timeout"])
-    return _without_failures(told)
+    _expect_no_failures(told)
+    return {"before": {name: states[name] for name in names}}
 
 
 def _fill_batch(facts: Result, wanted: Result) -> Result:
     question = {"verb": "fill", "nodes": facts["nodes"], "jobs": wanted["jobs"]}
     told = _filled(question, cold=wanted["cold"], test=False, timeout=wanted["timeout"])
     _changes_redistributed(wanted["timeout"])
-    return _without_failures(told)
+    _expect_no_failures(told)
+    return {}
 
 
-def _without_failures(told: Result) -> Result:
+def _expect_no_failures(told: Result) -> None:
     if told["failed"]:
         raise _RefusedError("; ".join(f"{name}: {why}" for name, why in told["failed"].items()))
-    return {}
 
 
 def _upgrade(facts: Result, wanted: Result) -> Result:
@@ -1346,6 +1369,11 @@ def _check(facts: Result, wanted: Result) -> Result:
                 name: f"serial {serial}; this host has {done['serial']}"
                 for name, serial in serials.items()
                 if isinstance(serial, int) and serial < done["serial"]
+            }
+            wrong |= {
+                name: f"its health is not known: {_printable(answers.get(name, 'no answer'))}"
+                for name in names
+                if not isinstance(answers.get(name), dict)
             }
         if not wrong:
             return {}

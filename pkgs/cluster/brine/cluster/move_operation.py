@@ -173,6 +173,8 @@ def _continued(record: Operation, instance: str, to: str) -> str:
 
     :raises OperationError: unless it is to this node.
     """
+    if record.state is OperationState.UNKNOWN:
+        raise operation.waiting_error(record)
     target = record.facts.get("target")
     if target == to:
         return record.id

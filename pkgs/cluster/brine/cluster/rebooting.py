@@ -4,8 +4,8 @@ It is one operation of the master (:mod:`brine.common.operation`). Its record de
 for next, and so it goes on after the master's death. For each batch of nodes::
 
     choose    which nodes are next: as many as the others can hold the guests of
-    drain     their guests go elsewhere
-    upgrade   if that is wanted, their packages; their state before the reboot is looked at
+    drain     their state is looked at: what is well there; their guests go elsewhere
+    upgrade   if that is wanted, their packages; the kernel that they boot next is looked at
     reboot    until each has another boot id; never while a guest runs there
     check     daemons, kernel and configuration are as they should be
     fill      their guests come home
@@ -17,7 +17,7 @@ is asked for again, by the next call, and the record says why.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -98,8 +98,14 @@ def following_reboot(record: Operation) -> Following:
     facts: Facts = dict(last.facts)
     if step is RebootStep.CHOOSE:
         facts = {"nodes": [str(one) for one in found["nodes"]]}
-    elif step is RebootStep.UPGRADE:
+    elif step is RebootStep.DRAIN and "before" in found:
         facts["before"] = found["before"]
+    elif step is RebootStep.UPGRADE:
+        former = facts.get("before", {})  # its drain was answered to an earlier version without
+        facts["before"] = {
+            node: BootState.of(state).after_upgrade_of(former.get(node)).facts()
+            for node, state in found["before"].items()
+        }
     return _asked(_ORDER[_ORDER.index(step) + 1], facts)
 
 
@@ -147,7 +153,7 @@ def expect_found(step: Step, found: Facts) -> None:
     is_some = isinstance(nodes, list) and nodes and {*map(str, nodes)} <= {*step.facts["nodes"]}
     if step.name == RebootStep.CHOOSE and not is_some:
         raise OperationError(f"no nodes of the step: {nodes!r:.200}")
-    if step.name == RebootStep.UPGRADE:
+    if step.name == RebootStep.UPGRADE or (step.name == RebootStep.DRAIN and found):
         if not isinstance(before, dict) or {*before} != {*step.facts["nodes"]}:
             raise OperationError(f"no states of the step's nodes: {before!r:.200}")
         for state in before.values():
@@ -190,6 +196,16 @@ class BootState:
         return cls(
             boot_id=texts["boot_id"], kernel=texts["kernel"], newest=texts["newest"], **names
         )
+
+    def after_upgrade_of(self, former: Any) -> BootState:
+        """It, with the units as they were before an upgrade, which may have broken some.
+
+        :param former: the node's answer of that time; None if there is none.
+        """
+        if former is None:
+            return self
+        before = BootState.of(former)
+        return replace(self, daemons=before.daemons, failed=before.failed)
 
     def facts(self) -> Facts:
         return {**asdict(self), "daemons": [*self.daemons], "failed": [*self.failed]}
