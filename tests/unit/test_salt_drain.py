@@ -344,7 +344,7 @@ def test_moves_that_are_pending_go_on_before_a_drain_and_a_fill(
     home = N1 if I3 in at[N1] else N2
     nodes.failing = N2
     other = N2 if home == N1 else N1
-    assert runner._migrate(I3, other, patience_s=-1)["operation"]
+    assert runner._migrate(I3, other, patience_s=-1, spent=set())["operation"]
     nodes.failing = ""
     told = runner.fill("node3")
     assert (told["result"], told["moved"][I3], operation.pending()) == (True, N3, [])
@@ -415,3 +415,17 @@ def test_a_node_whose_upgrade_has_ended_a_daemon_or_whose_health_is_unknown_is_i
     told = runner.reboot("node2,node3", upgrade=True)
     assert (told["result"], told["left"]) == (False, [N2, N3])
     assert ("no longer active" if what != "mute" else "health is not known") in told["comment"]
+
+
+def test_a_fill_brings_home_what_drains_have_moved_and_nothing_that_a_person_has(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    assert runner.drain("node2", to="node3")["moved"] == {I2: N3}
+    assert {*runner.drain("node3", to="node1")["moved"]} == {I2, I3}
+    assert runner.fill("node3")["moved"] == {I3: N3}
+    assert runner.fill("node2")["moved"] == {I2: N2}
+    assert runner.drain("node2", to="node3")["moved"] == {I2: N3}
+    assert runner.migrate(I2, to="node1")["result"]
+    told = runner.fill("node2")
+    assert (told["result"], told.get("moved"), the_node(store, N2).drained) == (True, None, False)
+    assert I2 in nodes.running(N1)

@@ -561,7 +561,9 @@ def _migrate(
         known |= {"target": to}
         if not pending and spent is None:
             _expect_mover(to, timeout)
-        begin = ["begin", found["name"], "--to", to, *(["--cold"] if cold else [])]
+        # A drain and a fill have it: what they move has its home where it was.
+        flags = {"--cold": cold, "--keeps-home": spent is not None}
+        begin = ["begin", found["name"], "--to", to, *(key for key, one in flags.items() if one)]
         given = {key: one for key, one in (wishes or {}).items() if one not in (None, False)}
         identity = _move(*begin, "--wishes", json.dumps(given))["id"]
         with _cluster_locks(found["name"], [found["node"], to], tell, locks) as note:

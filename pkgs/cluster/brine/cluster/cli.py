@@ -58,6 +58,8 @@ def add_move_verbs(verbs: Any) -> None:
     begin.add_argument("--cold", action="store_true", help="stop a guest that runs for the move")
     text = "JSON: auto_converge, max_downtime_ms, rate (bytes a second), plaintext"
     begin.add_argument("--wishes", metavar="JSON", default="{}", help=text)
+    text = "a later fill brings it home, if a drain has moved it away"
+    begin.add_argument("--keeps-home", action="store_true", help=text)
     text = "show how far a move is, and which node is to be asked for what"
     following = add_verb(verbs, "next", f"{commands}:tell_next", text)
     text = "take a node's answer, from standard input; show what follows"

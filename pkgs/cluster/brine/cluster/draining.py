@@ -353,13 +353,17 @@ def with_drained(configuration: Configuration, node: str, uuids: Iterable[str]) 
     The master is not marked, as Ganeti has it, so that it stays the master. The record of a former
     drain goes.
 
-    :param uuids: of the instances that leave it.
+    :param uuids: of the instances that leave it. One that a drain has moved here from another node
+        has its home there still.
     """
     old = configuration.node(node)
+    of_others = {
+        tag for one in configuration.nodes.values() if one.uuid != old.uuid for tag in one.tags
+    }
     is_master = configuration.cluster.master_node == old.uuid
     goes_on = old.drained or is_master
     kept = [one for one in old.tags if goes_on or not one.startswith(HOME_TAG)]
-    kept += [f"{HOME_TAG}{one}" for one in uuids]
+    kept += [tag for one in uuids if (tag := f"{HOME_TAG}{one}") not in of_others]
     if old.master_candidate and not is_master:
         kept.append(CANDIDATE_TAG)
     new = dataclasses.replace(
@@ -450,6 +454,16 @@ def with_home(configuration: Configuration, node: str) -> Configuration:
     """The configuration whose record of a node has only those that are not at home yet."""
     old = configuration.node(node)
     return _with_node(configuration, dataclasses.replace(old, tags=[*_away(configuration, old)]))
+
+
+def without_home(configuration: Configuration, uuid: str) -> Configuration:
+    """The configuration in which no node is recorded as the home of an instance: it was moved for
+    itself, and stays where it is."""
+    tag = f"{HOME_TAG}{uuid}"
+    for old in [one for one in configuration.nodes.values() if tag in one.tags]:
+        new = dataclasses.replace(old, tags=[one for one in old.tags if one != tag])
+        configuration = _with_node(configuration, new)
+    return configuration
 
 
 def _away(configuration: Configuration, node: Node) -> Iterator[str]:

@@ -29,7 +29,13 @@ _ANSWER_HINT = "the answer of brine move step"
 def begin(arguments: argparse.Namespace) -> int:
     """``brine move begin``."""
     wishes = parse_wishes(arguments.wishes)
-    identity = begin_move(arguments.name, arguments.to, cold=arguments.cold, wishes=asdict(wishes))
+    identity = begin_move(
+        arguments.name,
+        arguments.to,
+        cold=arguments.cold,
+        wishes=asdict(wishes),
+        keeps_home=arguments.keeps_home,
+    )
     print(json.dumps({"id": identity}))
     return 0
 

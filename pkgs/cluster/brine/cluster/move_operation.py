@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from brine.cluster.draining import fault_of_target
-from brine.cluster.moves import Move, abandoned, following_step, is_final
+from brine.cluster.draining import fault_of_target, without_home
+from brine.cluster.moves import KEEPS_HOME, Move, abandoned, following_step, is_final
 from brine.common import operation, paths
 from brine.common.operation import (
     Facts,
@@ -58,13 +58,22 @@ class MoveStatus:
         return {**known, "waits_for": self.waits_for, "step": named}
 
 
-def begin_move(instance: str, to: str, *, cold: bool = False, wishes: Facts | None = None) -> str:
+def begin_move(
+    instance: str,
+    to: str,
+    *,
+    cold: bool = False,
+    wishes: Facts | None = None,
+    keeps_home: bool = False,
+) -> str:
     """Record a move, of which nothing is asked yet; returns the operation's id. One to the same
     node that is pending goes on.
 
     :param instance: its name, short name or UUID, and *to* is that of the target.
     :param cold: a guest that runs is stopped for the move.
     :param wishes: see :class:`brine.cluster.moves.Move`.
+    :param keeps_home: a later fill brings it home, if a drain has moved it away; otherwise its new
+        node is its home.
     :raises ConfigError: if the configuration has no such instance or node, if it is there already,
         or if the node takes none.
     :raises OperationError: if another move of the instance is pending.
@@ -92,7 +101,8 @@ def begin_move(instance: str, to: str, *, cold: bool = False, wishes: Facts | No
             cold,
             wishes or {},
         )
-        with operation.begin(MOVE, move_key(found.name), facts=move.facts()) as work:
+        facts = move.facts() | {KEEPS_HOME: keeps_home}
+        with operation.begin(MOVE, move_key(found.name), facts=facts) as work:
             pass
     return work.record.id
 
@@ -207,7 +217,10 @@ def _follow(facts: Facts) -> None:
         new = replace(old, primary_node=to, secondary_nodes=others, tags=tags)
         instances = {**current.instances, new.uuid: new}
         disks = {**current.disks, **disks}
-        writer.write(replace(current, instances=instances, disks=disks), moved=old.name)
+        followed = replace(current, instances=instances, disks=disks)
+        if not facts.get(KEEPS_HOME):
+            followed = without_home(followed, new.uuid)
+        writer.write(followed, moved=old.name)
 
 
 MOVE = OperationKind("move", {"follow": _follow}, following=following_step)

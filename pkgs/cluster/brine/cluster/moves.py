@@ -44,6 +44,9 @@ from brine.common.operation import (
 )
 from brine.common.schema import key
 
+KEEPS_HOME = "keeps_home"
+"""A fact of a move's operation: a drain or a fill has it, and its instance's home stays."""
+
 CANDIDATES = "candidates"
 """Stands for all nodes whose confd answers."""
 
@@ -222,7 +225,8 @@ def _asked(state: OperationState, record: Operation, step: MoveStep) -> Followin
     """A step after the offer, with its facts."""
     move, offered = Move.of(record.facts), _found(record, MoveStep.OFFER)
     if step is MoveStep.FOLLOW:
-        return Following(state, (step, move.facts()))
+        keeps_home = {KEEPS_HOME: bool(record.facts.get(KEEPS_HOME))}
+        return Following(state, (step, move.facts() | keeps_home))
     if step is MoveStep.PUBLISH:
         return Following(state, Elsewhere(step, move.facts(), CANDIDATES))
     facts = {**move.facts(), **asdict(Offer.of(offered, cold=move.cold))}
