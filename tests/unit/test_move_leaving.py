@@ -20,7 +20,7 @@ from brine.common.errors import BrineError
 from brine.common.operation import AnswerState, OperationKind, StepAnswer
 from brine.instance import store
 from brine.moves import channel, leaving, records, source_service, step_commands
-from brine.moves.move_key import MoveKey
+from brine.moves.move_key import KeyFolder, MoveKey
 from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep
 from brine.moves.source import SourceMove
@@ -161,6 +161,23 @@ def test_what_a_target_has_prepared_is_read_before_anything_begins(
     answer = node.asked("copy", is_live=True, prepared=sound | lie)
     assert answer.state is AnswerState.FAILED
     assert records.find("web1") is None
+
+
+def test_an_answer_that_lacks_something_is_an_error_of_the_move(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        source_service, "copy_key", lambda _name: KeyFolder(tmp_path / "key", tmp_path)
+    )
+    (tmp_path / "a").write_bytes(bytes(512))
+    disk = Disk(uuid=str(UUID(int=1)), path=f"{tmp_path}/a", unit="default")
+    store.save(replace(store.load("web1"), disks=(disk,)))
+    prepared = node.prepared() | {"disks": {disk.uuid: {"copies": True}}}
+    node.says = {"word": "done"}  # and no port
+    assert node.asked("copy", copies=True, prepared=prepared).state is AnswerState.RUNNING
+    with node.working() as work:
+        assert work.step()
+    assert "can't be read" in node.move().error
 
 
 def test_what_is_removed_is_what_was_copied(
