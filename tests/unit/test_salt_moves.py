@@ -344,9 +344,31 @@ def test_the_locks_are_held_while_a_move_goes_on(
     told = runner.migrate(WEB1, to=N2)
     assert (told["result"], "notes" in told) == (True, False)
     outer, inner, *ends = trace.read_text().splitlines()
-    assert f"--instance {WEB1}" in outer
-    assert f"--shared --node {N1} --node {N2}" in inner
+    assert f"--instance {WEB1} --timeout 300" in outer
+    assert f"--shared --node {N1} --node {N2} --timeout 300" in inner
     assert ends == ["freed", "freed"]
+
+
+def test_a_move_goes_on_without_locks_that_others_keep_and_its_record_says_what_it_waits_for(
+    runner: ModuleType, nodes: Nodes, own_node: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = own_node / "bin/brine"
+    command.parent.mkdir()
+    command.write_text("#!/bin/bash\necho waits for web1 >&2\nread -t 1 </dev/zero\nexit 1\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}:/usr/bin:/bin")
+    lines: list[str] = []
+    texts: list[str] = []
+
+    def look(line: str) -> None:
+        lines.append(line)
+        texts.extend(one.progress.get("text", "") for one in operation.pending())
+
+    told = runner._migrate(WEB1, N2, tell=look)
+    assert told["result"] is True
+    assert "waits for web1" in told["notes"][0]
+    assert "waits for web1" in lines[0]
+    assert any("waits for web1" in text for text in texts)
 
 
 def test_no_secret_is_in_what_a_move_returns(runner: ModuleType, nodes: Nodes) -> None:

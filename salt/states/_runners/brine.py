@@ -566,7 +566,16 @@ def _migrate(
         begin = ["begin", found["name"], "--to", to, *(key for key, one in flags.items() if one)]
         given = {key: one for key, one in (wishes or {}).items() if one not in (None, False)}
         identity = _move(*begin, "--wishes", json.dumps(given))["id"]
-        with _cluster_locks(found["name"], [found["node"], to], tell, locks) as note:
+        status = _move("next", identity)
+
+        def tell_wait(line: str) -> None:
+            tell(line)
+            if status["step"]:  # the move's record shows it
+                _move("answer", stdin=json.dumps(_own_answer(status["step"], line)[0]))
+
+        with _cluster_locks(
+            found["name"], [found["node"], to], tell_wait, locks, patience_s
+        ) as note:
             told = _carried(_move("next", identity), patience_s, timeout, tell, spent)
         notes = [*told.pop("notes", []), *([note] if note else [])]
         return {**known, **told, **({"notes": notes} if notes else {})}
@@ -690,15 +699,19 @@ def _free_mib(facts: Any) -> int:
 
 @contextlib.contextmanager
 def _cluster_locks(
-    name: str, nodes: Collection[str], tell: Callable[[str], None], are_wanted: bool
+    name: str,
+    nodes: Collection[str],
+    tell: Callable[[str], None],
+    are_wanted: bool,
+    patience_s: float,
 ) -> Iterator[str]:
     """Have the lock of an instance, and share those of nodes, for the time of the block; yields a
-    note if ``brine-lockd`` does not grant them. Nothing rests on them: they keep other work from
-    waiting for this."""
+    note if ``brine-lockd`` does not grant them in *patience_s* seconds, each. Nothing rests on
+    them: they keep other work from waiting for this."""
     if not are_wanted:
         yield ""
         return
-    purpose = ["--purpose", f"move of {name}", "--"]
+    purpose = ["--timeout", f"{max(0.0, patience_s):g}", "--purpose", f"move of {name}", "--"]
     shared = [word for node in nodes for word in ("--node", node)]
     command = ["brine", "lock", "run", "--instance", name, *purpose]
     command += ["brine", "lock", "run", "--shared", *shared, *purpose]
