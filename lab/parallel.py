@@ -18,9 +18,11 @@ _LONGEST_FIRST = (
 
 
 def turn_of(nodeid: str) -> int:
-    """When it is a test's turn; those that have the same are left in their order. What is done on
-    Debian's kernel is done at once, by one process. It comes last, when others leave it a processor:
-    guests in an emulated machine would not boot in time beside three other tests."""
+    """When it is a test's turn; those that have the same are left in their order.
+
+    What is done on Debian's kernel is done at once, by one process. It comes last, when others
+    leave it a processor: beside three other tests guests in an emulated machine boot too late.
+    """
     if nodeid.endswith(_ON_DEBIANS_KERNEL):
         return len(_LONGEST_FIRST) + 1
     matches = (turn for turn, start in enumerate(_LONGEST_FIRST) if nodeid.startswith(start))
