@@ -176,3 +176,16 @@ def test_the_master_is_emptied_and_stays_the_master(configuration: Configuration
     assert not node_of(drained, 1).drained
     assert node_of(drained, 1).master_candidate
     assert at_home(drained, node_name(1)) == uuids
+
+
+def test_memory_that_guests_have_not_touched_yet_is_not_free(configuration: Configuration) -> None:
+    first, second, third = map(node_name, (1, 2, 3))
+    known = {one: _MEMORY | {"memory_mib": 8000} for one in (first, second, third)}
+    full = [row(1, memory_mib=7800), row(4, memory_mib=9000, oper="down")]
+    others = {first: full, third: [row(3)]}
+    found = drain_plan(configuration, {second: [row(2)]}, known, others=others)
+    assert where(found) == {instance_name(2): third}
+    away = moved(with_drained(configuration, second, [uuid_of("instance", 2)]), 2, 3)
+    found = fill_plan(away, [second], {third: [row(2)], second: full}, known)
+    assert found.moves == ()
+    assert "MiB of memory are left" in found.stays[0].why

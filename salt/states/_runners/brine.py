@@ -1117,12 +1117,8 @@ def _plan(question: Result, timeout: int | None) -> Result:
     names = [*_nodes()]
     nodes = [name for name in names if any(_is_same(name, one) for one in question["nodes"])]
     others = [name for name in names if name not in nodes]
-    listed, asked = {
-        "drain": (nodes, others),
-        "batch": (nodes, names),
-        "fill": (others, nodes),
-    }[question["verb"]]
-    rows = _listed(listed, timeout)
+    asked = {"drain": others, "batch": names, "fill": nodes}[question["verb"]]
+    rows = _listed(names, timeout)
     facts = _execute("brine.node_facts", asked, [], timeout=timeout)
     # A target without brine-moves would be asked for its part of a move again and again.
     for name, answer in _execute("brine.ask", facts, ["move", "list"], timeout=timeout).items():
@@ -1630,7 +1626,7 @@ def _redistributed(
     *,
     test: bool = False,
     timeout: int | None = None,
-    busy_s: float = _BUSY_TIMEOUT_S,
+    busy_s: float | None = None,
 ) -> Result:
     """Have nodes take over what the external pillar gives them, this host's first.
 
@@ -1838,16 +1834,17 @@ def _apply(
     *,
     test: bool = False,
     timeout: int | None = None,
-    busy_s: float = _BUSY_TIMEOUT_S,
+    busy_s: float | None = None,
 ) -> dict[str, Any]:
     """Apply a state; returns the answers by node. One that is just applying states is asked again,
-    for *busy_s* seconds.
+    for *busy_s* seconds, or those that a first run takes.
 
     Salt's own ``queue=True`` is no help: as of 3008.5 the master is told that a job that waits on
     its minion is none.
     """
     answers: dict[str, Any] = {}
-    busy, pause_s, until = [*nodes], _FIRST_PAUSE_S, time.monotonic() + busy_s
+    until = time.monotonic() + (_BUSY_TIMEOUT_S if busy_s is None else busy_s)
+    busy, pause_s = [*nodes], _FIRST_PAUSE_S
     while True:
         answers.update(_execute("state.apply", busy, [state], timeout=timeout, test=test))
         busy = [name for name in busy if _is_busy(answers.get(name))]

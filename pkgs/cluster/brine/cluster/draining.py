@@ -94,15 +94,25 @@ class Room:
     why_not: str = ""
 
     @classmethod
-    def of_facts(cls, node: str, facts: Any) -> Room:
-        """It by the output of ``brine node facts --json``; without that it takes nothing."""
+    def of_facts(cls, node: str, facts: Any, rows: Any = None) -> Room:
+        """It by the output of ``brine node facts --json``; without that it takes nothing.
+
+        :param rows: the output of ``brine instance list --json`` there, if it is known: memory that
+            its guests have not touched yet is available, and theirs all the same.
+        """
         try:
             units = {
                 str(name): int(one["free_mib"])
                 for name, one in facts["units"].items()
                 if one["allocatable"]
             }
-            return cls(node=node, memory_mib=int(facts["memory_available_mib"]), units=units)
+            memory_mib = int(facts["memory_available_mib"])
+            if isinstance(rows, list) and "memory_mib" in facts:
+                taken = sum(Tenant.of_row(row, node).needed_mib() for row in rows)
+                memory_mib = max(0, min(memory_mib, int(facts["memory_mib"]) - taken))
+            return cls(node=node, memory_mib=memory_mib, units=units)
+        except PlacementError as error:
+            return cls(node=node, why_not=str(error))
         except (LookupError, TypeError, ValueError, AttributeError):
             said = facts if isinstance(facts, str) and facts else "it has not answered"
             return cls(node=node, why_not=f"its facts are not known: {said:.200}")
@@ -250,11 +260,17 @@ def fault_of_target(node: Node) -> str:
 
 
 def places_of(
-    configuration: Configuration, facts: Mapping[str, Any], *, to: str = "", but: Iterable[str] = ()
+    configuration: Configuration,
+    facts: Mapping[str, Any],
+    rows: Mapping[str, Any],
+    *,
+    to: str = "",
+    but: Iterable[str] = (),
 ) -> list[Room]:
     """The nodes that instances may go to.
 
     :param facts: by name, what ``brine node facts --json`` has printed there, or why it has not.
+    :param rows: likewise of ``brine instance list --json``.
     :param to: the one that all go to; empty for any.
     :param but: names of nodes that are none.
     :raises PlacementError: if *to* is none of them.
@@ -269,7 +285,8 @@ def places_of(
         if why_not and wanted:
             raise PlacementError(f"{node.name} takes no instances: {why_not}")
         if not why_not:
-            found.append(Room.of_facts(node.name, facts.get(node.name)))
+            name = node.name
+            found.append(Room.of_facts(name, facts.get(name), rows.get(name)))
     if wanted and not found:
         raise PlacementError(f"{wanted} is the node that its instances are to leave")
     return found
@@ -315,6 +332,7 @@ def drain_plan(
     rows: Mapping[str, Any],
     facts: Mapping[str, Any],
     *,
+    others: Mapping[str, Any] | None = None,
     to: str = "",
     jobs: int = DEFAULT_JOBS,
     barred: Barred | None = None,
@@ -322,11 +340,12 @@ def drain_plan(
     """How nodes are emptied: all that runs there gets a place elsewhere.
 
     :param rows: by the name of each of these nodes, its output of ``brine instance list --json``.
-    :param facts: by the names of other nodes, theirs of ``brine node facts --json``.
+    :param facts: by the names of other nodes, theirs of ``brine node facts --json``; *others* has
+        their instances, where these are known.
     :raises PlacementError: if one of them has not answered, or *to* takes no instances.
     """
     found = guests_on(configuration, rows)
-    places = places_of(configuration, facts, to=to, but=rows)
+    places = places_of(configuration, facts, others or {}, to=to, but=rows)
     made = plan(found.guests, places, jobs=jobs, barred=barred)
     return made._replace(stays=(*made.stays, *found.stays))
 
@@ -396,7 +415,7 @@ def fill_plan(
     """How the instances that drains have moved away come home, each to its own node.
 
     :param nodes: the names of those that are filled.
-    :param rows: by the names of other nodes, their output of ``brine instance list --json``.
+    :param rows: by the names of nodes, their output of ``brine instance list --json``.
     :param facts: by the names of these nodes, theirs of ``brine node facts --json``.
     :raises PlacementError: if one of these has not answered.
     """
@@ -406,7 +425,7 @@ def fill_plan(
     for node in nodes:
         guests, missing = _away_from(configuration, node, rows)
         home = configuration.node(node).name
-        place = Room.of_facts(home, facts.get(home))
+        place = Room.of_facts(home, facts.get(home), rows.get(home))
         if place.why_not:
             raise PlacementError(f"{home} can't be filled: {place.why_not}")
         made = plan(guests, [place], jobs=jobs, barred=barred)

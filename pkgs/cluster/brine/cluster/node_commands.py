@@ -118,6 +118,7 @@ def _drained(configuration: Configuration, nodes: list[str], question: PlanQuest
         configuration,
         rows,
         question.facts,
+        others={name: one for name, one in question.rows.items() if name not in nodes},
         to=question.to,
         jobs=question.jobs,
         barred=question.barred,
