@@ -137,7 +137,7 @@ def lintian(node: Node, release: str, folder: str) -> str:
     options += ["--allow-root"]
     options += [f"--suppress-tags={OF_A_NEWER_POLICY}"] if release == "bookworm" else []
     (changes,) = node.path(folder).glob("*.changes")
-    done = node.run(["lintian", *options, f"{folder}/{changes.name}"], check=False, timeout_s=300)
+    done = node.run(["lintian", *options, f"{folder}/{changes.name}"], check=False, timeout_s=900)
     return done.stdout + done.stderr
 
 
