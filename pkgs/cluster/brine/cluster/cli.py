@@ -51,7 +51,7 @@ def add_config_verbs(verbs: Any) -> None:
 def add_move_verbs(verbs: Any) -> None:
     """Add the master's verbs of ``brine move``, for programs; all print JSON."""
     commands = "brine.cluster.move_commands"
-    text = "record that an instance is to move; it goes on with one that is recorded"
+    text = "record a move of an instance; a move that is recorded already goes on"
     begin = add_verb(verbs, "begin", f"{commands}:begin", text)
     begin.add_argument("name", metavar="INSTANCE")
     begin.add_argument("--to", metavar="NODE", required=True, help="the node that gets it")
@@ -110,7 +110,7 @@ def add_instance_verbs(verbs: Any) -> None:
     text = "move an instance to another node, on the cluster's master"
     migrate = add_verb(verbs, "migrate", "brine.cluster.migrate_commands:migrate", text)
     migrate.add_argument("name", metavar="INSTANCE")
-    text = "the node that gets it (default: one that can, with most free memory)"
+    text = "the target (default: of the nodes that can take it, the one with most free memory)"
     migrate.add_argument("--to", metavar="NODE", help=text)
     text = "stop a guest that runs, and start it on the other node"
     migrate.add_argument("--cold", action="store_true", help=text)

@@ -354,7 +354,7 @@ def begun_moves(
     configuration: Configuration, nodes: Collection[str], moves: Collection[Move], *, fills: bool
 ) -> list[Move]:
     """Those of the pending moves that go on before nodes are emptied or filled. The nodes' lists
-    may lack their guests: one that has left its node may not have arrived elsewhere.
+    may lack their guests: a guest may have left its source, and not run on its target yet.
 
     :param nodes: their names.
     :param fills: the nodes are filled: the moves of all that is at home there; else, those from and

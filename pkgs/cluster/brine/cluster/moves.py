@@ -167,7 +167,7 @@ def following_step(record: Operation) -> Following:
     last = record.steps[-1]
     step, has_failed = MoveStep(last.name), last.answer.get("state") == AnswerState.FAILED
     error = str(last.answer.get("error", "")) if has_failed else ""
-    # A move whose offer has failed has begun nothing, and one that is dropped has nothing left.
+    # A failed offer has begun nothing. A drop leaves nothing.
     if step is MoveStep.DROP or (step is MoveStep.OFFER and has_failed):
         return Following(OperationState.UNDOING, None, error)
     try:

@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose errors look like all others of Brine's.
 
     With *takes_command*, all words after ``--`` are the attribute ``command`` of what it parses.
-    The parser refuses an empty argument, as verbs would take it for one that is not given. Types
+    The parser refuses an empty argument: verbs would take an empty one as not given. Types
     with their own rule decide themselves, and an argument of the type :class:`str` may be empty.
 
     :param verb: the verb that it is to parse, where that is known before.

@@ -369,7 +369,7 @@ class SourceWork:
             SourceAct.FAIL: partial(self._fail, decision.error),
             SourceAct.RESUME: partial(self._resume, view),
             SourceAct.NOTHING: partial(time.sleep, _POLL_S),
-            SourceAct.END: partial(self._end),
+            SourceAct.END: self._end,
         }
         acts[decision.act]()
 
@@ -447,7 +447,8 @@ class SourceWork:
     def _send(self) -> None:
         """Record that it is begun, then begin to send the guest's memory."""
         self._try_files()
-        self._prepare_if_shared()
+        if not self.move.copies:  # else its mirrors were prepared
+            self._prepare()
         machine, asker = self.prepared.machine, self._connected()
         if machine is None:
             raise MoveError("the target has no QEMU that waits for the guest")
@@ -456,10 +457,6 @@ class SourceWork:
         with connection:
             self.record = records.change(self.record, lambda move: replace(move, has_sent=True))
             self.outgoing.send(connection, machine, self._mirrored())
-
-    def _prepare_if_shared(self) -> None:
-        if not self.move.copies:
-            self._prepare()
 
     def _wait(self, view: SourceView) -> None:
         """Wait for what QEMU does by itself."""
