@@ -8,9 +8,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:  # nodes run this module, too, and have no pytest
+    import pytest
 
 _NAMES = ("os.rename", "os.link", "os.symlink", "os.remove", "os.mkdir", "os.rmdir", "os.truncate")
 _PROGRAMS = ("subprocess.Popen", "os.posix_spawn")
