@@ -21,6 +21,7 @@ from lab.xen_node import XenNode
 _SHOWN_LINES = 60
 _LONG_RUN_S = 120
 _SLOWEST_FILES = 12
+_SLOWEST_TESTS = 30
 
 _QEMU_FAULT = "iotlb_to_section: Assertion"
 """QEMU's abort when its emulated processor reads its own map of the memory while another thread
@@ -104,18 +105,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """After a long run: the kinds and the files of tests that took most of its time."""
-    seconds: defaultdict[str, float] = defaultdict(float)
+    """After a long run: the kinds, the files and the tests that took most of its time."""
+    tests: defaultdict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                seconds[report.nodeid.partition("::")[0]] += report.duration
-    if sum(seconds.values()) < _LONG_RUN_S:
+                tests[report.nodeid] += report.duration
+    if sum(tests.values()) < _LONG_RUN_S:
         return
-    kinds: defaultdict[str, float] = defaultdict(float)
-    for file, taken in seconds.items():
+    files, kinds = defaultdict[str, float](float), defaultdict[str, float](float)
+    for test, taken in tests.items():
+        file = test.partition("::")[0]
+        files[file] += taken
         kinds[file.rpartition("/")[0]] += taken
-    slowest = sorted(seconds.items(), key=lambda row: -row[1])[:_SLOWEST_FILES]
     terminalreporter.section("where the time went, in minutes of one process")
-    for name, taken in [*sorted(kinds.items(), key=lambda row: -row[1]), *slowest]:
-        terminalreporter.write_line(f"{taken / 60:6.1f}  {name}")
+    for taken_by, shown in ((kinds, len(kinds)), (files, _SLOWEST_FILES), (tests, _SLOWEST_TESTS)):
+        for name, taken in sorted(taken_by.items(), key=lambda row: -row[1])[:shown]:
+            terminalreporter.write_line(f"{taken / 60:6.1f}  {name}")
