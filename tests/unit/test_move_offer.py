@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths
+from brine.common.errors import BrineError
 from brine.common.operation import AnswerState
 from brine.instance import store
 from brine.instance.node_facts import NodeFacts
@@ -23,6 +24,8 @@ from brine.moves.offered import ReceivedOffer
 from brine.moves.records import AskedStep
 from brine.moves.target import TargetMove
 from brine.vm.spec import to_json
+from brine.watcher import restart_counter
+from brine.watcher.restart_counter import Tries
 from lab.runtime_file import write_runtime_file
 
 SPEC = {"name": "web1", "memory_mib": 128}
@@ -155,6 +158,15 @@ def test_a_password_comes_along_to_a_folder_of_its_own(
     said = refused(offer)
     assert word in said
     assert ("VNC" in said or "move brings" in said) == bool(word)
+
+
+def test_the_watchers_tries_come_along(folder: Path) -> None:
+    tries = {"count": 3, "last": 1.5, "given_up": True}
+    arriving.write_files(ReceivedOffer(offered() | {"tries": tries}))
+    assert restart_counter.load() == {"web1": Tries(3, 1.5, given_up=True)}
+    for told in (5, {"count": -1}):
+        with pytest.raises(BrineError, match="web1: its tries"):
+            arriving.write_files(ReceivedOffer(offered() | {"tries": told}))
 
 
 @pytest.mark.parametrize("fate", [None, "take"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import stat
@@ -54,6 +55,26 @@ def test_where_nothing_was_tried_nothing_is_written(own_node: Path) -> None:
     with restart_counter.changed():
         pass
     assert not (own_node / "watcher.json").exists()
+
+
+def test_an_instance_that_moves_takes_its_tries_along(own_node: Path) -> None:
+    assert restart_counter.WATCHER.record("web1") is None
+    note("web1", Tries(3, 1.5, given_up=True))
+    moved = json.loads(json.dumps(restart_counter.WATCHER.record("web1")))
+    restart_counter.WATCHER.forget("web1")
+    restart_counter.WATCHER.keep("web1", moved)
+    assert restart_counter.load() == {"web1": Tries(3, 1.5, given_up=True)}
+
+
+@pytest.mark.parametrize(
+    "told", [5, "x", [], {"count": "1"}, {"count": -1}, {"count": 10**9}, {"last": 1e300}, {"a": 1}]
+)
+def test_what_another_node_tells_that_is_no_record_of_tries_is_refused(
+    own_node: Path, told: object
+) -> None:
+    with pytest.raises(TriesError, match="web1: its tries"):
+        restart_counter.WATCHER.keep("web1", told)
+    assert restart_counter.load() == {}
 
 
 @pytest.mark.parametrize("text", DAMAGED)

@@ -23,6 +23,7 @@ from brine.instance.disks.volumes import request_of
 from brine.instance.kvm.runtime_devices import devices_now
 from brine.instance.start import forget_tries, start_failure
 from brine.instance.store import InstanceError, is_here, telling
+from brine.instance.supervisor import supervisor
 from brine.instance.unit import UnitError
 from brine.moves.leaving import remove_volume
 from brine.moves.migration import MoveError
@@ -84,7 +85,10 @@ def define(spec: Spec, source: str) -> Spec:
 
 
 def write_files(offer: ReceivedOffer) -> None:
-    """Write what moves along beside the spec and the disks."""
+    """Write what moves along beside the spec and the disks, and have the watcher know its tries.
+
+    :raises BrineError: what can't be written, or is no such thing.
+    """
     spec, files = offer.spec, InstanceFiles(offer.name)
     for file, data in (
         (files.uefi_variables, offer.uefi_variables),
@@ -94,6 +98,8 @@ def write_files(offer: ReceivedOffer) -> None:
             _write(spec.name, file, data)
     if offer.lacks_password():
         _write(spec.name, Path(spec.vnc_password_file), offer.vnc_password.encode() + b"\n")
+    if offer.tries:
+        supervisor().keep(spec.name, offer.tries)
 
 
 def _write(name: str, file: Path, data: bytes) -> None:

@@ -24,6 +24,7 @@ from brine.instance.node_facts import facts_of
 from brine.instance.observe import Observed, Oper, look
 from brine.instance.report import details
 from brine.instance.store import InstanceError, is_here
+from brine.instance.supervisor import supervisor
 from brine.moves.copying import size_in
 from brine.moves.migration import MoveError, bitmaps_of
 from brine.vm.address import DeviceKind
@@ -74,7 +75,7 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
         "uefi_vars": _base64(files.uefi_variables) if spec.firmware == UEFI else None,
         "vnc_password": text_of(spec.vnc_password_file) or None if spec.vnc_password_file else None,
         "console_log": _base64(files.console_log, at_most=_LOG_BYTES),
-        "tries": None,
+        "tries": supervisor().record(name),
     }
 
 

@@ -74,6 +74,7 @@ class ReceivedOffer:
             self.runtime = _runtime_of(self.spec.name, data["runtime"]) if self.is_live else None
             self.uefi_variables = _bytes_of(data["uefi_vars"])
             self.console_log = _bytes_of(data["console_log"])
+            self.tries = data.get("tries")
             self.vnc_password = str(data["vnc_password"] or "").partition("\n")[0]
         except (BrineError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(printable(f"is no offer of an instance: {error!s:.200}")) from None

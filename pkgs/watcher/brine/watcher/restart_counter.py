@@ -25,6 +25,7 @@ _VERSION = 1
 _MODE = 0o640
 _LOCK_S = 30.0
 _LATEST_S = 1e11
+_MOST_TRIES = 1_000_000
 
 
 class TriesError(BrineError):
@@ -74,6 +75,7 @@ def _parse(data: Any) -> Tries:
     tries = Tries(**data)
     if not (
         type(tries.count) is int
+        and 0 <= tries.count <= _MOST_TRIES
         and isinstance(tries.last, (int, float))
         and 0 <= tries.last < _LATEST_S
         and isinstance(tries.given_up, bool)
@@ -88,6 +90,30 @@ def tried() -> Collection[str]:
         return load().keys()
     except TriesError:
         return ()
+
+
+def tries_of(name: str) -> dict[str, Any] | None:
+    """The tries of an instance, as another node's watcher keeps them; None if there are none, or
+    the record can't be read."""
+    try:
+        found = load().get(name)
+    except TriesError:
+        return None
+    return asdict(found) if found else None
+
+
+def keep_tries(name: str, data: Any) -> None:
+    """Keep the tries of an instance that comes from another node.
+
+    :param data: of :func:`tries_of`, by that node.
+    :raises TriesError: if they are none, or can't be kept.
+    """
+    try:
+        tries = _parse(data)
+    except (TypeError, ValueError) as error:
+        raise TriesError(f"{name}: its tries: {error}") from error
+    with changed() as record:
+        record[name] = tries
 
 
 def given_up() -> dict[str, int]:
@@ -202,4 +228,6 @@ def reasons_to_wait() -> Callable[[str], str | None]:
     return reason
 
 
-WATCHER = Supervision(tried, given_up, forget_counter, reasons_to_wait)
+WATCHER = Supervision(
+    tried, given_up, forget_counter, reasons_to_wait, record=tries_of, keep=keep_tries
+)
