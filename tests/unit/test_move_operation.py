@@ -24,10 +24,12 @@ from brine.common import cli, operation, paths
 from brine.common.entry_points import EntryPoint
 from brine.common.operation import AnswerState, OperationError, StepAnswer
 from brine.config.model import Configuration, Instance, Node
+from brine.config.privileges import fault_of_offer
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore, move_key
 from killing import each_step
 from lab.ganeti_config import ganeti_config, uuid_of
+from offers import offer_of
 
 
 @pytest.fixture(autouse=True)
@@ -62,8 +64,10 @@ def tag(store: ConfigStore) -> None:
         writer.write(replace(writer.current, instances=instances))
 
 
-OFFER = {"runs": True, "live": True, "copies": True}
-"""A live move with local volumes."""
+def offer() -> dict[str, Any]:
+    """A live move with local volumes."""
+    store = ConfigStore(paths.CONFIG_FILE)
+    return offer_of(store, the_instance(store).name, live=True, copies=True)
 
 
 def answer_all(status: MoveStatus) -> tuple[list[str], str]:
@@ -73,7 +77,7 @@ def answer_all(status: MoveStatus) -> tuple[list[str], str]:
         asked.append(step.name)
         running = StepAnswer(step.id, step.name, AnswerState.RUNNING)
         assert answer_step(running).step == step
-        done = StepAnswer(step.id, step.name, AnswerState.DONE, found=OFFER)
+        done = StepAnswer(step.id, step.name, AnswerState.DONE, found=offer())
         status = answer_step(done)
     return asked, status.state
 
@@ -116,7 +120,7 @@ def test_a_move_that_is_aborted_after_its_preparation_began_goes_back(store: Con
     assert (step.name, step.node) == ("offer", node_of(store))
     addresses = [node.secondary_ip for node in store.read().nodes.values() if node.name == to]
     assert [step.facts["target_address"]] == addresses
-    answer_step(StepAnswer(step.id, step.name, AnswerState.DONE, found=OFFER))
+    answer_step(StepAnswer(step.id, step.name, AnswerState.DONE, found=offer()))
     status = abort_move(begin_move(name, to), "aborted")
     assert (status.state, status.error) == ("undoing", "aborted")
     assert status.step
@@ -212,7 +216,7 @@ def test_a_move_by_commands_shows_no_secret_in_the_list_of_operations(
     name, to = the_instance(store).name, node_of(store, other=True)
     wishes = json.dumps({"rate": 1000})
     identity = command("move", "begin", name, "--to", to, "--wishes", wishes)["id"]
-    found = {"prepare": {"key": "s3cret-key"}, "offer": OFFER | {"vnc_password": "s3cret"}}
+    found = {"prepare": {"key": "s3cret-key"}, "offer": offer() | {"runtime_note": "s3cret"}}
     told = command("move", "next", identity)
     assert told["step"]["facts"]["wishes"]["rate"] == 1000
     asked = []
@@ -243,3 +247,58 @@ def test_a_record_of_a_move_that_can_not_be_read_is_named(store: ConfigStore) ->
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 99}))
     with pytest.raises(OperationError, match="newer Brine"):
         begin_move(name, to)
+
+
+LIES: list[dict[str, Any]] = [
+    {"extra_arguments": ["-blockdev", "driver=file,filename=/etc/shadow,node-name=x"]},
+    {"qemu": "/bin/sh"},
+    {"security_model": "user", "security_user": "root"},
+    {"chroot": True},
+    {"hypervisor": "xen-pvm"},
+]
+
+
+@pytest.mark.parametrize("lie", LIES, ids=lambda lie: next(iter(lie)))
+@pytest.mark.parametrize("where", ["spec", "runtime", "cold"])
+def test_an_offer_is_not_believed_that_the_configuration_contradicts(
+    store: ConfigStore, lie: dict[str, Any], where: str
+) -> None:
+    """No node is asked for anything after that, and the error names what differs."""
+    name = the_instance(store).name
+    sound = offer_of(store, name, live=where != "cold", copies=True)
+    false = {**sound["spec"], **lie}
+    told = sound | {"spec": false if where != "runtime" else sound["spec"]}
+    if where == "runtime":
+        told["runtime"] = json.dumps({"nics": [], "disks": [], "spec": false})
+    status = move_status(begin_move(name, node_of(store, other=True), cold=where == "cold"))
+    step = status.step
+    assert step
+    status = answer_step(StepAnswer(step.id, step.name, AnswerState.DONE, found=told))
+    assert (status.step, status.state) == (None, "undone")
+    assert all(key in status.error for key in lie)
+    assert "\n" not in status.error
+    assert operation.pending() == []
+
+
+@pytest.mark.parametrize(
+    "lie", [{"spec": None}, {"spec": {"chroot": "yes"}}, {"runtime": "{"}, {"runtime": "[]"}]
+)
+def test_what_can_not_be_compared_does_not_move(store: ConfigStore, lie: dict[str, Any]) -> None:
+    name = the_instance(store).name
+    told = offer_of(store, name, live=True, copies=True) | lie
+    assert "can't be compared" in fault_of_offer(store.read(), name, told)
+
+
+def test_what_the_configuration_gives_an_instance_moves(store: ConfigStore) -> None:
+    """Also words for QEMU of its own: only what differs is refused."""
+    found, given = the_instance(store), {"kvm_extra": "-device 'vfio a'", "use_chroot": True}
+    with store.writing() as writer:
+        assert writer.current
+        changed = replace(found, hvparams=found.hvparams | given)
+        instances = writer.current.instances | {changed.uuid: changed}
+        writer.write(replace(writer.current, instances=instances))
+    told = offer_of(store, found.name, live=False, copies=True)
+    assert told["spec"]["extra_arguments"] == ["-device", "vfio a"]
+    assert fault_of_offer(store.read(), found.name, told) == ""
+    told["spec"]["cpu"] = told["spec"]["append"] = "anything else"
+    assert fault_of_offer(store.read(), found.name, told) == ""

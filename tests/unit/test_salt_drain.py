@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from brine.common import cli, operation
+from brine.common import cli, operation, paths
 from brine.common.operation import AnswerState, StepAnswer
 from brine.config.model import Configuration, Node
 from brine.config.store import ConfigStore
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
+from offers import offer_of
 from unit.test_salt_moves import Nodes, run_here, runner, store
 
 __all__ = ["runner", "store"]  # fixtures
@@ -115,7 +116,8 @@ class Fleet(Nodes):
 
     def _offer(self, node: str, name: str, cold: bool) -> Any:
         why = self.stuck.get(name) or ("" if cold else self.fixed.get(name, ""))
-        offer = {"runs": True, "live": not cold, "copies": False}
+        store = ConfigStore(paths.CONFIG_FILE)
+        offer = offer_of(store, name, live=not cold, copies=False)
         return {"obstacles": [why]} if why else offer
 
     def _step(self, node: str, question: dict[str, Any], wait: float) -> Any:

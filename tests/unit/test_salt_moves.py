@@ -23,6 +23,7 @@ from brine.common.operation import AnswerState, StepAnswer
 from brine.config.model import Configuration
 from brine.config.store import ConfigStore
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
+from offers import offer_of
 from tree_entry_points import of_tree
 from unit.salt_loader import be_on
 
@@ -93,7 +94,8 @@ class Nodes:
 
     def _offer(self, node: str, name: str, cold: bool) -> Any:
         assert name == WEB1
-        offer = {"runs": True, "live": not cold, "copies": True}
+        store = ConfigStore(paths.CONFIG_FILE)
+        offer = offer_of(store, name, live=not cold, copies=True)
         return {"obstacles": self.refused} if self.refused else offer
 
     def _check(self, node: str, offer: Any) -> Any:
@@ -468,3 +470,23 @@ def test_a_candidate_that_is_silent_is_waited_for_once(
     assert spent == {"publish"}
     told = runner._migrate(WEB1, N2, patience_s=9e9, spent=spent)
     assert (told["result"], told["state"]) == (False, "committed")
+
+
+def test_an_offer_that_the_configuration_contradicts_moves_nowhere(
+    runner: ModuleType, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source in bad hands would have another node's root run its words. --dry-run tells it."""
+    sound = nodes._offer
+
+    def false(node: str, name: str, cold: bool) -> Any:
+        offer = sound(node, name, cold)
+        return {**offer, "spec": {**offer["spec"], "extra_arguments": ["-blockdev", "x"]}}
+
+    monkeypatch.setattr(nodes, "_offer", false)
+    would = runner.migrate(WEB1, to=N2, test=True)
+    assert would["result"] is False
+    assert "extra_arguments" in str(would)
+    told = runner.migrate(WEB1, to=N2)
+    assert (told["result"], told["state"]) == (False, "undone")
+    assert "extra_arguments" in told["comment"]
+    assert nodes.asked == ["offer node1"]

@@ -664,6 +664,9 @@ def _place_of(
     if not isinstance(said, dict) or "obstacles" in said:
         lines = said["obstacles"] if isinstance(said, dict) else [_printable(said)]
         return (named[0] if to is not None else ""), [f"{source}: {one}" for one in lines]
+    # A node in bad hands could offer what root of another one must not run.
+    if fault := _move("compare", found["name"], stdin=json.dumps(said))["fault"]:
+        return (named[0] if to is not None else ""), [f"{source}: {_printable(fault)}"]
     answers = _execute("brine.move_check", named, [], timeout=timeout, offer=said)
     reasons = {}
     for name in named:

@@ -64,12 +64,15 @@ def add_move_verbs(verbs: Any) -> None:
     following = add_verb(verbs, "next", f"{commands}:tell_next", text)
     text = "take a node's answer, from standard input; show what follows"
     answer = add_verb(verbs, "answer", f"{commands}:answer", text)
+    text = "compare a node's offer, from standard input, with the configuration"
+    compare = add_verb(verbs, "compare", f"{commands}:compare", text)
+    compare.add_argument("name", metavar="INSTANCE")
     text = "have a move go back, unless its claim is given away"
     abort = add_verb(verbs, "abort", f"{commands}:abort", text)
     abort.add_argument("--why", metavar="TEXT", default="aborted by a user", help="the reason")
     for one in (following, abort):
         one.add_argument("id", metavar="ID")
-    for one in (begin, following, answer, abort):
+    for one in (begin, following, answer, compare, abort):
         one.add_argument("--json", action="store_true", help="it is JSON without this, too")
 
 

@@ -17,12 +17,16 @@ from brine.cluster.move_operation import (
     move_status,
 )
 from brine.cluster.moves import Wishes
+from brine.common import paths
 from brine.common.errors import UsageError
 from brine.common.operation import StepAnswer
 from brine.common.schema import SchemaError, parse
+from brine.config.privileges import fault_of_offer
 from brine.config.schema import read_input
+from brine.config.store import ConfigStore
 
-_LONGEST_ANSWER = 16 * 1024 * 1024  # bytes; an offer has the UEFI variables and a log
+_LONGEST_ANSWER = 16 * 1024 * 1024  # in bytes
+_OFFER_HINT = "brine move offer INSTANCE --json makes an offer"
 _ANSWER_HINT = "the answer of brine move step"
 
 
@@ -59,6 +63,15 @@ def answer(_: argparse.Namespace) -> int:
     """``brine move answer``: the node's answer is on standard input."""
     data = read_input("-", _ANSWER_HINT, most=_LONGEST_ANSWER)
     return _tell(answer_step(StepAnswer.of(data)))
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """``brine move compare``: the node's offer is on standard input."""
+    offer = read_input("-", _OFFER_HINT, most=_LONGEST_ANSWER)
+    configuration = ConfigStore(paths.CONFIG_FILE).read()
+    fault = fault_of_offer(configuration, arguments.name, offer)
+    print(json.dumps({"fault": fault}))
+    return 0
 
 
 def abort(arguments: argparse.Namespace) -> int:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from brine.cluster.draining import fault_of_target, without_home
-from brine.cluster.moves import KEEPS_HOME, Move, abandoned, following_step, is_final
+from brine.cluster.moves import KEEPS_HOME, Move, MoveStep, abandoned, following_step, is_final
 from brine.common import operation, paths
 from brine.common.operation import (
+    AnswerState,
     Facts,
     Operation,
     OperationError,
@@ -24,6 +25,7 @@ from brine.common.operation import (
     StepAnswer,
 )
 from brine.config.model import MOVED_TAG
+from brine.config.privileges import fault_of_offer
 from brine.config.schema import ConfigError
 from brine.config.store import ConfigStore, move_key
 
@@ -51,7 +53,7 @@ class MoveStatus:
     step: Step | None = None
 
     def to_json(self) -> Facts:
-        """It for programs. The facts of the step may have secrets."""
+        """It for programs."""
         known = {key: getattr(self, key) for key in ("id", "instance", "target", "state", "error")}
         step = self.step and {key: getattr(self.step, key) for key in ("id", "node", "facts")}
         named = step and self.step and {**step, "step": self.step.name}
@@ -131,13 +133,23 @@ def answer_step(answer: StepAnswer) -> MoveStatus:
     identity = answer.id.rpartition("-")[0]
     record = _record(identity)
     step = operation.awaited(record) if record else None
-    if step and is_final(step, answer):
-        return _answered(answer)
+    if record and step and is_final(step, answer):
+        return _answered(_compared(record, step, answer))
     if step and (answer.id, answer.step) == (step.id, step.name):
         text = str(answer.error or answer.found.get("text") or answer.state)[:_LONGEST_TEXT]
         share = max(0.0, min(1.0, answer.progress))
         operation.progressed(step.id, share, f"{step.name} on {step.node}: {text}")
     return move_status(identity)
+
+
+def _compared(record: Operation, step: Step, answer: StepAnswer) -> StepAnswer:
+    """An answer; an offer that the configuration contradicts has failed."""
+    if step.name != MoveStep.OFFER or answer.state is not AnswerState.DONE:
+        return answer
+    fault = fault_of_offer(
+        ConfigStore(paths.CONFIG_FILE).read(), Move.of(record.facts).instance, answer.found
+    )
+    return replace(answer, state=AnswerState.FAILED, error=fault, found={}) if fault else answer
 
 
 def abort_move(identity: str, why: str) -> MoveStatus:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from brine.config import params
 from brine.config.effect import ignored_wishes
 from brine.config.model import ConfigNic, Configuration, Instance
 from brine.config.nodes import find_node, find_this_node, is_this_host
+from brine.config.privileges import privileges_of
 from brine.config.runnable import disk_path, place_fault, spec_link, unsupported
 from brine.config.store import ConfigStore, read_configuration
 from brine.instance import store
@@ -35,7 +35,7 @@ from brine.instance.registry import without_state
 from brine.instance.store import InstanceError, is_this_node
 from brine.vm.claim import Claim
 from brine.vm.rules import vnc_listener
-from brine.vm.spec import SecurityModel, Spec
+from brine.vm.spec import Spec
 from brine.vm.values import BOOT_DEVICES
 
 _SAME = {
@@ -47,9 +47,7 @@ _SAME = {
     "initrd_path": "initrd",
     "kernel_path": "kernel",
     "mem_path": "huge_pages",
-    "security_model": "security_model",
     "serial_console": "serial_console",
-    "use_chroot": "chroot",
     "use_guest_agent": "guest_agent",
     "vnc_bind_address": "vnc_bind",
     "vnc_password_file": "vnc_password_file",
@@ -65,7 +63,6 @@ _BY_ITSELF = {
 """Values that ask for what a spec has where the parameter has its default."""
 _XEN = "xen-pvm"
 _USUAL_WEIGHT = 256
-_DEFAULT_PROGRAM = "/usr/bin/kvm"
 
 
 _Parameters = Mapping[str, Any]
@@ -320,19 +317,14 @@ def _machine(instance: Instance, hv: _Parameters) -> dict[str, Any]:
     """The keys of a spec that only QEMU has."""
     data: dict[str, Any] = {ours: hv[theirs] for theirs, ours in _SAME.items()}
     root, words, first = hv["root_path"], hv["kernel_args"], hv["boot_order"]
-    program, user = hv["kvm_path"], hv["security_domain"]
-    data |= {
+    data |= privileges_of(hv) | {
         "machine": hv["machine_version"] or "pc",
         "accel": "tcg" if hv["kvm_flag"] == "disabled" else "kvm",
-        "extra_arguments": shlex.split(hv["kvm_extra"]),
-        "security_user": user if data["security_model"] == SecurityModel.USER else "",
         "rtc": "localtime" if hv["use_localtime"] else "utc",
         "usb_tablet": hv["usb_mouse"] == "tablet",
         "cdroms": _some(hv["cdrom_image_path"], hv["cdrom2_image_path"]),
         "boot_order": [first, *(device for device in BOOT_DEVICES if device != first)],
     }
-    if program != _DEFAULT_PROGRAM:
-        data["qemu"] = program
     if data["kernel"]:
         console = f"console=ttyS0,{hv['serial_speed']}" if data["serial_console"] else ""
         data["append"] = " ".join(_some(root and f"root={root}", words, console))
