@@ -27,11 +27,12 @@ from brine.instance.validate import completed
 from brine.moves import channel
 from brine.moves.incoming import Incoming
 from brine.moves.migration import MoveError, MoveOptions, QemuGoneError
-from brine.moves.move_key import KeyFolder, MoveKey
+from brine.moves.move_key import KeyFolder
 from brine.moves.outgoing import Outgoing
 from brine.vm.address import DeviceKind
 from brine.vm.runtime_file import Runtime
 from brine.vm.spec import Spec
+from cluster_key import new_key
 from lab.images import node_image
 from lab.runtime_file import write_runtime_file
 from lab.waiting import wait_for
@@ -175,7 +176,7 @@ class Pair:
     ) -> None:
         self.options = options or MoveOptions()
         self.is_claimed = False
-        self.key = MoveKey.new()
+        self.key = new_key()
         self._stack = ExitStack()
         boot, there = folder / "boot", folder / "there"
         boot.write_bytes(_BOOT_SECTOR.ljust(DISK_MIB * MIB, b"\1"))

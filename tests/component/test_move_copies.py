@@ -10,6 +10,7 @@ import pytest
 from brine.moves.copying import FileServer, checksum_of, send_file
 from brine.moves.migration import MoveError, MoveProgress
 from brine.moves.move_key import KeyFolder, MoveKey
+from cluster_key import new_key
 
 HERE = "127.0.0.1"
 MIB = 1 << 20
@@ -22,7 +23,7 @@ def key_in(folder: Path, key: MoveKey) -> KeyFolder:
 
 
 def test_a_file_is_copied_with_its_holes(tmp_path: Path) -> None:
-    key = MoveKey.new()
+    key = new_key()
     ours, theirs = key_in(tmp_path / "a-key", key), key_in(tmp_path / "b-key", key)
     source, target = tmp_path / "a", tmp_path / "b"
     with source.open("wb") as file:
@@ -35,7 +36,7 @@ def test_a_file_is_copied_with_its_holes(tmp_path: Path) -> None:
     server, told = FileServer(HERE, theirs), list[MoveProgress]()
     port, is_zero = server.serve(str(target), source.stat().st_size)
     try:
-        stranger = key_in(tmp_path / "c-key", MoveKey.new())
+        stranger = key_in(tmp_path / "c-key", new_key())
         with pytest.raises(MoveError, match="was not copied"):
             send_file(str(source), HERE, port, stranger, is_zero=is_zero)
         send_file(str(source), HERE, port, ours, is_zero=is_zero, tell=told.append)
@@ -55,7 +56,7 @@ def test_a_copy_that_is_called_off_ends(tmp_path: Path) -> None:
     def call_off(_progress: MoveProgress) -> None:
         raise CalledOffError
 
-    key = key_in(tmp_path / "key", MoveKey.new())
+    key = key_in(tmp_path / "key", new_key())
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_bytes(bytes(MIB))
     target.touch()

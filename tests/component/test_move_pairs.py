@@ -28,7 +28,7 @@ from brine.moves.migration import (
     MoveProgress,
     QemuGoneError,
 )
-from brine.moves.move_key import MoveKey
+from cluster_key import new_key
 from component.move_pair import HERE, MIB, WAIT_S, Pair, is_counting, qemu_of
 from lab.debian import RELEASES
 from lab.waiting import wait_for
@@ -509,7 +509,7 @@ def test_another_key_is_refused_before_qemu_sees_it(make: Any) -> None:
 
         def call() -> None:
             try:
-                channel.connect(*listener.getsockname(), key=MoveKey.new())
+                channel.connect(*listener.getsockname(), key=new_key())
             except MoveError as error:
                 refused.append(str(error))
 
@@ -525,7 +525,7 @@ def test_another_key_is_refused_before_qemu_sees_it(make: Any) -> None:
 
 def test_another_key_in_qemus_file(make: Any) -> None:
     pair = make(encrypted=True, is_shared=True)
-    pair.source_key.write(MoveKey.new())
+    pair.source_key.write(new_key())
     pair.run(until="await_standstill")
     with pytest.raises(MoveError, match="has not taken it"):
         pair.await_standstill()
@@ -535,7 +535,7 @@ def test_another_key_in_qemus_file(make: Any) -> None:
 
 def test_a_disk_is_not_given_to_another_key(make: Any) -> None:
     pair = make(encrypted=True)
-    pair.source_key.write(MoveKey.new())
+    pair.source_key.write(new_key())
     pair.run(until="mirror")
     with pytest.raises(MoveError, match="does not take"):
         pair.mirror()
@@ -636,7 +636,7 @@ def test_a_caller_without_a_key_is_told_of_no_disk(make: Any) -> None:
 
 
 def test_connections_end_soon_after_the_other_node() -> None:
-    key = MoveKey.new()
+    key = new_key()
     with channel.listen(HERE) as listener:
         found: list[socket.socket] = []
         thread = threading.Thread(

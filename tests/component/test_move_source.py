@@ -51,7 +51,8 @@ class Target:
         return {
             "address": HERE,
             "port": self.listener.getsockname()[1],
-            "key": self.pair.key.text,
+            "key_id": "",
+            "nonce": "a" * 64,
             "machine": {**machine._asdict(), "devices": dict(machine.devices)},
             "disks": {self.pair.disk: {"copies": True}},
             "nbd_port": self.disks.getsockname()[1],
@@ -76,6 +77,8 @@ class Target:
         try:
             if topic is Topic.ADMIT:
                 channel.admit(self.disks, [tuple(one) for one in message["ports"]])
+            elif topic is Topic.BRING:
+                return {"word": "held"}
             elif topic is Topic.RECEIVE:
                 self.awaits_memory = True
             elif topic is Topic.HOLD:
@@ -137,6 +140,7 @@ class World:
             "source_address": HERE,
             "wishes": {"plaintext": not keys.get("encrypted")},
             "prepared": self.target.prepared(),
+            "key": self.pair.key.text,
             "copied": {},
         }
         self.uuid = spec.uuid

@@ -18,18 +18,23 @@ from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.node_facts import NodeFacts
 from brine.moves import arriving, records, target_service
+from brine.moves.belongings import Belonging, to_message
 from brine.moves.incoming import Incoming
 from brine.moves.migration import MoveError
 from brine.moves.records import AskedStep
 from brine.moves.target import TargetMove
 from brine.moves.target_service import TargetWork
 from brine.vm.claim import Claim
+from brine.vm.files import InstanceFiles
 from brine.vm.spec import to_json
 from component.move_pair import HERE, MIB, NAME, Pair, is_counting
 from killing import KilledError, die_after
 
 MOVE_ID = "01760000000000000000-6f0c21aa"
 GO = {"told": "go", "serial": 2}
+HOLD = {"told": "hold"}
+LOG = b"what it has said\n"
+BRING = {"told": "bring", "files": to_message({Belonging.CONSOLE_LOG: LOG})}
 
 
 class World:
@@ -68,7 +73,9 @@ class World:
             ],
             "bitmaps": {},
             "runtime": pair.runtime.file.read_text(),
-            **dict.fromkeys(("uefi_vars", "console_log", "vnc_password")),
+            "comes_along": ["console_log"],
+            "uefi_bytes": 0,
+            "cluster_keys": [],
         }
         here = os.uname().nodename
         self.facts = {
@@ -123,6 +130,7 @@ def world(tmp_path: Path, own_node: None, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 GOES = [
+    (target_service, "keep_belongings"),
     (Incoming, "stop_serving"),
     (Incoming, "flush"),
     (target_service, "_decided"),
@@ -143,7 +151,8 @@ def test_killed_after(
     pair.run("await_received")
     assert pair.running() == []
     killed = die_after(monkeypatch, *owner_and_name)
-    for message, word in (({"told": "hold"}, "held"), (GO, "runs"), (GO, "runs")):
+    steps = ((BRING, "held"), (HOLD, "held"), (GO, "runs"), (GO, "runs"))
+    for message, word in steps:
         assert store.load(NAME).claim_serial == 1 or message is GO
         try:
             found = world.told(message)
@@ -153,6 +162,7 @@ def test_killed_after(
     assert killed
     assert store.load(NAME).claim == Claim(os.uname().nodename, 2)
     assert world.dropped() is AnswerState.FAILED
+    assert InstanceFiles(NAME).console_log.read_bytes() == LOG
     assert world.told({"told": "cleared"}) == {"word": "done"}
     assert records.find(NAME) is None
     assert pair.running() == [pair.b]
@@ -169,7 +179,8 @@ def test_what_is_claimed_goes_forward_without_its_qemu(
     ready = world.started.append
     monkeypatch.setattr(ServiceManager, "ready", lambda *_: ready("is ready"))
     world.pair.run("await_received")
-    assert world.told({"told": "hold"})["word"] == "held"
+    assert world.told(BRING)["word"] == "held"
+    assert world.told(HOLD)["word"] == "held"
     world.pair.b.kill()
     record = records.find(NAME)
     assert record
@@ -190,7 +201,8 @@ def test_a_qemu_that_can_not_run_the_guest_is_given_up(
         raise MoveError(f"{self.name}: can't go on here")
 
     world.pair.run("await_received")
-    assert world.told({"told": "hold"})["word"] == "held"
+    assert world.told(BRING)["word"] == "held"
+    assert world.told(HOLD)["word"] == "held"
     monkeypatch.setattr(Incoming, "go", refuses)
     with pytest.raises(MoveError, match="can't go on here"):
         world.told(GO)
@@ -202,6 +214,18 @@ def test_a_qemu_that_can_not_run_the_guest_is_given_up(
     assert world.started == [NAME]
     assert store.load(NAME).claim_serial == 2
     assert world.told({"told": "cleared"}) == {"word": "done"}
+
+
+def test_what_comes_along_has_to_come_before_the_claim(world: World) -> None:
+    """And nothing of it is taken that the source can't have meant."""
+    world.pair.run("await_received")
+    said = world.told(HOLD)
+    assert (said["word"], "has not come" in said["error"]) == ("refused", True)
+    assert world.told({"told": "bring", "files": {"vnc_password": ""}})["word"] == "refused"
+    assert world.told(BRING)["word"] == "held"
+    assert world.told(HOLD)["word"] == "held"
+    assert world.told(GO)["word"] == "runs"
+    assert world.told(BRING)["word"] == "refused"
 
 
 DROPS = [(Incoming, "quit"), (arriving, "remove_all"), (store, "remove"), (records, "note_end")]

@@ -31,6 +31,10 @@ UUID = "5e000000-0000-4000-8000-000000000001"
 ROUTED = "10.29.0.77"
 ADDRESSES = {"n1": "10.29.0.1", "n2": "10.29.0.2"}
 STEP_S = 300.0
+KEY = "the cluster's own secret\n"
+PASSWORD = "5ecret-w"
+PASSWORD_FILE = "/etc/brine/vnc/web1"
+CONSOLE_LOG = f"/var/log/brine/console/{NAME}.log"
 
 # The guest numbers its writes, and then notes in its memory that the number is on the disk.
 _WRITE = "dd of=/dev/vda bs=512 seek=$((i % 2000)) conv=notrunc,fsync 2>/dev/null"
@@ -108,6 +112,7 @@ def nodes(release: str, packages: list[Path]) -> Iterator[Nodes]:
             node.shell("ip link add br0 up type bridge; ip link add br1 up type bridge")
             node.shell(f"mkdir {UNIT}")
             node.run(["brine", "storage", "create", "file", UNIT])
+            node.write("/etc/brine/hmac.key", KEY, mode=0o600)
         yield Nodes(found)
 
 
@@ -133,16 +138,30 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
         "admin_state": "up",
         "security_model": "pool",
         "chroot": True,
+        "vnc_bind": "127.0.0.1",
+        "vnc_port": 5977,
+        "vnc_password_file": PASSWORD_FILE,
     }
+    n1.path(PASSWORD_FILE).parent.mkdir(mode=0o700)
+    n1.write(PASSWORD_FILE, f"{PASSWORD}\n", mode=0o600)
     n1.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
     start(n1, NAME)
     run_in_guest(n1, NAME, COUNT)
     wait_for("writes", lambda: written(n1) > 3, timeout_s=60)
+    logged = next(line for line in n1.read(CONSOLE_LOG).splitlines() if line)
 
     record = nodes.move("n1", "n2", 2)
     assert {state for _, state in states(record)} == {"done"}, (record.steps, nodes.journals())
     before = written(n2)
     wait_for("further writes", lambda: written(n2) > before, timeout_s=60)
+
+    # What it has said, and its password, have come along, and not by the master.
+    assert n2.read(PASSWORD_FILE) == f"{PASSWORD}\n"
+    assert logged in n2.read(CONSOLE_LOG)
+    carried = json.dumps([[step.facts, step.answer] for step in record.steps])
+    assert PASSWORD not in carried
+    assert '"key"' not in carried
+    assert KEY.strip() not in carried
 
     # All that was acknowledged is on the disk there.
     number = written(n2)

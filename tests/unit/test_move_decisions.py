@@ -3,14 +3,18 @@ are alike, and who has the key."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import stat
 from pathlib import Path
 
 import pytest
 
+from brine.moves.cluster_keys import Agreement, ClusterKeys
 from brine.moves.dirtying import DirtyWatch
-from brine.moves.migration import MachineFacts, Migration, MigrationState, MoveOptions
-from brine.moves.move_key import KeyFolder, MoveKey, MoveKeyError
+from brine.moves.migration import MachineFacts, Migration, MigrationState, MoveError, MoveOptions
+from brine.moves.move_key import KeyFolder, MoveKey, MoveKeyError, id_of
+from cluster_key import give_keys, new_key
 
 MIB = 1 << 20
 
@@ -71,11 +75,11 @@ def test_what_differs_is_named() -> None:
 
 
 def test_a_key_is_new_each_time_and_read_by_its_qemu_alone(tmp_path: Path) -> None:
-    key = MoveKey.new()
-    assert key != MoveKey.new()
+    key = new_key()
+    assert key != new_key()
     assert MoveKey.of(key.text) == key
     folder = KeyFolder(tmp_path / "key", Path("/seen"))
-    for each in (MoveKey.new(), key):
+    for each in (new_key(), key):
         folder.write(each)
     (file,) = folder.path.iterdir()
     assert key.text in file.read_text()
@@ -94,8 +98,77 @@ def test_what_is_no_key(text: str) -> None:
 
 
 def test_a_proof_is_of_its_parts() -> None:
-    key = MoveKey.new()
+    key = new_key()
     assert key.proof(b"a", b"bc") == key.proof(b"a", b"bc")
-    assert (
-        len({key.proof(b"a", b"bc"), key.proof(b"ab", b"c"), MoveKey.new().proof(b"a", b"bc")}) == 3
+    assert len({key.proof(b"a", b"bc"), key.proof(b"ab", b"c"), new_key().proof(b"a", b"bc")}) == 3
+
+
+def test_a_key_is_derived_as_rfc_5869_says() -> None:
+    """By an implementation of the standard's words, step by step."""
+    secret, nonce = b"s" * 20, b"n" * 32
+    extracted = hmac.new(nonce, secret, hashlib.sha256).digest()
+    info = b"".join(
+        len(one).to_bytes(4, "big") + one for one in (b"brine-move key", b"0176", b"n1")
     )
+    expanded = hmac.new(extracted, info + b"\x01", hashlib.sha256).hexdigest()
+    assert MoveKey.derived(secret, nonce, "0176", "n1").text == expanded
+
+
+def test_each_move_has_another_key() -> None:
+    keys = [
+        MoveKey.derived(*parts)
+        for parts in (
+            (b"s" * 20, b"n" * 32, "0176", "n1"),
+            (b"t" * 20, b"n" * 32, "0176", "n1"),
+            (b"s" * 20, b"m" * 32, "0176", "n1"),
+            (b"s" * 20, b"n" * 32, "0177", "n1"),
+            (b"s" * 20, b"n" * 32, "0176n", "1"),
+        )
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_is_sealed_is_read_by_its_name_and_key_alone() -> None:
+    key, data = new_key(), bytes(1000)
+    sealed = key.sealed(data, b"talk", b"1")
+    assert key.sealed(sealed, b"talk", b"1") == data
+    assert key.sealed(b"", b"talk") == b""
+    others = [key.sealed(data, b"talk", b"2"), new_key().sealed(data, b"talk", b"1")]
+    assert len({sealed, data, *others}) == 4
+    assert key.sealed(sealed, b"talk1") != data
+
+
+def test_two_nodes_agree_on_a_key_that_both_have(own_node: Path) -> None:
+    """While the cluster's key is replaced, in whatever order; and the other way around, not."""
+    give_keys(b"new key of the cluster", b"old key of the cluster")
+    target = ClusterKeys.read()
+    for secrets, chosen in (
+        ((b"old key of the cluster", b""), b"old key of the cluster"),
+        ((b"old key of the cluster", b"new key of the cluster"), b"new key of the cluster"),
+        ((b"new key of the cluster", b""), b"new key of the cluster"),
+    ):
+        give_keys(*secrets)
+        source = ClusterKeys.read()
+        found = target.agree(source.ids(), "n1")
+        assert found.key_id == id_of(chosen)
+        assert source.key_for(found, "0176") == target.key_for(found, "0176")
+        assert source.key_for(found, "0176") != target.key_for(found, "0177")
+    give_keys(b"another cluster's key")
+    stranger = ClusterKeys.read()
+    with pytest.raises(MoveError, match="no key of the cluster in common"):
+        target.agree(stranger.ids(), "n1")
+    with pytest.raises(MoveError, match="not here any more"):
+        stranger.key_for(found, "0176")
+
+
+def test_a_node_without_the_clusters_key_takes_part_in_no_move(own_node: Path) -> None:
+    give_keys(b"")
+    with pytest.raises(MoveError, match=r"hmac\.key") as refused:
+        ClusterKeys.read()
+    assert "rotate_key" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize("lie", [{"nonce": "ab"}, {"nonce": None}, {"nonce": "g" * 64}])
+def test_what_is_no_agreement(lie: dict[str, object]) -> None:
+    with pytest.raises(MoveKeyError):
+        Agreement.of({"key_id": "a" * 16, "nonce": "a" * 64} | lie)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -20,7 +21,9 @@ from brine.common.errors import BrineError
 from brine.common.operation import AnswerState, OperationKind, StepAnswer
 from brine.instance import store
 from brine.moves import channel, leaving, records, source_service, step_commands
-from brine.moves.move_key import KeyFolder, MoveKey
+from brine.moves.belongings import Belonging, of_message
+from brine.moves.cluster_keys import key_of_move
+from brine.moves.move_key import KeyFolder
 from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep
 from brine.moves.source import SourceMove
@@ -28,6 +31,8 @@ from brine.moves.source_service import PATIENCE_S, SourceWork
 from brine.moves.talk import Listener
 from brine.moves.target import TargetMove
 from brine.vm.disk import Disk
+from brine.vm.files import InstanceFiles
+from cluster_key import SECRET, agreed, give_keys
 
 HERE = "127.0.0.1"
 MOVE_ID = "01760000000000000000-6f0c21aa"
@@ -42,22 +47,34 @@ class Node:
         time = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda _s: None)
         monkeypatch.setattr(source_service, "time", time)
         self.uuid = store.load("web1").uuid
-        self.key = MoveKey.new()
+        self.agreement = agreed()
+        key = key_of_move(self.agreement, self.step("copy"))
         self.says: dict[str, Any] = {}
+        self.told: list[dict[str, Any]] = []
         socket = channel.listen(HERE)
         self.port = int(socket.getsockname()[1])
-        self.listener = Listener(socket, self.key, lambda _message: self.says, lambda _memory: None)
+        self.listener = Listener(socket, key, self._answered, lambda _memory: None)
+
+    def _answered(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.told.append(message)
+        return self.says
 
     def prepared(self) -> dict[str, Any]:
-        found = {"address": HERE, "port": self.port, "key": self.key.text}
+        found = {"address": HERE, "port": self.port, **self.agreement._asdict()}
         return found | {"machine": None, "disks": {}, "nbd_port": None}
 
     def asked(self, step: str, move_id: str = MOVE_ID, **more: Any) -> StepAnswer:
         """The answer to the master's step."""
+        return source_service.answer(
+            self.step(step, move_id, **{"prepared": self.prepared()} | more)
+        )
+
+    def step(self, step: str, move_id: str = MOVE_ID, **more: Any) -> AskedStep:
+        """The master's step."""
         facts = {"instance": "web1", "uuid": self.uuid, "serial": 2, "target": "n2"}
         facts |= {"is_live": False, "copies": False, "runs": False, "run": "unknown"}
-        facts |= {"source_address": HERE, "wishes": {}, "prepared": self.prepared()}
-        return source_service.answer(AskedStep(f"{move_id}-0", step, facts | more))
+        facts |= {"source_address": HERE, "wishes": {}, "source": "n1"}
+        return AskedStep(f"{move_id}-0", step, facts | more)
 
     @contextlib.contextmanager
     def working(self) -> Iterator[SourceWork]:
@@ -82,6 +99,7 @@ def node(
     for name in ("MOVES_DIR", "MOVES_STATUS_DIR"):
         monkeypatch.setattr(paths, name, own_node / name)
     assert brine("define", "-", stdin={"name": "web1", "memory_mib": 128})[0] == 0
+    give_keys()
     found = Node(monkeypatch)
     yield found
     found.listener.close()
@@ -143,7 +161,9 @@ MACHINE = {"machine": "pc-q35-7.2", "memory": 1 << 27, "vcpus": 1, "devices": {}
     [
         {"port": None},
         {"port": 70_000},
-        {"key": "no key"},
+        {"nonce": "no key"},
+        {"nonce": "a" * 32},
+        {"key_id": "a" * 16},
         {"machine": MACHINE | {"vcpus": "1"}},
         {"machine": None},
         {"nbd_port": None},
@@ -277,3 +297,56 @@ def test_a_target_drops_a_move_only_once_its_source_has_ended(
         step_commands.drop(arguments)
     arguments.source_ended = True
     assert step_commands.drop(arguments) == 0
+
+
+def brought(node: Node) -> dict[str, Any]:
+    """What the source has brought, beside its question whether the target holds all."""
+    return next(one["files"] for one in node.told if one["told"] == "bring")
+
+
+def test_what_comes_along_is_brought_when_the_guest_is_off(node: Node, tmp_path: Path) -> None:
+    """As it is then: its firmware may write while it shuts down. And no record has it."""
+    node.asked("stop")
+    (tmp_path / "password").write_text("5ecret\nmore\n")
+    spec = store.load("web1")
+    store.save(replace(spec, vnc_bind="::1", vnc_password_file=f"{tmp_path}/password"))
+    paths.CONSOLE_LOG_DIR.mkdir()
+    InstanceFiles("web1").console_log.write_text("one-time word: swordfish\n")
+    node.asked("hand over")
+    node.says = {"word": "held"}
+    with node.working() as work:
+        work.step()
+    assert [one["told"] for one in node.told] == ["bring", "hold"]
+    found = of_message(brought(node))
+    assert found[Belonging.VNC_PASSWORD] == b"5ecret"
+    assert b"swordfish" in found[Belonging.CONSOLE_LOG]
+    record = json.dumps([one.facts for one in operation.pending()])
+    assert "5ecret" not in record
+    assert "swordfish" not in record
+
+
+def test_what_a_target_does_not_keep_ends_the_move(node: Node) -> None:
+    node.asked("hand over")
+    node.says = {"word": "refused", "error": "no such folder"}
+    with node.working() as work:
+        work.step()
+    assert "no such folder" in node.move().error
+
+
+def test_a_key_of_the_cluster_that_is_replaced_changes_nothing_for_a_move(node: Node) -> None:
+    """Neither before the source has begun, while both are valid, nor after."""
+    give_keys(b"the key that comes next", SECRET)
+    assert node.asked("hand over").state is AnswerState.RUNNING
+    give_keys(b"the key that comes next")
+    node.says = {"word": "held"}
+    with node.working() as work:
+        work.step()
+    assert [one["told"] for one in node.told] == ["bring", "hold"]
+
+
+def test_a_move_whose_key_is_forgotten_before_the_source_begins_goes_back(node: Node) -> None:
+    give_keys(b"the key that comes next")
+    answer = node.asked("hand over")
+    assert answer.state is AnswerState.FAILED
+    assert "not here any more" in answer.error
+    assert records.find("web1") is None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,26 @@ from brine.instance.node_facts import NodeFacts
 from brine.instance.observe import look
 from brine.instance.store import InstanceError
 from brine.instance.validate import completed
-from brine.moves import arriving, named_files, records, source_service, target_service
-from brine.moves.offer import state_of
+from brine.moves import (
+    arriving,
+    belongings,
+    named_files,
+    records,
+    source_service,
+    target_service,
+)
+from brine.moves.belongings import Belonging
+from brine.moves.cluster_keys import ClusterKeys
+from brine.moves.migration import MoveError
+from brine.moves.offer import make_offer, state_of
 from brine.moves.offered import ReceivedOffer
 from brine.moves.records import AskedStep
 from brine.moves.target import TargetMove
+from brine.vm.files import InstanceFiles
 from brine.vm.spec import to_json
 from brine.watcher import restart_counter
 from brine.watcher.restart_counter import Tries
+from cluster_key import SECRET, give_keys
 from lab.runtime_file import write_runtime_file
 
 SPEC = {"name": "web1", "memory_mib": 128}
@@ -59,8 +73,16 @@ def offered(**keys: Any) -> dict[str, Any]:
         "runs": False,
         "disks": [],
         "bitmaps": {},
-        **dict.fromkeys(("runtime", "uefi_vars", "console_log", "vnc_password")),
+        "runtime": None,
+        "comes_along": [],
+        "uefi_bytes": 0,
+        "cluster_keys": ClusterKeys.read().ids(),
     }
+
+
+@pytest.fixture(autouse=True)
+def keys(own_node: Path) -> None:
+    give_keys()
 
 
 def test_a_move_to_another_node_is_not_prepared(
@@ -141,20 +163,16 @@ def test_no_socket_of_the_node_is_taken(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "password", "word"),
+    ("file", "word"),
     [
-        ("vnc/web1", "secret", ""),
-        ("cron.d/web1", "secret", "brings only files of"),
-        ("vnc/../cron.d/web1", "secret", "brings only files of"),
-        ("vnc/web1", "123456789", "a line of 1 to 8 bytes"),
-        ("vnc/web1", "a\tb", "a line of 1 to 8 bytes"),
+        ("vnc/web1", ""),
+        ("cron.d/web1", "brings only files of"),
+        ("vnc/../cron.d/web1", "brings only files of"),
     ],
 )
-def test_a_password_comes_along_to_a_folder_of_its_own(
-    folder: Path, file: str, password: str, word: str
-) -> None:
+def test_a_password_comes_along_to_a_folder_of_its_own(folder: Path, file: str, word: str) -> None:
     name = f"{paths.ETC_DIR}/{file}"
-    offer = offered(vnc_bind="::1", vnc_password_file=name) | {"vnc_password": password}
+    offer = offered(vnc_bind="::1", vnc_password_file=name) | {"comes_along": ["vnc_password"]}
     said = refused(offer)
     assert word in said
     assert ("VNC" in said or "move brings" in said) == bool(word)
@@ -162,11 +180,79 @@ def test_a_password_comes_along_to_a_folder_of_its_own(
 
 def test_the_watchers_tries_come_along(folder: Path) -> None:
     tries = {"count": 3, "last": 1.5, "given_up": True}
-    arriving.write_files(ReceivedOffer(offered() | {"tries": tries}))
+    arriving.keep_tries(ReceivedOffer(offered() | {"tries": tries}))
     assert restart_counter.load() == {"web1": Tries(3, 1.5, given_up=True)}
     for told in (5, {"count": -1}):
         with pytest.raises(BrineError, match="web1: its tries"):
-            arriving.write_files(ReceivedOffer(offered() | {"tries": told}))
+            arriving.keep_tries(ReceivedOffer(offered() | {"tries": told}))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"vnc_password": b"123456789"},
+        {"vnc_password": b"a\tb"},
+        {"vnc_password": b""},
+        {"vnc_password": b"a\nb"},
+        {"vnc_password": b"\xff"},
+        {"uefi_vars": bytes(belongings.LARGEST + 1)},
+        {"passwd": b"root::0:0::/:/bin/sh"},
+        {"uefi_vars": None},
+    ],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_what_can_not_come_along(lie: dict[str, bytes | None]) -> None:
+    files = {
+        name: None if data is None else base64.b64encode(data).decode()
+        for name, data in lie.items()
+    }
+    with pytest.raises(MoveError):
+        belongings.of_message(files)
+
+
+def test_what_comes_along_is_kept_as_it_was(own_node: Path) -> None:
+    """It may come twice. A QEMU that waits has its files open, and has said that it starts."""
+    paths.CONSOLE_LOG_DIR.mkdir()
+    spec = completed(SPEC | {"firmware": "uefi", "machine": "q35"})
+    spec = replace(spec, vnc_bind="::1", vnc_password_file=f"{own_node}/vnc/web1")
+    files = InstanceFiles("web1")
+    files.uefi_variables.write_bytes(b"none")
+    with files.uefi_variables.open("rb") as opened:
+        files.console_log.write_bytes(b"--- web1 starts ---\n")
+        belongings.keep_password_place(spec)
+        first = Path(spec.vnc_password_file).read_bytes()
+        found = {
+            Belonging.UEFI_VARIABLES: b"boot order",
+            Belonging.CONSOLE_LOG: b"what it has said\n",
+            Belonging.VNC_PASSWORD: b"5ecret",
+        }
+        for _ in range(2):
+            belongings.keep_belongings(spec, found, makes_password=True)
+        assert opened.read() == b"boot order"
+    assert files.console_log.read_bytes() == b"what it has said\n--- web1 starts ---\n"
+    assert len(first) == 9
+    assert Path(spec.vnc_password_file).read_bytes() == b"5ecret\n"
+    assert Path(spec.vnc_password_file).stat().st_mode & 0o777 == 0o600
+    brought = belongings.belongings_of(spec)
+    assert brought[Belonging.UEFI_VARIABLES] == b"boot order"
+    belongings.keep_belongings(spec, {Belonging.VNC_PASSWORD: b"other"}, makes_password=False)
+    assert Path(spec.vnc_password_file).read_bytes() == b"5ecret\n"
+
+
+def test_an_offer_has_no_secret(brine: Callable[..., Any], own_node: Path) -> None:
+    """Salt carries it, and keeps it in its job cache."""
+    (own_node / "password").write_text("5ecret\n")
+    (own_node / "password").chmod(0o600)
+    keys = {"vnc_bind": "::1", "vnc_port": 5900, "vnc_password_file": f"{own_node}/password"}
+    assert brine("define", "-", stdin=SPEC | keys)[0] == 0
+    paths.CONSOLE_LOG_DIR.mkdir(exist_ok=True)
+    InstanceFiles("web1").console_log.write_text("one-time word: swordfish\n")
+    offer = make_offer("web1", cold=False)
+    assert set(offer["comes_along"]) == {"console_log", "vnc_password"}
+    text = json.dumps(offer)
+    for secret in ("5ecret", "swordfish", SECRET.decode().strip()):
+        assert secret not in text
+        assert base64.b64encode(secret.encode()).decode().rstrip("=")[:-1] not in text
 
 
 @pytest.mark.parametrize("fate", [None, "take"])

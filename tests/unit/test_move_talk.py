@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import socket
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 
 from brine.moves import channel, talk
+from brine.moves.belongings import LARGEST
 from brine.moves.channel import CONTROL
 from brine.moves.migration import MoveError
-from brine.moves.move_key import MoveKey
 from brine.moves.talk import Asker, Listener, Topic
+from cluster_key import new_key
 from lab.waiting import wait_for
 
 HERE = "127.0.0.1"
-KEY = MoveKey.new()
+KEY = new_key()
 
 
 class Target:
@@ -82,16 +84,25 @@ def test_a_conversation_goes_on_after_a_long_silence(
 
 
 def test_another_key_tells_nothing(target: Target) -> None:
-    stranger = Asker(HERE, target.port, MoveKey.new())
+    stranger = Asker(HERE, target.port, new_key())
     with pytest.raises(MoveError, match="has refused the key"):
         stranger.ask(Topic.GO, serial=7)
     assert target.told == []
 
 
 def signed(session: bytes, number: int, body: str, side: bytes = b"source") -> bytes:
-    """A line that the source has signed."""
-    proof = KEY.proof(b"talk", side, session, number.to_bytes(8, "big"), body.encode()).hex()
-    return json.dumps([number, body, proof]).encode() + b"\n"
+    """A line that the source has sealed and signed."""
+    name = (b"talk", side, session, number.to_bytes(8, "big"))
+    sealed = base64.b64encode(KEY.sealed(body.encode(), *name))
+    proof = KEY.proof(*name, sealed).hex()
+    return json.dumps([number, sealed.decode(), proof]).encode() + b"\n"
+
+
+def changed(line: bytes) -> bytes:
+    """A line with another body under its proof."""
+    number, body, proof = json.loads(line)
+    other = bytes(one ^ 1 for one in base64.b64decode(body))
+    return json.dumps([number, base64.b64encode(other).decode(), proof]).encode() + b"\n"
 
 
 GO = json.dumps({"told": "go", "serial": 7})
@@ -106,11 +117,18 @@ def heard(connection: socket.socket) -> bytes:
     return found
 
 
+def is_answer(line: bytes, session: bytes) -> bool:
+    """Whether a line is the target's answer to *go*, the first of a connection."""
+    sealed = base64.b64decode(json.loads(line)[1])
+    found = KEY.sealed(sealed, b"talk", b"target", session, (1).to_bytes(8, "big"))
+    return bool(json.loads(found) == {"word": "runs"})
+
+
 def test_a_signed_line_is_taken(target: Target) -> None:
     call = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)
     with call.connection as connection:
         connection.sendall(signed(call.session, 1, GO))
-        assert b"runs" in heard(connection)
+        assert is_answer(heard(connection), call.session)
     assert [one["told"] for one in target.told] == ["go"]
 
 
@@ -122,13 +140,13 @@ def test_a_signed_line_is_taken(target: Target) -> None:
         lambda session: signed(session, 0, GO),
         lambda session: b'[-1, "", ""]\n',
         lambda session: signed(session, 1, GO, b"target"),  # its own words
-        lambda session: signed(session, 1, GO).replace(b"7", b"8"),
+        lambda session: changed(signed(session, 1, GO)),
         lambda session: signed(session, 1, "[]"),
         lambda session: b'[1, "{}", null]\n',
         lambda session: b"{}\n",
         lambda session: b"\xff\xfe\n",
         lambda session: b"[" * 5000 + b"\n",
-        lambda session: b"x" * 1_000_000,
+        lambda session: b"x" * (32 << 20),
     ],
 )
 def test_any_other_line_ends_the_connection(
@@ -148,12 +166,32 @@ def test_any_other_line_ends_the_connection(
     assert Asker(HERE, target.port, KEY).ask(Topic.HOLD) == {"word": "held"}
 
 
+def test_a_stranger_on_the_way_can_read_nothing(target: Target) -> None:
+    """Neither the question nor the answer, and no two of them look alike."""
+    call = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)
+    with call.connection as connection:
+        lines = [signed(call.session, number, GO) for number in (1, 2)]
+        for line in list(lines):
+            connection.sendall(line)
+            lines.append(heard(connection))
+    assert len(target.told) == 2
+    bodies = [base64.b64decode(json.loads(line)[1]) for line in lines]
+    assert len(set(bodies)) == 4
+    assert not [one for one in bodies if b"go" in one or b"runs" in one or b"told" in one]
+
+
+def test_what_comes_along_may_be_large(target: Target, asker: Asker) -> None:
+    files = {"uefi_vars": "A" * (4 * LARGEST // 3)}
+    assert asker.ask(Topic.BRING, files=files) == {"word": "held"}
+    assert target.told == [{"told": "bring", "files": files}]
+
+
 def test_a_line_that_was_sent_before_is_not_taken_again(target: Target) -> None:
     call = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)
     line = signed(call.session, 1, GO)
     with call.connection as connection:
         connection.sendall(line)
-        assert b"runs" in heard(connection)
+        assert is_answer(heard(connection), call.session)
         connection.sendall(line)
         assert heard(connection) == b""
     again = channel.call(HERE, target.port, key=KEY, purpose=CONTROL)

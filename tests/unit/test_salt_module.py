@@ -194,12 +194,3 @@ def test_what_yaml_has_and_json_lacks_is_refused(function: str, text: str, fault
     with pytest.raises(CommandExecutionError, match=f"^{re.escape(fault)}$"):
         getattr(module, function)(yaml.safe_load(text))
     assert runs.command == []
-
-
-@pytest.mark.parametrize("password", ["5ecret", None])
-def test_an_offer_that_stands_in_the_job_cache_has_no_password(password: str | None) -> None:
-    offer = {"runs": True, "vnc_password": password}
-    told = execution_module(Runs(json.dumps(offer))).move_offer("web1")
-    assert told["runs"]
-    assert "5ecret" not in json.dumps(told)
-    assert bool(told["vnc_password"]) == bool(password)

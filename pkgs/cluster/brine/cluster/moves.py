@@ -22,7 +22,7 @@ node removes the last copy of a disk. Between *hand over* and its answer no mast
 
 The facts of each step are those of :class:`Move`. From the offer on, they also have what
 :class:`Offer` has; *prepare* has the whole offer as ``offered``, and the source's steps after it
-have what the target has found as ``prepared``. These two have secrets.
+have what the target has found as ``prepared``. There is no secret in them: Salt carries them.
 """
 
 from __future__ import annotations

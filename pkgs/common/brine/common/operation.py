@@ -63,7 +63,7 @@ _SETTLE_TIMEOUT_S = 10.0
 _SERVICE_TIMEOUT_S = 60.0
 _PROGRESS_S = 1.0
 
-SECRETS = frozenset({"offered", "prepared", "found", "key", "vnc_password"})
+SECRETS = frozenset({"offered", "prepared", "found", "key"})
 """Facts that are never shown, at any depth: only the record, which is root's, has them."""
 
 Facts = dict[str, Any]

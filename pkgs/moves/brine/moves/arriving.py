@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from brine.common.errors import BrineError, warn
-from brine.common.files import write_whole
 from brine.common.progress import Tell
 from brine.hotplug.net.announce import announce
 from brine.hotplug.net.wiring import wire
@@ -38,7 +37,6 @@ from brine.vm.spec import Spec
 from brine.vm.values import Mode
 from brine.vm.vif import Vif
 
-_MODE = 0o600
 _PROGRAM = "brine-move"
 _ENDS_S = 60.0
 
@@ -84,28 +82,13 @@ def define(spec: Spec, source: str) -> Spec:
     return spec
 
 
-def write_files(offer: ReceivedOffer) -> None:
-    """Write what moves along beside the spec and the disks, and have the watcher know its tries.
+def keep_tries(offer: ReceivedOffer) -> None:
+    """Have the watcher know the tries of an instance.
 
-    :raises BrineError: what can't be written, or is no such thing.
+    :raises BrineError: if these are none.
     """
-    spec, files = offer.spec, InstanceFiles(offer.name)
-    for file, data in (
-        (files.uefi_variables, offer.uefi_variables),
-        (files.console_log, offer.console_log),
-    ):
-        if data:
-            _write(spec.name, file, data)
-    if offer.lacks_password():
-        _write(spec.name, Path(spec.vnc_password_file), offer.vnc_password.encode() + b"\n")
     if offer.tries:
-        supervisor().keep(spec.name, offer.tries)
-
-
-def _write(name: str, file: Path, data: bytes) -> None:
-    with telling(name, f"{file}: can't be written"):
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(file, data, mode=_MODE, alone=True)
+        supervisor().keep(offer.name, offer.tries)
 
 
 def start_waiting(offer: ReceivedOffer, spec: Spec) -> None:
@@ -123,6 +106,11 @@ def start_waiting(offer: ReceivedOffer, spec: Spec) -> None:
     except UnitError as error:
         raise start_failure(spec.name, error, before, since_us=since_us) from error
     forget_awaited(spec.name)  # of a start that was underway already, after a kill
+    if offer.uefi_bytes:  # of another firmware, QEMU would refuse the guest when it has left
+        here = InstanceFiles(spec.name).uefi_variables.stat().st_size
+        if here != offer.uefi_bytes:
+            text = f"UEFI here has {here} bytes of variables, and the guest's {offer.uefi_bytes}"
+            raise InstanceError(spec.name, text, hint="both nodes need one release of the firmware")
 
 
 @contextmanager

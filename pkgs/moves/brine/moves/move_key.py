@@ -1,25 +1,29 @@
 """The key of one move: both sides prove that they have it, and it encrypts what they send.
 
-QEMU reads it from a file, as a target at each connection. So the file stays until the move's end,
-in a folder that QEMU reaches after it has become another user in another root.
+Both derive it from the cluster's key by HKDF, see :mod:`brine.moves.cluster_keys`. QEMU reads it
+from a file, as a target at each connection. So the file stays until the move's end, in a folder
+that QEMU reaches after it has become another user in another root.
 
-Source: "TLS setup for network services" in QEMU's documentation (``tls-creds-psk``).
+Sources: RFC 5869 (HKDF); "TLS setup for network services" in QEMU's documentation
+(``tls-creds-psk``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import os
-import secrets
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from brine.common.errors import BrineError
 from brine.common.files import write_whole
 
+NONCE_BYTES = 32
 _BYTES = 32
+_ID_BYTES = 8
 _USER = "brine"
 _FILE = "keys.psk"
 
@@ -28,31 +32,63 @@ class MoveKeyError(BrineError):
     """A key that can't be used, or not be written."""
 
 
+def hexadecimal(text: Any, size: int) -> bytes:
+    """The bytes that a hexadecimal text of another node says.
+
+    :raises MoveKeyError: unless they are *size*.
+    """
+    with contextlib.suppress(ValueError, TypeError):
+        if len(found := bytes.fromhex(text)) == size and len(text) == 2 * size:
+            return found
+    raise MoveKeyError(f"{2 * size} hexadecimal digits are missing")
+
+
+def id_of(secret: bytes) -> str:
+    """The id of a key of the cluster, which everyone may know."""
+    return hmac.digest(secret, b"brine-move key id", "sha256")[:_ID_BYTES].hex()
+
+
 class MoveKey(NamedTuple):
-    """A key: *text* is hexadecimal. It is made for one move, and goes to its two nodes alone."""
+    """A key: *text* is hexadecimal. It is for one move, and no one but its two nodes has it."""
 
     text: str
 
     @classmethod
-    def new(cls) -> MoveKey:
-        """Another key than any before."""
-        return cls(secrets.token_hex(_BYTES))
+    def derived(cls, secret: bytes, nonce: bytes, *context: str) -> MoveKey:
+        """The key that all make of the same parts: HKDF with SHA-256, of one block.
+
+        :param nonce: makes it another one each time; it is no secret.
+        """
+        extracted = hmac.digest(nonce, secret, "sha256")
+        info = _joined(b"brine-move key", *(one.encode() for one in context))
+        return cls(hmac.digest(extracted, info + b"\1", "sha256").hex())
 
     @classmethod
     def of(cls, text: str) -> MoveKey:
-        """The key that another node has sent.
+        """The key that a record has.
 
         :raises MoveKeyError: if it is none.
         """
-        with contextlib.suppress(ValueError):
-            if len(bytes.fromhex(text)) == _BYTES and len(text) == 2 * _BYTES:
-                return cls(text)
-        raise MoveKeyError("the key of a move has 64 hexadecimal digits")
+        return cls(hexadecimal(text, _BYTES).hex())
 
     def proof(self, *parts: bytes) -> bytes:
         """What only those who have the key can say of *parts*; 32 bytes."""
-        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-        return hmac.digest(bytes.fromhex(self.text), message, "sha256")
+        return hmac.digest(bytes.fromhex(self.text), _joined(*parts), "sha256")
+
+    def sealed(self, data: bytes, *parts: bytes) -> bytes:
+        """*data* as only those who have the key can read it; and what is sealed, as it was.
+
+        :param parts: name it. Whatever else is sealed has other ones: else both could be read.
+        """
+        # The seed is random for all others, and SHAKE256 makes as many such bytes of it as wanted.
+        stream = hashlib.shake_256(self.proof(b"seal", *parts)).digest(len(data))
+        mixed = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")
+        return mixed.to_bytes(len(data), "big")
+
+
+def _joined(*parts: bytes) -> bytes:
+    """Parts as one text, from which no other parts are made."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 class KeyFolder(NamedTuple):

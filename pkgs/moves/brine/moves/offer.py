@@ -5,14 +5,11 @@ It is made by reading alone. The other node compares itself with it before it do
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from brine.common.files import read_regular, text_of
 from brine.common.mounts import MOUNTS
 from brine.hotplug.block_graph import size_of_disk
 from brine.hotplug.qemu import Machine
@@ -25,6 +22,8 @@ from brine.instance.observe import Observed, Oper, look
 from brine.instance.report import details
 from brine.instance.store import InstanceError, is_here
 from brine.instance.supervisor import supervisor
+from brine.moves.belongings import Belonging, belongings_of
+from brine.moves.cluster_keys import ClusterKeys
 from brine.moves.copying import size_in
 from brine.moves.migration import MoveError, bitmaps_of
 from brine.vm.address import DeviceKind
@@ -32,9 +31,7 @@ from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.run import Run
 from brine.vm.runtime_file import Runtime, qemu_id
-from brine.vm.spec import UEFI, Spec, to_json
-
-_LOG_BYTES = 64 * 1024
+from brine.vm.spec import Spec, to_json
 
 
 def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
@@ -43,7 +40,8 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
     :param cold: it is moved while it does not run, even if it does now.
     :returns: as JSON: the ``spec``, with the devices that it has now; whether it ``runs``, is moved
         ``live``, and has disks that are copied (``copies``); its ``runtime`` file, if it is moved
-        live; the facts of this ``node``; its ``disks``; and what else of it moves along.
+        live; the facts of this ``node``; its ``disks``; what else of it ``comes_along``; and the
+        ids of this node's ``cluster_keys``. There is no secret in it.
     :raises BrineError: why it can't move.
     """
     seen = look(name)
@@ -60,7 +58,7 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
     disks = [_disk(one, ids, sizes, is_copied=one.uuid not in on_network) for one in spec.disks]
     if not is_live:
         _refuse_layers(name, spec, disks)
-    files = InstanceFiles(name)
+    along = belongings_of(spec)
     return {
         "spec": to_json(spec),
         "runs": seen.is_going,
@@ -68,13 +66,13 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
         "copies": any(one["copies"] for one in disks),
         "run": Run.last(name).id,
         "state": state_of(seen),
-        "runtime": files.runtime.read_text() if is_live else None,
+        "runtime": InstanceFiles(name).runtime.read_text() if is_live else None,
         "node": facts_of(spec.qemu, None, []).to_json(),
         "disks": disks,
         "bitmaps": bitmaps,
-        "uefi_vars": _base64(files.uefi_variables) if spec.firmware == UEFI else None,
-        "vnc_password": text_of(spec.vnc_password_file) or None if spec.vnc_password_file else None,
-        "console_log": _base64(files.console_log, at_most=_LOG_BYTES),
+        "comes_along": list(along),
+        "uefi_bytes": len(along.get(Belonging.UEFI_VARIABLES, b"")),
+        "cluster_keys": ClusterKeys.read().ids(),
         "tries": supervisor().record(name),
     }
 
@@ -155,14 +153,3 @@ def _files(disk: Disk) -> Iterator[dict[str, Any]]:
     """The files of a disk, its own first, then those that back it; ``role`` counts them from 0."""
     for number, layer in enumerate([disk.path, *(one.path for one in disk.layers())]):
         yield {"role": str(number), "size_bytes": size_in(layer)}
-
-
-def _base64(file: Path, *, at_most: int = 0) -> str | None:
-    """A file's content, or the last so many bytes of it; None if there is none."""
-    try:
-        data = read_regular(file)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise MoveError(f"{file}: {error.strerror}") from error
-    return base64.b64encode(data[-at_most:] if at_most else data).decode()

@@ -3,7 +3,6 @@ it from coming here."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -17,10 +16,11 @@ from brine.hotplug.net.wiring import check_wiring
 from brine.instance import store
 from brine.instance.claims import note_of
 from brine.instance.disks.volumes import default_unit
-from brine.instance.kvm.resources import LONGEST_PASSWORD
 from brine.instance.kvm.runtime_devices import spec_now
 from brine.instance.movable import Movee, Obstacle, ObstacleId, obstacles_at
 from brine.instance.node_facts import NodeFacts, facts_of
+from brine.moves.belongings import Belonging
+from brine.moves.cluster_keys import Agreement, ClusterKeys
 from brine.moves.migration import MoveError
 from brine.moves.named_files import faults_of_files
 from brine.storage.unit import StorageError, UnitStatus
@@ -35,7 +35,6 @@ from brine.vm.values import Mode
 from brine.vm.vif import Vif
 
 _MIB = 1 << 20
-_LARGEST_FILE = 16 * _MIB
 _PASSWORDS = "vnc"
 """The folder in Brine's own of the files with passwords that move along."""
 
@@ -72,10 +71,10 @@ class ReceivedOffer:
             self.disks = tuple(_disk_of(one) for one in data["disks"])
             self.bitmaps = {str(key): [*map(str, names)] for key, names in data["bitmaps"].items()}
             self.runtime = _runtime_of(self.spec.name, data["runtime"]) if self.is_live else None
-            self.uefi_variables = _bytes_of(data["uefi_vars"])
-            self.console_log = _bytes_of(data["console_log"])
+            self.comes_along = frozenset(Belonging(one) for one in data["comes_along"])
+            self.uefi_bytes = int(data["uefi_bytes"])
+            self.cluster_keys = [str(one) for one in data["cluster_keys"]]
             self.tries = data.get("tries")
-            self.vnc_password = str(data["vnc_password"] or "").partition("\n")[0]
         except (BrineError, LookupError, TypeError, ValueError, AttributeError) as error:
             raise MoveError(printable(f"is no offer of an instance: {error!s:.200}")) from None
 
@@ -136,7 +135,15 @@ class ReceivedOffer:
     def lacks_password(self) -> bool:
         """Whether this node does not have the file with the password of VNC, and gets it. One that
         is there may be other instances', too."""
-        return bool(self.vnc_password) and not os.path.lexists(self.spec.vnc_password_file)
+        has_one = Belonging.VNC_PASSWORD in self.comes_along
+        return has_one and not os.path.lexists(self.spec.vnc_password_file)
+
+    def agree(self) -> Agreement:
+        """Choose what the key of this move is derived of.
+
+        :raises MoveError: if this node can have no key that the source has.
+        """
+        return ClusterKeys.read().agree(self.cluster_keys, self.node.node)
 
     def _refused(self, spec: Spec, units: Mapping[str, str]) -> Iterator[str]:
         """What the instance must not have of this node, or bring to it.
@@ -148,9 +155,6 @@ class ReceivedOffer:
             folder = paths.ETC_DIR / _PASSWORDS
             if file.parent != folder:
                 yield f"{file}: is not here, and a move brings only files of {folder} along"
-            password = self.vnc_password
-            if not (password.isprintable() and len(password.encode()) <= LONGEST_PASSWORD):
-                yield f"{file}: a VNC password is a line of 1 to {LONGEST_PASSWORD} bytes"
         specs = [spec]
         try:
             if runtime := self.runtime_here(spec):  # it may say otherwise
@@ -163,6 +167,10 @@ class ReceivedOffer:
     def _here(self, units: Mapping[str, str]) -> Iterator[str]:
         """What is in the way on this node that other nodes could not know."""
         spec = self.spec
+        try:
+            self.agree()
+        except BrineError as error:
+            yield str(error)
         if store.spec_file_of(spec.name).exists():
             yield f"this node has an instance {spec.name} already"
         if (note := note_of(spec.uuid)) and note.serial > spec.claim_serial > 0:
@@ -205,13 +213,6 @@ def _disk_of(data: Mapping[str, Any]) -> OfferedDisk:
 
 def _runtime_of(name: str, text: str) -> Runtime:
     return Runtime.of(json.loads(text), InstanceFiles(name).runtime)
-
-
-def _bytes_of(text: Any) -> bytes:
-    data = base64.b64decode(text, validate=True) if text else b""
-    if len(data) > _LARGEST_FILE:
-        raise ValueError("a file that is too large")
-    return data
 
 
 def _unit_here(name: str) -> str:

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from brine.moves.cluster_keys import Agreement
 from brine.moves.migration import MachineFacts, MoveError
-from brine.moves.move_key import MoveKey, MoveKeyError
+from brine.moves.move_key import MoveKeyError
 
 _MOST_PORT = 65535
 
@@ -16,6 +17,7 @@ class Prepared(NamedTuple):
     """What the target has prepared.
 
     :param address: of the target, and *port*: where it talks to the source.
+    :param agreement: on the key of the move.
     :param machine: what its QEMU has; None if the guest is off.
     :param disks: whether each disk is copied: by its device id, and by its UUID if the guest is
         off.
@@ -24,7 +26,7 @@ class Prepared(NamedTuple):
 
     address: str
     port: int
-    key: MoveKey
+    agreement: Agreement
     machine: MachineFacts | None
     disks: Mapping[str, bool]
     nbd_port: int | None
@@ -38,7 +40,7 @@ class Prepared(NamedTuple):
             return cls(
                 _text(data["address"]),
                 _port(data["port"]),
-                MoveKey.of(_text(data["key"])),
+                Agreement.of(data),
                 _machine(data["machine"]) if is_live else None,
                 disks,
                 _port(data["nbd_port"]) if has_port else None,

@@ -12,7 +12,6 @@ from brine.common.errors import BrineError, warn
 from brine.common.files import text_of
 from brine.common.own_addresses import is_own_address
 from brine.common.own_node import OwnNode
-from brine.common.settings import load
 from brine.confd import questions
 from brine.confd.client import (
     AnswerError,
@@ -28,6 +27,7 @@ from brine.confd.settings import ConfdSettings
 from brine.config.store import read_configuration
 from brine.instance.from_config import claim_of
 from brine.instance.store import is_this_node
+from brine.moves.cluster_keys import confd_settings
 from brine.vm.claim import Claim
 from brine.vm.spec import Spec
 
@@ -51,11 +51,7 @@ class Candidates:
     @classmethod
     def known(cls) -> Candidates | None:
         """Those that this node knows; None on a host without a cluster."""
-        try:
-            settings = load(ConfdSettings, paths.settings_file("confd"))
-        except BrineError as error:
-            warn(f"{error}; the defaults are used", hint=error.hint)
-            settings = ConfdSettings()
+        settings = confd_settings()
         ssconf = paths.SSCONF_DIR / "ssconf_master_candidates_ips"
         is_in_cluster = bool(text_of(ssconf)) or settings.config_file.exists()
         return cls(settings) if is_in_cluster and settings.key_file.exists() else None

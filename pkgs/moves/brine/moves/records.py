@@ -102,7 +102,7 @@ class MoveRecord:
 
     :param operation: its id on this node.
     :param facts: what the node was told by the master, as it is in all steps, and what this node
-        has added. There may be the key of the move in it.
+        has added. The key of the move is in it.
     """
 
     operation: str

@@ -31,6 +31,8 @@ from brine.instance.messages import tell
 from brine.instance.observe import Observed, look
 from brine.instance.store import is_here, try_to_save
 from brine.moves import channel, messages, records, source
+from brine.moves.belongings import belongings_of, to_message
+from brine.moves.cluster_keys import key_of_move
 from brine.moves.copying import checksum_of, copy_key, send_file, size_in
 from brine.moves.keys import key_folder
 from brine.moves.leaving import copied_disks, end_here, start_again, stop_for_move
@@ -41,6 +43,7 @@ from brine.moves.migration import (
     MoveProgress,
     QemuGoneError,
 )
+from brine.moves.move_key import MoveKey
 from brine.moves.offer import device_ids, present_spec, state_of
 from brine.moves.outgoing import Leaving, Outgoing
 from brine.moves.prepared import Prepared
@@ -146,6 +149,9 @@ def _begin(asked: AskedStep, step: SourceStep) -> None:
         )
         keeps_out = f"is being moved to {move.target}"
         known = {**facts, "copied": _to_copy(seen, move, facts.get("prepared"))}
+        if told := facts.get("prepared"):
+            agreement = Prepared.of(told, is_live=move.is_live).agreement
+            known["key"] = key_of_move(agreement, asked).text
         records.begin(move, spec.uuid, known, keeps_out=keeps_out)
     how = "while it runs" if move.is_live else "cold"
     tell(messages.MOVE_BEGUN, name, node=move.target, how=how)
@@ -205,6 +211,7 @@ class SourceWork:
         self._faulty_since: float | None = None  # since when no act has succeeded
         self._warned: set[str] = set()  # of the faults since then
         self._is_copied = False  # of a cold move
+        self._has_brought = False  # of a cold move
         self._is_durable = False  # that the claim is given away
         self._status = MoverStatus(record.move.id)
         self.outgoing = Outgoing(record.name, partial(_monitor, record.name), self._key_folder())
@@ -223,6 +230,13 @@ class SourceWork:
         if not found:
             raise MoveError("the target has not prepared anything")
         return Prepared.of(found, is_live=self.move.is_live)
+
+    @property
+    def _key(self) -> MoveKey:
+        """:raises MoveError: if the target has prepared nothing, so there is none."""
+        if found := self.record.facts.get("key"):
+            return MoveKey.of(str(found))
+        raise MoveError("there is no key for this move")
 
     def close(self) -> None:
         """End what it has open. QEMU keeps what it got."""
@@ -399,7 +413,7 @@ class SourceWork:
     def _copy_files(self) -> None:
         """Copy the disks of a guest that is off, and have the target compare them."""
         key = copy_key(self.record.name)
-        key.write(self.prepared.key)
+        key.write(self._key)
         address, sums = self.prepared.address, dict[str, dict[str, str]]()
         copied = self.record.facts["copied"]
         for disk in (one for one in store.load(self.record.name).disks if one.uuid in copied):
@@ -427,7 +441,7 @@ class SourceWork:
         sends."""
         folder = self._key_folder()
         if folder:
-            folder.write(self.prepared.key, self._user())
+            folder.write(self._key, self._user())
         self.outgoing.prepare(self._options(), sorted(self.prepared.disks))
 
     def _mirror(self, device_ids: list[str]) -> None:
@@ -452,6 +466,8 @@ class SourceWork:
         machine, asker = self.prepared.machine, self._connected()
         if machine is None:
             raise MoveError("the target has no QEMU that waits for the guest")
+        if not self._bring():
+            raise MoveError(f"{self.move.target}: {self._status.fault}")
         self._tell_target(Topic.RECEIVE)
         connection = asker.memory()
         with connection:
@@ -473,9 +489,21 @@ class SourceWork:
         self.outgoing.switch_over()
 
     def _ask(self) -> None:
-        self._word = self._asked_word(Topic.HOLD)
+        if not self.move.is_live:  # of a guest that runs, it was brought before its memory
+            self._has_brought = self._has_brought or self._bring()
+        if self.move.is_live or self._has_brought:
+            self._word = self._asked_word(Topic.HOLD)
         if self._word is not TargetWord.HELD:
             time.sleep(_SOON_S)
+
+    def _bring(self) -> bool:
+        """Bring what comes along beside the disks, as it is now; False if the target does not
+        answer."""
+        found = to_message(belongings_of(store.load(self.record.name)))
+        word = self._asked_word(Topic.BRING, files=found)
+        if word is TargetWord.REFUSED:
+            raise MoveError(f"{self.move.target}: {self._status.fault}")
+        return word is TargetWord.HELD
 
     def _give(self) -> None:
         move = self.move
@@ -553,7 +581,7 @@ class SourceWork:
     def _connected(self) -> Asker:
         if self._asker is None:
             prepared = self.prepared
-            self._asker = Asker(prepared.address, prepared.port, prepared.key)
+            self._asker = Asker(prepared.address, prepared.port, self._key)
         return self._asker
 
     def _tell_target(

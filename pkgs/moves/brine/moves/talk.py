@@ -2,15 +2,17 @@
 :mod:`brine.moves.channel` whose purpose is CONTROL.
 
 The source asks, and the target answers each message before the next one. Both are lines of JSON,
-``[number, body, proof]``: numbers count from 1 in each connection, and the proof is by the key of
-the move over the direction, the connection's name, the number and the body. So a line can be
-neither changed, nor left out, nor sent again: whoever receives such a line ends the connection.
+``[number, body, proof]``: numbers count from 1 in each connection. The body is the message, sealed
+by the key of the move for its direction, the connection's name and its number, in base64; and the
+proof is by that key over these three and the body. So a stranger can't read a line, and a line can
+be neither changed, nor left out, nor sent again: whoever receives such a line ends the connection.
 
 All messages may be repeated, on another connection, too: an answer may have been lost.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hmac
 import json
@@ -34,7 +36,7 @@ ANSWER_S = 30.0
 """How long an answer may take."""
 
 _QUIET_S = 900.0  # the source asks nothing while a large disk is copied
-_LARGEST = 256 * 1024
+_LARGEST = 24 << 20  # UEFI variables may be the largest of what comes along
 _TALKS = 4  # at a time
 _ASKS, _ANSWERS = b"source", b"target"
 
@@ -47,6 +49,9 @@ class Topic(StrEnum):
 
     ADMIT = "admit"
     """``ports``: the addresses and ports from which the source's QEMU connects for disks."""
+    BRING = "bring"
+    """``files``: what comes along beside the disks, in base64, see
+    :mod:`brine.moves.belongings`; ``word`` is ``held`` or ``refused``."""
     RECEIVE = "receive"
     """The next connection for memory is the guest."""
     HOLD = "hold"
@@ -82,11 +87,12 @@ class _Lines:
         self._key = key
         self._own, self._other = own, other
         self._sent = self._received = 0
-        self._rest = b""
+        self._rest = bytearray()
 
     def send(self, message: Message) -> None:
         self._sent += 1
-        body = json.dumps(message)
+        sealed = self._sealed(self._own, self._sent, json.dumps(message).encode())
+        body = base64.b64encode(sealed).decode()
         line = json.dumps([self._sent, body, self._proof(self._own, self._sent, body)])
         self._connection.sendall(line.encode() + b"\n")
 
@@ -103,7 +109,8 @@ class _Lines:
             if number != self._received + 1:
                 raise TalkError(f"message {number} came again, or before others")
             self._received = number
-            message = json.loads(body)
+            sealed = base64.b64decode(body, validate=True)
+            message = json.loads(self._sealed(self._other, number, sealed))
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise TalkError("a message that can't be read") from None
         if not isinstance(message, dict):
@@ -111,8 +118,9 @@ class _Lines:
         return message
 
     def _line(self, deadline: float) -> bytes:
-        while b"\n" not in self._rest:
-            if len(self._rest) > _LARGEST:
+        seen = 0
+        while (end := self._rest.find(b"\n", seen)) < 0:
+            if (seen := len(self._rest)) > _LARGEST:
                 raise TalkError("a message without an end")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -129,8 +137,13 @@ class _Lines:
                 kind = TalkError if self._rest else TalkEndedError
                 raise kind("the other node has ended the connection")
             self._rest += data
-        line, _, self._rest = self._rest.partition(b"\n")
+        line = bytes(self._rest[:end])
+        del self._rest[: end + 1]
         return line
+
+    def _sealed(self, side: bytes, number: int, body: bytes) -> bytes:
+        count = number.to_bytes(8, "big", signed=False)
+        return self._key.sealed(body, b"talk", side, self._session, count)
 
     def _proof(self, side: bytes, number: int, body: str) -> str:
         count = number.to_bytes(8, "big", signed=False)

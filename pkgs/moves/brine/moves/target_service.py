@@ -22,7 +22,7 @@ from typing import Any
 from brine.common import operation
 from brine.common.errors import BrineError, printable
 from brine.common.operation import AnswerState, StepAnswer
-from brine.common.qmp.wire import QmpClosedError
+from brine.common.qmp.wire import QmpClosedError, QmpCommandError
 from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.awaited import has_arrived
@@ -34,6 +34,8 @@ from brine.instance.observe import look
 from brine.instance.start import start_instance
 from brine.instance.store import is_this_node
 from brine.moves import arriving, channel, messages, records, target
+from brine.moves.belongings import Belonging, keep_belongings, keep_password_place, of_message
+from brine.moves.cluster_keys import key_of_move
 from brine.moves.copying import FileServer, checksum_of, copy_key
 from brine.moves.incoming import Incoming
 from brine.moves.keys import key_folder
@@ -58,6 +60,7 @@ log = logging.getLogger(__name__)
 
 CONTINUES_S = 60.0
 """How long a QEMU that can't run the guest that it has is asked to do so."""
+_NO_QEMU = "the QEMU that waits for the guest has ended"
 _POLL_S = 0.2
 _RETRY_S = 2.0
 
@@ -142,10 +145,12 @@ def _begin(asked: AskedStep) -> None:
             copies=bool(offer.copied()),
             runs=offer.runs,
         )
+        agreement = offer.agree()
         known = {
             **facts,
             "units": offer.units(),
-            "key": MoveKey.new().text,
+            "agreement": agreement._asdict(),
+            "key": key_of_move(agreement, asked).text,
             "makes_password": offer.lacks_password(),
         }
         keeps_out = f"is being moved to this node from {move.source}"
@@ -327,11 +332,13 @@ class TargetWork:
         self._tell(asked=TargetStep.PREPARE.value, text="volumes are made")
         spec = arriving.make_volumes(offer, self._units, self._tell_progress)
         arriving.define(spec, move.source)
-        arriving.write_files(offer)
+        arriving.keep_tries(offer)
+        if move.is_live and self.record.facts["makes_password"]:
+            keep_password_place(spec)
         prepared: dict[str, Any] = {
             "address": self.record.facts["target_address"],
             "port": self._port,
-            "key": self._key.text,
+            **self.record.facts["agreement"],
             "machine": None,
             "disks": {one.device_id or one.uuid: {"copies": one.copies} for one in offer.disks},
             "nbd_port": None,
@@ -410,6 +417,7 @@ class TargetWork:
             raise MoveError(f"{self.name}: a message that is not known here") from None
         doing: dict[Topic, Callable[[Message], Message]] = {
             Topic.ADMIT: self._admit,
+            Topic.BRING: self._keep,
             Topic.RECEIVE: self._expect,
             Topic.COPY: self._take_file,
             Topic.COPIED: self._compare,
@@ -435,9 +443,33 @@ class TargetWork:
             channel.admit(self._disks, callers)
         return {"word": "done"}
 
+    def _keep(self, message: Message) -> Message:
+        """Keep what comes along. The QEMU that waits for the guest gets its password of VNC."""
+        facts = self.record.facts
+        if self._fate() is not None or not self.move.is_prepared:
+            return {"word": "refused", "error": "nothing comes along now"}
+        try:
+            found = of_message(message["files"])
+        except MoveError as error:
+            return {"word": "refused", "error": str(error)}
+        if missing := self._offer.comes_along - {Belonging.CONSOLE_LOG} - found.keys():
+            return {"word": "refused", "error": f"what does not come along: {min(missing)}"}
+        makes_password = bool(facts.get("makes_password"))
+        keep_belongings(store.load(self.name), found, makes_password=makes_password)
+        password = found.get(Belonging.VNC_PASSWORD)
+        if password and makes_password and self.move.is_live:
+            if _guest(self.name) is not TargetGuest.INCOMING:
+                return {"word": "refused", "error": _NO_QEMU}
+            with monitor_of(self.name, of_unit=True) as qmp:
+                told = {"protocol": "vnc", "password": password.decode()}
+                with contextlib.suppress(QmpCommandError):  # it was started without VNC
+                    qmp.execute("set_password", told)
+        self.record = records.change(self.record, has_belongings=True)
+        return {"word": "held"}
+
     def _expect(self, _message: Message) -> Message:
         if self._fate() is not None or _guest(self.name) is not TargetGuest.INCOMING:
-            return {"word": "refused", "error": "the QEMU that waits for the guest has ended"}
+            return {"word": "refused", "error": _NO_QEMU}
         self._awaits_memory = True
         return {"word": "done"}
 
@@ -478,6 +510,8 @@ class TargetWork:
     def _hold(self, _message: Message) -> Message:
         if self._fate() is Fate.DROP:
             return {"word": "refused", "error": "the move is dropped here"}
+        if self._offer.comes_along and not self.record.facts.get("has_belongings"):
+            return {"word": "refused", "error": "what comes along has not come"}
         return self._take_part(partial(target.hold_act, self.move))
 
     def _go(self, message: Message) -> Message:
