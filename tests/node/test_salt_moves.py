@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,15 @@ def test_an_instance_moves_live_through_a_kill_of_salt_and_back_cold(fleet: Flee
         listed = first.run(["brine", "operations", "list", "--json"]).stdout
         return [one for one in json.loads(listed) if one["kind"] == "move"]
 
-    wait_for("the move to begin", lambda: bool(pending()) and bool(pending()[0]["steps"][1:]))
+    keys: list[str] = []
+
+    def is_prepared() -> bool:
+        """Whether the target has a record with the key of the move."""
+        records = second.shell("cat /var/lib/brine/operations/* 2>/dev/null || true")
+        keys.extend(re.findall(r'"key": ?"([0-9a-f]{64})"', records))
+        return bool(keys)
+
+    wait_for("the move to begin", is_prepared, timeout_s=120)
     first.run(["systemctl", "kill", "--signal=KILL", "move"])
     told = migrate(fleet, "--to", "node2")
     assert told["result"] is True, told
@@ -100,6 +109,14 @@ def test_an_instance_moves_live_through_a_kill_of_salt_and_back_cold(fleet: Flee
     assert run_in_guest(second, "web1", BOOT_ID) == boot_id
     assert info(second, "web1")["status"] == "running"
     assert home_of(fleet) == {IDS[1]}
+
+    # The jobs have the offer, and not the key of the move.
+    jobs = "/var/cache/salt/master/jobs"
+    assert first.run(["grep", "-rlaF", "comes_along", jobs], check=False).stdout
+    for node in fleet.nodes:
+        places = ["/var/cache/salt", "/var/log"]
+        assert node.run(["grep", "-rlaF", keys[-1], *places], check=False).stdout == ""
+        assert keys[-1] not in node.run(["journalctl", "--no-pager", "--output=export"]).stdout
 
     # Pillar still has the old node: that is told, and changes nothing.
     with pytest.raises(LabError, match="brine instance migrate web1"):
