@@ -58,7 +58,7 @@ from brine.moves.source import (
     SourceView,
     TargetWord,
 )
-from brine.moves.talk import Asker, Topic
+from brine.moves.talk import ANSWER_S, Asker, Topic
 from brine.vm.run import Run
 from brine.vm.runtime_file import LastStart
 
@@ -500,7 +500,7 @@ class SourceWork:
         """Bring what comes along beside the disks, as it is now; False if the target does not
         answer."""
         found = to_message(belongings_of(store.load(self.record.name)))
-        word = self._asked_word(Topic.BRING, files=found)
+        word = self._asked_word(Topic.BRING, files=found, timeout_s=ANSWER_S)
         if word is TargetWord.REFUSED:
             raise MoveError(f"{self.move.target}: {self._status.fault}")
         return word is TargetWord.HELD

@@ -89,11 +89,12 @@ class _Lines:
         self._sent = self._received = 0
         self._rest = bytearray()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, timeout_s: float) -> None:
         self._sent += 1
         sealed = self._sealed(self._own, self._sent, json.dumps(message).encode())
         body = base64.b64encode(sealed).decode()
         line = json.dumps([self._sent, body, self._proof(self._own, self._sent, body)])
+        self._connection.settimeout(timeout_s)
         self._connection.sendall(line.encode() + b"\n")
 
     def receive(self, timeout_s: float) -> Message:
@@ -176,9 +177,9 @@ class Asker:
         try:
             lines = self._lines or self._connected(timeout_s)
             try:
-                lines.send(message)
+                lines.send(message, timeout_s)
             except OSError as error:
-                raise TalkEndedError(f"the connection has ended: {error.strerror}") from error
+                raise TalkEndedError(f"the connection has ended: {error}") from error
             return lines.receive(timeout_s)
         except BaseException:
             self.close()  # a late answer must not be taken for that to the next message
@@ -275,7 +276,7 @@ class Listener:
                 message = lines.receive(_QUIET_S)
                 with self._one_by_one:
                     answer = self._answered(message)
-                lines.send(answer)
+                lines.send(answer, ANSWER_S)
         except TalkEndedError:
             pass  # it comes again if it has more to say
         except (BrineError, OSError) as error:
