@@ -19,6 +19,10 @@ import pytest
 
 from brine.common.errors import BrineError
 from brine.common.qmp.wire import QmpTimeoutError
+from brine.hotplug import block_jobs
+from brine.hotplug.block_graph import top_node
+from brine.hotplug.errors import HotplugError
+from brine.hotplug.qemu import Machine
 from brine.moves import channel, outgoing
 from brine.moves.migration import (
     CopyPhase,
@@ -29,7 +33,7 @@ from brine.moves.migration import (
     QemuGoneError,
 )
 from cluster_key import new_key
-from component.move_pair import HERE, MIB, WAIT_S, Pair, is_counting, qemu_of
+from component.move_pair import DISK_MIB, HERE, MIB, WAIT_S, Pair, is_counting, qemu_of
 from lab.debian import RELEASES
 from lab.waiting import wait_for
 
@@ -618,6 +622,43 @@ def test_only_admitted_callers_are_heard(address: str) -> None:
         channel.connect_bare(late, *where)
         known.sendall(b"still")
         assert ours.recv(5) == b"still"
+
+
+def test_the_job_of_other_work_on_a_disk_is_no_mirror_of_a_move(make: Any) -> None:
+    """A disk may have one that was left by a kill: the move neither takes it for its own nor ends
+    it; and other work does neither with that of a move."""
+    pair = make()
+    pair.prepare()
+    pair.serve()
+    other = {"driver": "null-co", "node-name": "other", "size": DISK_MIB * MIB}
+    with pair.a.connect() as qmp:
+        machine = Machine(qmp)
+        qmp.execute("blockdev-add", other)
+        top = top_node(machine, pair.disk)
+        block_jobs.begin_mirror(machine, pair.disk, top, "other")
+    with pytest.raises(HotplugError, match="is being copied"):
+        pair.mirror()
+    assert pair.source.look(pair.mirrored).mirrors == {}
+    pair.source.cancel(pair.mirrored)
+    with pair.a.connect() as qmp:
+        machine = Machine(qmp)
+        assert block_jobs.find_job(machine, pair.disk)
+        block_jobs.cancel_job(machine, pair.disk)
+        qmp.execute("blockdev-del", {"node-name": "other"})
+    pair.forget_connections()
+    pair.prepare()
+    pair.target.stop_serving()
+    pair.serve()
+    pair.mirror()
+    pair.await_mirrors()
+    with pair.a.connect() as qmp:
+        machine = Machine(qmp)
+        with pytest.raises(HotplugError, match="is being copied"):
+            block_jobs.refuse_busy(machine, pair.disk)
+        block_jobs.cancel_job(machine, pair.disk)
+    assert pair.source.look(pair.mirrored).mirrors
+    pair.run_from("receive")
+    assert pair.running() == [pair.b]
 
 
 def test_a_caller_without_a_key_is_told_of_no_disk(make: Any) -> None:

@@ -133,7 +133,7 @@ def test_a_move_that_is_not_known_here_is_cancelled_while_another_is_pending(nod
 
 
 def test_an_instance_does_not_move_while_a_disk_of_it_moves(node: Node) -> None:
-    """Both have a job of the same name in QEMU."""
+    """QEMU copies a disk once at a time."""
     with operation.begin(OperationKind("disk-move", {}), store.operation_key("web1")):
         answer = node.asked("stop")
     assert answer.state is AnswerState.FAILED

@@ -1,7 +1,8 @@
 """Block jobs of a running QEMU: a disk is copied to another image, or layers are merged.
 
-A disk has at most one job, named for its device. QEMU keeps a job that has ended until it is
-dismissed, so that its end is not lost with a connection.
+A disk has at most one job, named for its device, and otherwise if a move to another node is at
+work: see :func:`of_move`. QEMU keeps a job that has ended until it is dismissed, so that its end is
+not lost with a connection.
 
 Source: "Live Block Device Operations" in QEMU's documentation.
 """
@@ -50,6 +51,13 @@ def job_id(device_id: str) -> str:
     return f"job-{device_id}"
 
 
+def of_move(device_id: str) -> str:
+    """What a move to another node gives these functions in the place of a disk's device. So neither
+    it nor other work on the disk ever takes the job that the other has left for its own: to
+    complete that of a move would have the guest use the other node's image."""
+    return f"{device_id}.move"
+
+
 def find_job(machine: Machine, device_id: str) -> Job | None:
     """The job of a disk; None if it has none."""
     for one in machine.list_of("query-jobs"):
@@ -60,7 +68,7 @@ def find_job(machine: Machine, device_id: str) -> Job | None:
 
 def refuse_busy(machine: Machine, device_id: str) -> None:
     """Refuse a disk that QEMU is copying or merging."""
-    if find_job(machine, device_id):
+    if find_job(machine, device_id) or find_job(machine, of_move(device_id)):
         hint = "brine operations list shows that work"
         raise HotplugError(f"{device_id}: is being copied, or merged", hint=hint)
 

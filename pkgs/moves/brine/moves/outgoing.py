@@ -16,7 +16,7 @@ from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpProtocolError, QmpTimeoutError
 from brine.hotplug import block_jobs
 from brine.hotplug.block_graph import top_node
-from brine.hotplug.block_jobs import Job, JobState
+from brine.hotplug.block_jobs import Job, JobState, of_move
 from brine.hotplug.qemu import Machine
 from brine.instance.kvm.guest import run_state
 from brine.moves.dirtying import DirtyWatch
@@ -100,7 +100,7 @@ class Outgoing(MoveSide):
 
     def _look(self, machine: Machine, device_ids: Sequence[str]) -> Leaving:
         state = run_state(machine.qmp)
-        found = {one: block_jobs.find_job(machine, one) for one in device_ids}
+        found = {one: block_jobs.find_job(machine, of_move(one)) for one in device_ids}
         jobs = {device_id: job for device_id, job in found.items() if job}
         return Leaving(state, Migration.read(machine.qmp), jobs)
 
@@ -141,8 +141,9 @@ class Outgoing(MoveSide):
         :raises MoveError: if the target does not take it; it may lack the key of this move.
         """
         with connection, self._machine() as machine:
-            if block_jobs.find_job(machine, device_id):
+            if block_jobs.find_job(machine, of_move(device_id)):
                 return False
+            block_jobs.refuse_busy(machine, device_id)
             node, name = _node_of(device_id), f"move-{device_id}"
             machine.remove("blockdev-del", {"node-name": node})  # of a process that was killed
             hand_over_socket(machine, name, connection)
@@ -160,7 +161,8 @@ class Outgoing(MoveSide):
                 take_back_socket(machine, name)
                 text = f"{self.name}: the target does not take {device_id}: {error.description}"
                 raise MoveError(text) from error
-            block_jobs.begin_mirror(machine, device_id, top_node(machine, device_id), node, rate)
+            top = top_node(machine, device_id)
+            block_jobs.begin_mirror(machine, of_move(device_id), top, node, rate)
         return True
 
     def await_mirrors(
@@ -209,7 +211,7 @@ class Outgoing(MoveSide):
                 return False
             self._refuse_unprepared(machine)
             for device_id in mirrored:
-                job = block_jobs.find_job(machine, device_id)
+                job = block_jobs.find_job(machine, of_move(device_id))
                 _refuse_failed(self.name, device_id, job)
                 if job and job.state is not JobState.READY:
                     raise MoveError(f"{self.name}: {device_id} is not copied yet")
@@ -270,7 +272,7 @@ class Outgoing(MoveSide):
             if found.mirrors and found.migration.state is not MigrationState.PRE_SWITCHOVER:
                 raise MoveError(f"{self.name}: does not stand still: {found.migration.state}")
             for device_id in found.mirrors:
-                block_jobs.leave_copy(machine, device_id)
+                block_jobs.leave_copy(machine, of_move(device_id))
             for device_id in device_ids:
                 machine.remove("blockdev-del", {"node-name": _node_of(device_id)})
         return bool(found.mirrors)
@@ -357,7 +359,7 @@ class Outgoing(MoveSide):
             with contextlib.suppress(QmpCommandError):
                 instance = {"type": "block-node", "node-name": node}
                 machine.qmp.execute("yank", {"instances": [instance]})
-            block_jobs.cancel_job(machine, device_id)
+            block_jobs.cancel_job(machine, of_move(device_id))
             machine.remove("blockdev-del", {"node-name": node})
         self._clear_key(machine)
 
