@@ -19,7 +19,9 @@ _UNITS = [
     ("brine-claims.service", "failed", "failed"),
     ("postfix.service", "active", "running"),
     ("odd.mount", "failed", "failed"),
+    ("brine-confd.service", "active", "running"),
 ]
+_ON_DEMAND = "brine-kvmd.service"
 
 
 @pytest.mark.parametrize(
@@ -50,9 +52,16 @@ def test_it_shows_the_daemons_that_a_reboot_has_to_bring_back(
     brine: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"unit": unit, "active": active, "sub": sub} for unit, active, sub in _UNITS]
+    files = [
+        {"unit_file": unit, "state": "disabled" if unit == _ON_DEMAND else "enabled"}
+        for unit, _, _ in _UNITS
+        if unit.startswith("brine-") and "@" not in unit
+    ]
     systemctl = tmp_path / "bin/systemctl"
     systemctl.parent.mkdir()
-    systemctl.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(rows)}\nEND\n")
+    (tmp_path / "list-units").write_text(json.dumps(rows))
+    (tmp_path / "list-unit-files").write_text(json.dumps(files))
+    systemctl.write_text(f'#!/bin/sh\ncat {tmp_path}/"$1"\n')
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{systemctl.parent}:/usr/bin:/bin")
     status, out, _ = brine("state", "--json", noun="node")
@@ -60,12 +69,12 @@ def test_it_shows_the_daemons_that_a_reboot_has_to_bring_back(
     assert status == 0
     assert found["boot_id"]
     assert found["daemons"] == [
-        "brine-kvmd.service",
+        "brine-confd.service",
         "brine-lifecycle-executor.socket",
         "brine-watcher.timer",
     ]
     assert found["failed"] == ["brine-claims.service", "odd.mount"]
-    assert "brine-kvmd.service" in brine("state", noun="node")[1]
+    assert "brine-confd.service" in brine("state", noun="node")[1]
     systemctl.write_text("#!/bin/sh\necho no JSON\n")
     status, out, errors = brine("state", "--json", noun="node")
     assert status == 1

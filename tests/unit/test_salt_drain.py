@@ -135,8 +135,10 @@ class Fleet(Nodes):
     def _state(self, node: str) -> Any:
         kernel = "6.2" if self.boots[node] and node != self.old_kernel else "6.1"
         newest = "6.2" if node in self.upgraded else "6.1"
+        daemons = [] if self.store.read().node(node).drained else ["brine-confd.service"]
         is_broken = node in self.upgraded and node in self.broken_by_upgrade
-        names = {"daemons": [] if is_broken else ["brine-kvmd.service"], "failed": []}
+        daemons += [] if is_broken else ["brine-kvmd.path"]
+        names = {"daemons": daemons, "failed": []}
         return {"boot_id": f"{self.boots[node]}", "kernel": kernel, "newest": newest, **names}
 
     def _health(self, node: str) -> Any:

@@ -1295,11 +1295,15 @@ def _choose(facts: Result, wanted: Result) -> Result:
 
 def _drain_batch(facts: Result, wanted: Result) -> Result:
     names = facts["nodes"]
-    states = _execute("brine.node_state", names, [], timeout=wanted["timeout"])
-    _expect_objects(names, states, "its state is not known")
     question = {"verb": "drain", "nodes": names, "jobs": wanted["jobs"]}
     told = _drained(question, cold=wanted["cold"], test=False, timeout=wanted["timeout"])
     _expect_no_failures(told)
+    # A drained node is no master candidate, so the daemon that candidates have stops there.
+    done = _redistributed("brine.confd", names, _nodes(), timeout=wanted["timeout"])
+    if wrong := _undone(done):
+        raise _RefusedError(_named(wrong))
+    states = _execute("brine.node_state", names, [], timeout=wanted["timeout"])
+    _expect_objects(names, states, "its state is not known")
     return {"before": {name: states[name] for name in names}}
 
 
@@ -1313,7 +1317,11 @@ def _fill_batch(facts: Result, wanted: Result) -> Result:
 
 def _expect_no_failures(told: Result) -> None:
     if told["failed"]:
-        raise _RefusedError("; ".join(f"{name}: {why}" for name, why in told["failed"].items()))
+        raise _RefusedError(_named(told["failed"]))
+
+
+def _named(reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {why}" for name, why in reasons.items())
 
 
 def _upgrade(facts: Result, wanted: Result) -> Result:
@@ -1392,7 +1400,7 @@ def _check(facts: Result, wanted: Result) -> Result:
         if not wrong:
             return {}
         if time.monotonic() > until:
-            raise _RefusedError("; ".join(f"{name}: {why}" for name, why in wrong.items()))
+            raise _RefusedError(_named(wrong))
         time.sleep(_BOOT_PAUSE_S)
 
 

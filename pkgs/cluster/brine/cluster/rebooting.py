@@ -4,7 +4,7 @@ It is one operation of the master (:mod:`brine.common.operation`). Its record de
 for next, and so it goes on after the master's death. For each batch of nodes::
 
     choose    which nodes are next: as many as the others can hold the guests of
-    drain     their state is looked at: what is well there; their guests go elsewhere
+    drain     their guests go elsewhere; then their state is looked at: what is well there
     upgrade   if that is wanted, their packages; the kernel that they boot next is looked at
     reboot    until each has another boot id; never while a guest runs there
     check     daemons, kernel and configuration are as they should be

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from brine.common.cli import print_json
 from brine.common.errors import BrineError, printable
@@ -30,7 +29,8 @@ class NodeState:
     :param kernel: the release that runs.
     :param newest: that of the newest installed kernel of its flavour; empty if the one that runs is
         not among those in ``/boot``, as in a container.
-    :param daemons: the names of Brine's units that run or wait for something.
+    :param daemons: the names of Brine's units that the boot starts, and that run or wait for
+        something. Others run while they are needed: the KVM daemon, while there are VMs.
     :param failed: the names of all units that have failed.
     """
 
@@ -59,12 +59,12 @@ def print_state(arguments: argparse.Namespace) -> int:
 def state_of_node() -> NodeState:
     """:raises BrineError: if systemd does not answer."""
     kernel = os.uname().release
-    units = [*_units()]
+    units, at_boot = [*_units()], _enabled_units()
     return NodeState(
         boot_id=_BOOT_ID_FILE.read_text().strip(),
         kernel=kernel,
         newest=newest_kernel(kernel, (one.name for one in _KERNELS_DIR.glob("vmlinuz-*"))),
-        daemons=tuple(sorted(name for name, _, sub in units if _is_daemon(name, sub))),
+        daemons=tuple(sorted(name for name, _, sub in units if name in at_boot and sub in _READY)),
         failed=tuple(sorted(name for name, active, _ in units if active == "failed")),
     )
 
@@ -107,14 +107,22 @@ def _by_version(release: str) -> list[tuple[int, int, str]]:
 
 def _units() -> Iterator[tuple[str, str, str]]:
     """The loaded units: name, active state, and the state below it."""
-    command = ["systemctl", "list-units", "--all", "--no-pager", "--output=json"]
+    for one in _listed("list-units", "--all"):
+        yield one["unit"], one["active"], one["sub"]
+
+
+def _enabled_units() -> set[str]:
+    """The names of Brine's units that the node's boot starts."""
+    found = _listed("list-unit-files", "brine-*")
+    return {one["unit_file"] for one in found if one["state"] == "enabled"}
+
+
+def _listed(verb: str, *more: str) -> list[dict[str, str]]:
+    """:raises BrineError: if systemd does not answer."""
+    command = ["systemctl", verb, *more, "--no-pager", "--output=json"]
     try:
         run = run_bounded(command, timeout_s=_TIMEOUT_S, environment=os.environ)
-        rows: Any = json.loads(run.stdout)
+        rows: list[dict[str, str]] = json.loads(run.stdout)
     except (OSError, TimeoutError, ValueError) as error:
-        raise BrineError(f"systemctl list-units: {error}") from error
-    yield from ((one["unit"], one["active"], one["sub"]) for one in rows)
-
-
-def _is_daemon(name: str, sub: str) -> bool:
-    return name.startswith("brine-") and "@" not in name and sub in _READY
+        raise BrineError(f"systemctl {verb}: {error}") from error
+    return rows
