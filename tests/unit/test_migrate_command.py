@@ -50,14 +50,20 @@ def run(*words: str) -> int:
         return int(left.code or 0)
 
 
-def begun(kind: operation.OperationKind) -> str:
+def begun(kind: operation.OperationKind, name: str = "web1") -> str:
     """A move that waits for a node."""
     if kind is MOVE:
-        facts = MOVE_FACTS | {"source": "n1", "target": "n2", "serial": 2, "cold": False}
+        facts = MOVE_FACTS | {
+            "instance": f"{name}.example.com",
+            "source": "n1",
+            "target": "n2",
+            "serial": 2,
+            "cold": False,
+        }
         facts |= {"wishes": {}, "source_address": "", "target_address": ""}
     else:
         facts = {}
-    with operation.begin(kind, "move/web1.example.com", facts=facts) as work:
+    with operation.begin(kind, f"move/{name}.example.com", facts=facts) as work:
         pass
     return work.record.id
 
@@ -100,12 +106,25 @@ def test_the_options_of_a_migration_and_its_progress(
     salt_run(DONE)
     words = ["--to", "010", "--cold", "--auto-converge", "--max-downtime", "300", "--rate", "1M"]
     assert run("instance", "migrate", "web1", *words) == 0
-    assert "25 % copy on n1: 3 GiB left" in capsys.readouterr().err
+    assert capsys.readouterr().err == "web1.example.com: 25 % copy on n1: 3 GiB left\n"
     given = ['instance="web1"', 'to="010"', "cold=true", "auto_converge=true"]
     assert salt_run()[-6:] == [*given, "max_downtime=300", f"rate={1 << 20}"]
     assert run("instance", "migrate", "web1", "--json") == 0
     said = capsys.readouterr()
     assert (json.loads(said.out), said.err) == (DONE, "")
+
+
+def test_a_drain_shows_each_of_its_moves(
+    salt_run: SaltRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("web1", "web2"):
+        step = operation.find(begun(MOVE, name))
+        assert step
+        operation.progressed(step.steps[0].id, 0.5, f"copy of {name}")
+    salt_run({"result": True, "comment": "n1: 2 instances have moved"})
+    assert run("node", "drain", "n1") == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines) == [f"{one}.example.com: 50 % copy of {one}" for one in ("web1", "web2")]
 
 
 def test_operations_are_resumed_and_aborted(

@@ -452,7 +452,7 @@ def migrate(
         test=test,
         patience_s=_PATIENCE_S if patience is None else float(patience),
         timeout=timeout,
-        tell=_tell if display_progress else log.info,
+        tell=_teller(display_progress),
     )
     result, comment = told.pop("result"), told.pop("comment")
     return _ended(result, comment, **told)
@@ -484,7 +484,7 @@ def resume(
     try:
         _expect_master()
         patience_s = _PATIENCE_S if patience is None else float(patience)
-        tell = _tell if display_progress else log.info
+        tell = _teller(display_progress)
         status = _move("next", str(operation))
         is_last = (
             abort and status["state"] == "undoing" and (status["step"] or {})["step"] == "drop"
@@ -506,8 +506,12 @@ def resume(
 # Moves.
 
 
+def _teller(is_shown: bool) -> Callable[[str], None]:
+    """What gets lines about how far it is: ``salt-run``, which prints them, or else the log."""
+    return _tell if is_shown else log.info
+
+
 def _tell(line: str) -> None:
-    """Have ``salt-run`` print a line about how far it is."""
     if __jid_event__:
         __jid_event__.fire_event({"message": line}, "progress")
 
@@ -933,6 +937,7 @@ def drain(
     jobs: int = 4,
     test: bool = False,
     timeout: int | None = None,
+    display_progress: bool = False,
 ) -> Result:
     """
     Empty a node: move all instances that run there to other nodes. It takes nothing new until
@@ -947,6 +952,7 @@ def drain(
     :param jobs: how many instances move at a time.
     :param test: only say what would move where.
     :param timeout: how long a minion may take to say that it is there, in seconds.
+    :param display_progress: print how far each move is, as Salt's events.
 
     Returns ``moved``, by instance the node that has it now; ``failed``, by instance why it is still
     there; and ``left``, those that do not run. It fails if one runs there still.
@@ -957,12 +963,18 @@ def drain(
         salt-run brine.drain kvm1 to=kvm2 cold=True
     """
     question = {"verb": "drain", "nodes": [str(node)], "to": str(to or ""), "jobs": int(jobs)}
-    done = functools.partial(_drained, question, cold=cold, test=test, timeout=timeout)
+    how: Result = {"test": test, "timeout": timeout, "tell": _teller(display_progress)}
+    done = functools.partial(_drained, question, cold, how)
     return _verb_done(str(node), done, test)
 
 
 def fill(
-    node: str, cold: bool = False, jobs: int = 4, test: bool = False, timeout: int | None = None
+    node: str,
+    cold: bool = False,
+    jobs: int = 4,
+    test: bool = False,
+    timeout: int | None = None,
+    display_progress: bool = False,
 ) -> Result:
     """
     Have a node take instances again, and bring those home that ``brine.drain`` has moved away.
@@ -975,7 +987,8 @@ def fill(
         salt-run brine.fill kvm1
     """
     question = {"verb": "fill", "nodes": [str(node)], "jobs": int(jobs)}
-    done = functools.partial(_filled, question, cold=cold, test=test, timeout=timeout)
+    how: Result = {"test": test, "timeout": timeout, "tell": _teller(display_progress)}
+    done = functools.partial(_filled, question, cold, how)
     return _verb_done(str(node), done, test)
 
 
@@ -1005,6 +1018,7 @@ def reboot(
     abort: bool = False,
     boot_timeout: int = 900,
     timeout: int | None = None,
+    display_progress: bool = False,
 ) -> Result:
     """
     Reboot nodes one after another, without a reboot of their guests: for each node, move its guests
@@ -1027,11 +1041,12 @@ def reboot(
     :param abort: forget what has begun. Nodes that are drained stay so: see ``brine.fill``.
     :param boot_timeout: how long a node may take to come back, in seconds.
     :param timeout: how long a minion may take to say that it is there, in seconds.
+    :param display_progress: print each step, and how far each move is, as Salt's events.
 
     CLI Example::
 
         salt-run brine.reboot 'kvm*' upgrade=True test=True
-        salt-run brine.reboot 'kvm*' upgrade=True
+        salt-run brine.reboot 'kvm*' upgrade=True display_progress=True
         salt-run brine.reboot
     """
     try:
@@ -1057,7 +1072,9 @@ def reboot(
                     wanted = {"nodes": names, "batch": int(batch), "upgrade": bool(upgrade)}
                     wanted |= {"cold": bool(cold), "jobs": int(jobs)}
                     now = _reboot_step("begin", wanted)
-            return _rebooted(now, int(boot_timeout), timeout, left_out)
+            known: Result = {"boot_timeout_s": int(boot_timeout), "timeout": timeout}
+            known["tell"] = _teller(display_progress)
+            return _rebooted(now, known, left_out)
     except BlockingIOError:
         return _ended(False, "another brine.reboot is at work")
     except _RefusedError as error:
@@ -1084,21 +1101,22 @@ def _verb_done(node: str, done: Callable[[], Result], test: bool) -> Result:
     return _ended(not failed, comment, **told, not_redistributed=undone)
 
 
-def _drained(question: Result, *, cold: bool, test: bool, timeout: int | None) -> Result:
-    plan = _plan(question, timeout)
-    if not test:
+def _drained(question: Result, cold: bool, how: Result) -> Result:
+    """:param how: ``test``, ``timeout`` and ``tell``, as for :func:`_migrate`; so those below."""
+    plan = _plan(question, how["timeout"])
+    if not how["test"]:
         _mark_leaving(plan)
         # One may have come before the mark; _placed looks once more after it has moved some.
-        plan = plan if plan["moves"] else _plan(question, timeout)
-    return _placed(question, plan, cold=cold, test=test, timeout=timeout)
+        plan = plan if plan["moves"] else _plan(question, how["timeout"])
+    return _placed(question, plan, cold, how)
 
 
-def _filled(question: Result, *, cold: bool, test: bool, timeout: int | None) -> Result:
-    plan = _plan(question, timeout)  # which refuses a node that does not answer
-    if not test:
+def _filled(question: Result, cold: bool, how: Result) -> Result:
+    plan = _plan(question, how["timeout"])  # which refuses a node that does not answer
+    if not how["test"]:
         _mark("undrained", question["nodes"])
-    told = _placed(question, plan, cold=cold, test=test, timeout=timeout)
-    if not test:
+    told = _placed(question, plan, cold, how)
+    if not how["test"]:
         _mark("home", question["nodes"])
     return told
 
@@ -1132,14 +1150,13 @@ def _plan(question: Result, timeout: int | None) -> Result:
     return planned
 
 
-def _placed(
-    question: Result, plan: Result, *, cold: bool, test: bool, timeout: int | None
-) -> Result:
+def _placed(question: Result, plan: Result, cold: bool, how: Result) -> Result:
     """Move what a plan says. What can't go to one node is tried on others, until nothing has a
     place that it was not tried on. Moves that a killed call has begun go on before."""
     moved = {one["instance"]: one["target"] for one in plan["pending"]}
     barred: dict[str, dict[str, str]] = {}
-    how: Result = {"test": test, "timeout": timeout, "spent": set()}
+    test, timeout = how["test"], how["timeout"]
+    how = {**how, "spent": set()}
     if moved and not test:
         refused = _moves_done(plan["pending"], question["jobs"], False, how)
         moved = {name: target for name, target in moved.items() if name not in refused}
@@ -1252,10 +1269,11 @@ def _reboot_plan(
     return _ended(True, comment, batches=batches, left_out=left_out)
 
 
-def _rebooted(
-    now: Result, boot_timeout_s: int, timeout: int | None, left_out: Sequence[str]
-) -> Result:
-    """Do what follows, until all nodes are rebooted, or something is in doubt."""
+def _rebooted(now: Result, known: Result, left_out: Sequence[str]) -> Result:
+    """Do what follows, until all nodes are rebooted, or something is in doubt.
+
+    :param known: ``boot_timeout_s``, ``timeout`` and ``tell``, of this call.
+    """
     carry = {
         "choose": _choose,
         "drain": _drain_batch,
@@ -1264,10 +1282,10 @@ def _rebooted(
         "check": _check,
         "fill": _fill_batch,
     }
-    wanted = {**now["wanted"], "boot_timeout_s": boot_timeout_s, "timeout": timeout}
+    wanted = {**now["wanted"], **known}
     while step := now["step"]:
         doubt, found = "", {}
-        log.info("brine.reboot: %s of %s", step["step"], ", ".join(step["facts"]["nodes"]))
+        known["tell"](f"{step['step']}: {', '.join(step['facts']['nodes'])}")
         try:
             found = carry[step["step"]](step["facts"], wanted)
         except _RefusedError as error:
@@ -1296,7 +1314,8 @@ def _choose(facts: Result, wanted: Result) -> Result:
 def _drain_batch(facts: Result, wanted: Result) -> Result:
     names = facts["nodes"]
     question = {"verb": "drain", "nodes": names, "jobs": wanted["jobs"]}
-    told = _drained(question, cold=wanted["cold"], test=False, timeout=wanted["timeout"])
+    how = {"test": False, "timeout": wanted["timeout"], "tell": wanted["tell"]}
+    told = _drained(question, wanted["cold"], how)
     _expect_no_failures(told)
     # A drained node is no master candidate, so the daemon that candidates have stops there.
     done = _redistributed("brine.confd", names, _nodes(), timeout=wanted["timeout"])
@@ -1309,7 +1328,8 @@ def _drain_batch(facts: Result, wanted: Result) -> Result:
 
 def _fill_batch(facts: Result, wanted: Result) -> Result:
     question = {"verb": "fill", "nodes": facts["nodes"], "jobs": wanted["jobs"]}
-    told = _filled(question, cold=wanted["cold"], test=False, timeout=wanted["timeout"])
+    how = {"test": False, "timeout": wanted["timeout"], "tell": wanted["tell"]}
+    told = _filled(question, wanted["cold"], how)
     _changes_redistributed(wanted["timeout"])
     _expect_no_failures(told)
     return {}

@@ -13,7 +13,8 @@ import select
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from brine.cluster.move_operation import MOVE
@@ -24,6 +25,7 @@ from brine.common.errors import BrineError, printable, tell_error, warn
 from brine.common.operation import Operation, settle_one
 
 _POLL_S = 0.25
+_SAME_STEP_S = 2.0
 _INTERRUPTED = 130
 
 Told = Mapping[str, Any]
@@ -123,25 +125,37 @@ def run_salt(
 
 
 def _read(child: subprocess.Popen[bytes], is_ours: Callable[[Operation], bool] | None) -> bytes:
-    """The output of the runner. Meanwhile each new word of the move's progress is shown."""
+    """The output of the runner. Meanwhile the progress of moves is shown."""
     assert child.stdout
-    said, shown = b"", ""
+    said = b""
+    shown: dict[str, tuple[str, float]] = {}
     while True:
         if select.select([child.stdout], [], [], _POLL_S)[0]:
             part = os.read(child.stdout.fileno(), 65536)
             if not part:
                 return said
             said += part
-        if is_ours and (line := _progress(is_ours)) not in ("", shown):
+        for line in _progress(is_ours, shown) if is_ours else ():
             print(printable(line), file=sys.stderr, flush=True)
-            shown = line
 
 
-def _progress(is_ours: Callable[[Operation], bool]) -> str:
+def _progress(
+    is_ours: Callable[[Operation], bool], shown: dict[str, tuple[str, float]]
+) -> Iterator[str]:
+    """A line for each move whose step is new, and for one that goes on, now and then.
+
+    :param shown: by operation, the step of its last line, and when that was shown; it is kept.
+    """
+    now = time.monotonic()
     for one in operation.pending():
-        if one.kind == MOVE.name and is_ours(one) and one.progress:
-            return f"{100 * one.progress.get('done', 0):3.0f} % {one.progress.get('text', '')}"
-    return ""
+        step = operation.awaited(one)
+        if one.kind != MOVE.name or not is_ours(one) or not one.progress or step is None:
+            continue
+        last, then = shown.get(one.id, ("", 0.0))
+        if step.id != last or now - then > _SAME_STEP_S:
+            shown[one.id] = (step.id, now)
+            done, text = one.progress.get("done", 0), one.progress.get("text", "")
+            yield f"{one.facts.get('instance', '')}: {100 * done:.0f} % {text}"
 
 
 def _tell_dryrun_salt(told: Told) -> int:

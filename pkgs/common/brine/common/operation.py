@@ -672,7 +672,7 @@ def answered(step_id: str, answer: Facts) -> Operation | None:
         work = Work(_kind_of(record), record)
         for step in record.steps:
             if step.id == step_id and _is_awaited(step):
-                record.waits_for, step.state = "", StepState.DONE
+                record.waits_for, record.progress, step.state = "", {}, StepState.DONE
                 work.answer(step, answer)
         work.end()
         return record
