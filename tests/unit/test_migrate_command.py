@@ -33,9 +33,8 @@ def salt_run(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> SaltRun:
     def install(told: Any = None) -> list[str]:
         if told is not None:
             program = own_node / "bin/salt-run"
-            program.write_text(
-                f'#!/bin/sh\nprintf "%s\\n" "$@" >{given}\nsleep 0.5\ncat {answer}\n'
-            )
+            script = f'printf "%s\\n" "$@" >{given}; sleep 0.5; echo unclosed >&2; cat {answer}'
+            program.write_text(f"#!/bin/sh\n{script}\n")
             program.chmod(0o755)
             answer.write_text(told if isinstance(told, str) else json.dumps(told))
         return given.read_text().splitlines() if given.exists() else []

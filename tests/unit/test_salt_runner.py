@@ -323,10 +323,12 @@ def test_those_that_do_not_answer_are_named(
 
 
 def test_a_master_without_a_configuration_says_so(runner: ModuleType, tmp_path: Path) -> None:
-    text = "brine: error: config.data: there is no configuration"
-    (tmp_path / "bin/brine").write_text(f"#!/bin/sh\necho '{text}' >&2\nexit 1\n")
+    lines = "brine: warning: old", "brine: error: there is none", "brine: hint: make one"
+    said = "\n".join(lines)
+    (tmp_path / "bin/brine").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     for function in (runner.redistribute, runner.rotate_key):
-        assert function() == {"result": False, "comment": text, "retcode": 1}
+        told = function()
+        assert told == {"result": False, "comment": "there is none; make one", "retcode": 1}
 
 
 def test_a_rotation_goes_by_steps_that_all_confirm(

@@ -81,6 +81,8 @@ _DAEMON_S = 10.0
 _PUBLISH_S = 30.0
 _LOCK_PAUSE_S = 0.1
 _PENDING = ("begun", "undoing", "committed")
+# How the lines of a command's failure begin that count; others are warnings.
+_SAID = ("brine: error: ", "brine: hint: ")
 
 log = logging.getLogger(__name__)
 
@@ -573,9 +575,9 @@ def _migrate(
         status = _move("next", identity)
 
         def tell_wait(line: str) -> None:
-            tell(line)
             if status["step"]:  # the move's record shows it
                 _move("answer", stdin=json.dumps(_own_answer(status["step"], line)[0]))
+            tell(line)
 
         with _cluster_locks(
             found["name"], [found["node"], to], tell_wait, locks, patience_s
@@ -1827,8 +1829,9 @@ def _brine(*command: str, stdin: str = "") -> Any:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _RefusedError(f"brine can't be run: {error}") from None
     if run.returncode != 0:
-        said = run.stderr.decode(errors="replace").strip().splitlines() or ["it failed"]
-        raise _RefusedError(said[0])
+        lines = [line.strip() for line in run.stderr.decode(errors="replace").splitlines()]
+        said = [one.partition(kind)[2] for one in lines for kind in _SAID if one.startswith(kind)]
+        raise _RefusedError("; ".join(said or lines[:1]) or "it failed")
     return json.loads(run.stdout)
 
 

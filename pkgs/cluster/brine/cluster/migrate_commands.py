@@ -13,9 +13,10 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from brine.cluster.move_operation import MOVE
 from brine.cluster.rebooting import REBOOT
@@ -107,21 +108,33 @@ def run_salt(
     # JSON is YAML: without quotes, Salt would make numbers of some names.
     given = [f"{key}={json.dumps(one)}" for key, one in words.items() if one not in (None, False)]
     command = [program, "--out=json", "--log-level=error", f"brine.{function}", *given]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as child:
+    # By its answer it has said all. Salt 3008 also complains that it leaves parts of itself open.
+    with tempfile.TemporaryFile() as errors:
+        said = _output(command, errors, is_quiet, is_ours)
         try:
-            said = _read(child, None if is_quiet else is_ours)
+            told: Any = json.loads(said)
+        except ValueError:
+            told = said.decode(errors="replace").strip()
+        if isinstance(told, dict) and isinstance(told.get("result"), bool):
+            return told
+        errors.seek(0)
+        sys.stderr.write(errors.read().decode(errors="replace"))
+    raise BrineError(f"salt-run brine.{function}: {printable(str(told))[-300:] or 'no answer'}")
+
+
+def _output(
+    command: list[str], errors: IO[bytes], is_quiet: bool, is_ours: Callable[[Operation], bool]
+) -> bytes:
+    """What the runner prints. An interruption by the user names the moves that are left."""
+    pipe, no_input = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=pipe, stderr=errors, stdin=no_input) as child:
+        try:
+            return _read(child, None if is_quiet else is_ours)
         except KeyboardInterrupt:
             left = [one for one in operation.pending() if one.kind == MOVE.name and is_ours(one)]
             for one in left:
                 warn("the move is pending", hint=f"brine operations resume {one.id}, or abort")
             raise SystemExit(_INTERRUPTED) from None
-    try:
-        told: Any = json.loads(said)
-    except ValueError:
-        told = said.decode(errors="replace").strip()
-    if isinstance(told, dict) and isinstance(told.get("result"), bool):
-        return told
-    raise BrineError(f"salt-run brine.{function}: {printable(str(told))[-300:] or 'no answer'}")
 
 
 def _read(child: subprocess.Popen[bytes], is_ours: Callable[[Operation], bool] | None) -> bytes:
@@ -142,20 +155,21 @@ def _read(child: subprocess.Popen[bytes], is_ours: Callable[[Operation], bool] |
 def _progress(
     is_ours: Callable[[Operation], bool], shown: dict[str, tuple[str, float]]
 ) -> Iterator[str]:
-    """A line for each move whose step is new, and for one that goes on, now and then.
+    """What is new about moves: at once if that is another step, else now and then.
 
-    :param shown: by operation, the step of its last line, and when that was shown; it is kept.
+    :param shown: by operation, its last line, and when that was shown; it is kept.
     """
     now = time.monotonic()
     for one in operation.pending():
-        step = operation.awaited(one)
-        if one.kind != MOVE.name or not is_ours(one) or not one.progress or step is None:
+        if one.kind != MOVE.name or not is_ours(one) or not one.progress:
             continue
+        done, text = one.progress.get("done", 0), str(one.progress.get("text", ""))
+        line = f"{one.facts.get('instance', '')}: {100 * done:.0f} % {text}"
         last, then = shown.get(one.id, ("", 0.0))
-        if step.id != last or now - then > _SAME_STEP_S:
-            shown[one.id] = (step.id, now)
-            done, text = one.progress.get("done", 0), one.progress.get("text", "")
-            yield f"{one.facts.get('instance', '')}: {100 * done:.0f} % {text}"
+        is_other_step = text.partition(":")[0] not in last
+        if line != last and (is_other_step or now - then > _SAME_STEP_S):
+            shown[one.id] = (line, now)
+            yield line
 
 
 def _tell_dryrun_salt(told: Told) -> int:

@@ -33,7 +33,8 @@ def _done(function: str, arguments: argparse.Namespace, *options: str) -> int:
     if arguments.json:
         print_json({key: one for key, one in told.items() if key != "retcode"})
     else:
-        print("\n".join(_lines(told, is_plan)))
+        for line in _lines(told, is_plan):
+            print(line)
     if not told["result"] and not arguments.json:
         tell_error(BrineError(printable(str(told["comment"]))))
     return 0 if told["result"] else 1
