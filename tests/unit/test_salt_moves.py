@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,7 @@ class Nodes:
     :ivar free_mib: by node.
     :ivar failing: the node whose states fail.
     :ivar without: nodes that lack brine-moves.
+    :ivar timeouts: by a step's name, how long nodes got to answer it, each time.
     :ivar obstacles: by node, those of an instance that would move there.
     """
 
@@ -56,6 +58,7 @@ class Nodes:
         self.applied: list[str] = []
         self.failing = ""
         self.without: set[str] = set()
+        self.timeouts: dict[str, list[int | None]] = {}
 
     def execute(
         self,
@@ -68,6 +71,8 @@ class Nodes:
     ) -> dict[str, Any]:
         """As Salt's runner salt.execute."""
         ids = [each for each in (N1, N2, N3) if re.match(tgt, each)]
+        if fun == "brine.move_step":
+            self.timeouts.setdefault(kwarg["question"]["step"], []).append(timeout)
         function = self.functions()[fun]
         answers = {each: function(each, *arg, **kwarg) for each in ids}
         return {each: False if answer is None else answer for each, answer in answers.items()}
@@ -226,6 +231,19 @@ def test_nodes_that_are_silent_or_late_or_lie_are_asked_again(
     assert "does not answer" in text
     assert "50 % 5 s left" in text
     assert "another step" in text
+
+
+def test_a_node_that_is_too_busy_to_answer_is_asked_less_often_and_waited_for_longer(
+    runner: ModuleType, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes.change["offer"] = [lambda _: None] * 5
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(runner, "_FIRST_PAUSE_S", 1)
+    assert runner.migrate(WEB1, to=N2, timeout=7)["result"] is True
+    assert pauses[:5] == [2, 4, 8, 15, 15]
+    assert nodes.timeouts["offer"] == [7, 10, 20, 40, 60, 60]
+    assert nodes.timeouts["prepare"] == [7]
 
 
 def test_a_move_that_fails_goes_back_and_says_why(

@@ -57,6 +57,7 @@ __func_alias__ = {"list_": "list"}
 Result = dict[str, Any]
 
 _TIMEOUT_S = 60
+_SALT_TIMEOUT_S = 5  # its own default
 _LONGEST_SAID = 300
 # A node that is just applying states is asked again after the first of these, then each time after
 # twice as long, up to the second. A first run installs packages, and takes minutes.
@@ -762,12 +763,13 @@ def _carried(
     identity, last = status["id"], status
     asked, heard, told = "", time.monotonic(), ""
     spent = set() if spent is None else spent
+    vain = 0
     while status["state"] in _PENDING:
         last, step, began = status, status["step"] or {"id": "", "step": ""}, time.monotonic()
         if step["id"] != asked:
-            asked, heard = step["id"], began
+            asked, heard, vain = step["id"], began, 0
         try:
-            status, why, is_well = _step_carried(status, timeout)
+            status, why, is_well = _step_carried(status, _longer(timeout, vain))
         except _RefusedError as error:
             why, is_well = _printable(error), False
         line = f"{last['instance']}: {why}" if why else ""
@@ -777,6 +779,7 @@ def _carried(
             told = line
         if status["state"] not in _PENDING or (status["step"] or {}).get("id", "") != asked:
             continue
+        vain = 0 if is_well else vain + 1
         if is_well:
             heard = time.monotonic()
         elif time.monotonic() - heard > (0 if step["step"] in spent else patience_s):
@@ -789,8 +792,17 @@ def _carried(
             except _RefusedError as error:
                 return _left(identity, status, _printable(error))
             continue
-        time.sleep(max(0.0, began + _FIRST_PAUSE_S - time.monotonic()))
+        if vain:
+            time.sleep(min(_FIRST_PAUSE_S * 2**vain, _LONGEST_PAUSE_S))
+        else:
+            time.sleep(max(0.0, began + _FIRST_PAUSE_S - time.monotonic()))
     return _ending_elsewhere(last) if status["state"] == "ended" else _ending(status)
+
+
+def _longer(timeout: int | None, vain: int) -> int | None:
+    """How long a minion gets to answer, after so many questions in vain. A busy one works on each
+    question that was asked too early, and is the busier for it."""
+    return max(timeout or 0, min(_SALT_TIMEOUT_S * 2**vain, _TIMEOUT_S)) if vain else timeout
 
 
 def _step_carried(status: Result, timeout: int | None) -> tuple[Result, str, bool]:
