@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from brine.moves.copying import FileServer, checksum_of, send_file
+from brine.moves.copying import FileServer, checksum_of, end_copy, send_file
 from brine.moves.migration import MoveError, MoveProgress
 from brine.moves.move_key import KeyFolder, MoveKey
 from cluster_key import new_key
@@ -47,6 +47,23 @@ def test_a_file_is_copied_with_its_holes(tmp_path: Path) -> None:
     assert target.stat().st_size == source.stat().st_size
     assert target.stat().st_blocks * 512 < 4 * MIB
     assert told[-1].done <= told[-1].total == source.stat().st_size
+
+
+def test_a_file_of_no_whole_sectors_is_copied(tmp_path: Path) -> None:
+    """As images are that QEMU has just made."""
+    key = key_in(tmp_path / "key", MoveKey.new())
+    source, target = tmp_path / "a", tmp_path / "b"
+    source.write_bytes(os.urandom(1000))
+    target.touch()
+    server = FileServer(HERE, key)
+    port, is_zero = server.serve(str(target), 1000)
+    try:
+        send_file(str(source), HERE, port, key, is_zero=is_zero)
+    finally:
+        server.close()
+    for _ in range(2):
+        end_copy(str(target), 1000)
+        assert target.read_bytes() == source.read_bytes()
 
 
 def test_a_copy_that_is_called_off_ends(tmp_path: Path) -> None:

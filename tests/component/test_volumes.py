@@ -7,11 +7,13 @@ import errno
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -23,9 +25,15 @@ from brine.storage import lvm
 from brine.storage.directory_notes import RECORDS
 from brine.storage.file_volume import FileVolume
 from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import UnusableVolumeError, Volume, VolumeRequest, Wipe
+from brine.storage.volume import (
+    UnusableVolumeError,
+    Volume,
+    VolumeRequest,
+    VolumeSnapshot,
+    Wipe,
+)
 from brine.storage.volumes import managed_volumes, volume_in
-from brine.vm.disk import Disk
+from brine.vm.disk import Backing, Disk
 from component.own_lvm import loop_device, run_lvm, use_lvm_of
 from lab.waiting import wait_for
 
@@ -302,6 +310,61 @@ def test_a_copy_has_all_that_its_source_has_with_what_is_below_it(driver: Driver
     assert told[-1] == 1.0
 
 
+def test_its_files_are_all_of_it_in_another_unit(driver: Driver, tmp_path: Path) -> None:
+    volume = driver.made()
+    if driver.is_lvm:
+        assert [one.path for one in volume.files()] == [volume.status().path]
+        volume.snapshot("now")
+        with pytest.raises(StorageError, match="snapshots that LVM keeps: now"):
+            volume.files()
+        return
+    for text in ("one", "two", "three"):
+        write(volume, text)
+        if text != "three":
+            volume.snapshot(text)
+    there = [one.snapshot for one in volume.files() if one.snapshot]
+    with tempfile.TemporaryDirectory(prefix="brine-volumes-", dir="/srv") as unit:
+        settings = tmp_path / "etc/storage.toml"
+        settings.write_text(f'directories = ["{driver.unit}", "{unit}"]\n')
+        copy = volume_in(unit, volume.uuid)
+        request = VolumeRequest(size=4 * MIB, format=driver.format, snapshots=tuple(there))
+        free = os.statvfs(unit).f_bavail * os.statvfs(unit).f_frsize
+        full = replace(request, snapshots=(replace(there[0], used=free),))
+        with pytest.raises(StorageError, match="free, and"):
+            copy.create(full)
+        copy.create(request)
+        for ours, theirs in zip(volume.files(), copy.files(), strict=True):
+            shutil.copyfile(ours.path, theirs.path)
+        for _ in range(2):
+            copy.settle_copy()
+        volume.remove(with_snapshots=True)
+        names = [(one.name, one.since) for one in copy.status().snapshots]
+        assert names == [(one.name, one.since) for one in there]
+        assert read(copy) == "three"  # by the headers, too
+        copy.rollback("two")
+        assert read(copy) == "two"
+        copy.remove_snapshot("one")
+        assert read(copy) == "two"
+        copy.merging("two")
+        with pytest.raises(StorageError, match="removal has begun"):
+            copy.files()
+        copy.remove(with_snapshots=True)
+        assert os.listdir(unit) == [RECORDS]
+
+
+@pytest.mark.parametrize("driver", ["file-raw"], indirect=True)
+def test_what_is_based_on_others_is_not_all_of_it(driver: Driver) -> None:
+    (path := Path(driver.unit, "theirs.raw")).write_bytes(bytes(MIB))
+    overlay = f"{driver.unit}/own.qcow2"
+    command = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(path), overlay]
+    subprocess.run(command, check=True)
+    volume = driver.volume()
+    backing = Backing(path=str(path), format="raw")
+    volume.adopt(Disk(path=overlay, format="qcow2", backing=backing), owner="web1")
+    with pytest.raises(StorageError, match="theirs.raw, which is not of its volume"):
+        volume.files()
+
+
 @pytest.mark.parametrize("driver", ["file-qcow2"], indirect=True)
 def test_an_image_that_names_another_file_is_not_followed(driver: Driver) -> None:
     """A guest that has broken out of its QEMU can write the header of its image."""
@@ -399,6 +462,13 @@ WORK: dict[str, Callable[[Volume, Driver], None]] = {
     "create": lambda volume, driver: volume.create(
         VolumeRequest(size=4 * MIB, format=driver.format)
     ),
+    "create a copy": lambda volume, driver: volume.create(
+        VolumeRequest(
+            size=4 * MIB,
+            format=driver.format,
+            snapshots=(VolumeSnapshot(name="one", since=7.0), VolumeSnapshot(name="two")),
+        )
+    ),
     "snapshot": lambda volume, _: volume.snapshot("now"),
     "rollback": lambda volume, _: volume.rollback("before"),
     "remove snapshot": lambda volume, _: volume.remove_snapshot("before"),
@@ -428,7 +498,7 @@ def test_a_logical_volume_whose_making_was_killed_is_made_again(
 @pytest.mark.long
 @pytest.mark.needs_device_mapper
 @pytest.mark.parametrize("driver", ["plain-raw"], indirect=True)
-@pytest.mark.parametrize("what", sorted({*WORK} - {"create", "merged"}))
+@pytest.mark.parametrize("what", sorted({*WORK} - {"create", "create a copy", "merged"}))
 def test_work_on_a_logical_volume_that_was_killed_anywhere_can_be_done_again(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -438,7 +508,8 @@ def test_work_on_a_logical_volume_that_was_killed_anywhere_can_be_done_again(
 def kill_and_do_again(driver: Driver, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     was_killed, count = True, 0
     while was_killed:
-        if what == "create":
+        is_new = what.startswith("create")
+        if is_new:
             volume = driver.volume()
         else:
             volume = driver.made()
@@ -455,13 +526,18 @@ def kill_and_do_again(driver: Driver, monkeypatch: pytest.MonkeyPatch, what: str
 
         was_killed = killed_at(monkeypatch, count, work, is_lvm=driver.is_lvm)
         assert driver.left() <= driver.recorded(), count
-        if was_killed and not (what == "create" and volume.status().status is UnitStatus.OK):
+        if was_killed and not (is_new and volume.status().status is UnitStatus.OK):
             if what == "snapshot" and volume.status().snapshots:
                 pass
             else:
                 work()
         if what != "remove":
-            wanted = {"create": "", "remove snapshot": "since", "merged": "since"}
+            wanted = {
+                "create": "",
+                "create a copy": "",
+                "remove snapshot": "since",
+                "merged": "since",
+            }
             assert read(volume) == wanted.get(what, "data")
             for snapshot in reversed(volume.status().snapshots):
                 volume.remove_snapshot(snapshot.name)

@@ -25,6 +25,7 @@ from brine.vm.spec import Spec, parse
 ANSWERS = Path(__file__).parent / "processors"
 MODEL = "Skylake-Server-v4"
 DISK = {"uuid": "0c000000-0000-4000-8000-00000000000c", "path": "/srv/x.raw"}
+OTHER_UUID = "0d000000-0000-4000-8000-00000000000d"
 IN_UNIT = {**DISK, "unit": "/srv", "size_mib": 1000}
 NIC = {"mac": "52:54:00:00:00:0a", "link": "br0"}
 
@@ -99,10 +100,13 @@ def test_what_ties_an_instance_to_its_node(
     assert ids(obstacles(Movee(web1(**keys)))) == found
 
 
-def test_snapshots_stay_and_are_named() -> None:
-    movee = Movee(web1(), snapshots={"root": ["before", "after"], "data": []})
+@pytest.mark.parametrize(("unit", "cold"), [("/srv", False), ("vg1", True)])
+def test_snapshots_do_not_move_live_nor_those_of_lvm_at_all(unit: str, cold: bool) -> None:
+    root = {**IN_UNIT, "name": "root", "unit": unit}
+    data = {"uuid": OTHER_UUID, "path": "/srv/y.raw", "unit": unit, "name": "data"}
+    movee = Movee(web1(disks=[root, data]), snapshots={"root": ["before", "after"], "data": []})
     (one,) = obstacles(movee)
-    assert (one.id, one.cold) == ("snapshots", False)
+    assert (one.id, one.cold) == ("snapshots", cold)
     assert "disk root" in one.why
     assert "before, after" in one.why
 
@@ -170,6 +174,16 @@ def test_what_the_other_node_lacks(
     assert (one.id, one.cold) == found
     assert one.why.isprintable()
     assert "n2" in one.why
+
+
+def test_snapshots_that_move_along_need_space() -> None:
+    movee = Movee(web1(), overlays_mib={DISK["uuid"]: 24})
+    there = node(units={"/srv": UnitFacts(free_mib=1023)})
+    (one,) = obstacles_at(movee, node("n1"), there)
+    assert one.id == "space"
+    assert "1024 are needed" in one.why
+    enough = node(units={"/srv": UnitFacts(free_mib=1024)})
+    assert obstacles_at(movee, node("n1"), enough) == []
 
 
 def test_other_modes_need_other_links() -> None:

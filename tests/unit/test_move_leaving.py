@@ -30,6 +30,7 @@ from brine.moves.source import SourceMove
 from brine.moves.source_service import PATIENCE_S, SourceWork
 from brine.moves.talk import Listener
 from brine.moves.target import TargetMove
+from brine.storage.volume import VolumeFile
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from cluster_key import SECRET, agreed, give_keys
@@ -190,6 +191,8 @@ def test_an_answer_that_lacks_something_is_an_error_of_the_move(
         source_service, "copy_key", lambda _name: KeyFolder(tmp_path / "key", tmp_path)
     )
     (tmp_path / "a").write_bytes(bytes(512))
+    files = {"0": VolumeFile(f"{tmp_path}/a")}
+    monkeypatch.setattr(source_service, "files_by_role", lambda _volume: files)
     disk = Disk(uuid=str(UUID(int=1)), path=f"{tmp_path}/a", unit="default")
     store.save(replace(store.load("web1"), disks=(disk,)))
     prepared = node.prepared() | {"disks": {disk.uuid: {"copies": True}}}

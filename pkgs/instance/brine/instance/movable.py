@@ -83,6 +83,7 @@ class Movee(NamedTuple):
         are those *present* in QEMU.
     :param snapshots: by the name of the disk that has them.
     :param on_network: UUIDs of disks that other nodes have at the same path.
+    :param overlays_mib: what snapshots take that move along, by the UUID of the disk.
     """
 
     spec: Spec
@@ -91,6 +92,7 @@ class Movee(NamedTuple):
     present: Collection[str] | None = None
     snapshots: Mapping[str, Collection[str]] = {}
     on_network: Collection[str] = ()
+    overlays_mib: Mapping[str, int] = {}
 
 
 def obstacles(movee: Movee) -> list[Obstacle]:
@@ -154,10 +156,10 @@ def _of_devices(movee: Movee) -> Iterator[Obstacle]:
         if not disk.unit and disk.uuid not in movee.on_network:
             why = f"disk {disk.path} is in no storage unit, so it can't be copied"
             yield Obstacle(ObstacleId.DISK, printable(why), cold=True)
-    for disk_name, names in movee.snapshots.items():
-        if names:
-            why = f"disk {disk_name} has snapshots: {', '.join(names)}"
-            yield Obstacle(ObstacleId.SNAPSHOTS, printable(why))
+        if names := movee.snapshots.get(disk.name or disk.uuid):
+            is_lvm = not disk.unit.startswith("/")  # whose snapshots are in no file
+            why = f"disk {disk.name or disk.uuid} has snapshots: {', '.join(names)}"
+            yield Obstacle(ObstacleId.SNAPSHOTS, printable(why), cold=is_lvm)
     if movee.file_fault:
         why = f"its runtime file can't be used: {movee.file_fault}"
         yield Obstacle(ObstacleId.RUNTIME_FILE, why)
@@ -278,7 +280,8 @@ def _of_space(movee: Movee, there: NodeFacts) -> Iterator[Obstacle]:
     sizes: dict[str, int] = {}
     for disk in spec.disks:
         if disk.unit and disk.uuid not in movee.on_network:
-            sizes[disk.unit] = sizes.get(disk.unit, 0) + disk.size_mib
+            needed = disk.size_mib + movee.overlays_mib.get(disk.uuid, 0)
+            sizes[disk.unit] = sizes.get(disk.unit, 0) + needed
     for name, size_mib in sorted(sizes.items()):
         unit = there.units.get(name)
         if unit is None:

@@ -310,8 +310,13 @@ def _as_it_runs(seen: Observed, running: RunningSpec) -> Movee:
     except (AttributeError, KeyError, TypeError, ValueError):
         return Movee(spec, file_fault="a disk in it is damaged")
     # The file does not have the units, and a disk may have been adopted since.
-    units = {disk.uuid: disk.unit for disk in spec.disks}
-    disks = [replace(one, unit=units.get(one.uuid, "")) for one in disks]
+    known = {disk.uuid: disk for disk in spec.disks}
+    disks = [
+        replace(one, unit=known[one.uuid].unit, name=known[one.uuid].name)
+        if one.uuid in known
+        else one
+        for one in disks
+    ]
     disks += [one for one in spec.disks if one.interface == Interface.IDE]
     entries = [one for kind in DeviceKind for one in runtime.devices[kind]]
     ids = {device_id for one in entries if (device_id := qemu_id(one))}

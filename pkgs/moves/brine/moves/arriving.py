@@ -60,7 +60,8 @@ def _with_volume(name: str, disk: Disk, offered: OfferedDisk, tell: Tell) -> Dis
     if volume.status().status is UnitStatus.MISSING:
         # The source writes all of it.
         request = request_of(volume, disk, size=offered.size, owner=name, wipe=Wipe.ENDS)
-        volume.create(replace(request, is_exact=True), tell)
+        request = replace(request, is_exact=True, snapshots=offered.snapshots)
+        volume.create(request, tell)
     size = volume.status().size
     if size != offered.size:
         text = f"{disk.path}: has {size} bytes, and the source's {offered.size}"
@@ -111,6 +112,15 @@ def start_waiting(offer: ReceivedOffer, spec: Spec) -> None:
         if here != offer.uefi_bytes:
             text = f"UEFI here has {here} bytes of variables, and the guest's {offer.uefi_bytes}"
             raise InstanceError(spec.name, text, hint="both nodes need one release of the firmware")
+
+
+def settle_copies(units: Mapping[str, str]) -> None:
+    """Have volumes whose files were copied be like those that were made here.
+
+    :param units: by the UUID of the disk.
+    """
+    for uuid, unit_of_it in units.items():
+        volume_in(unit_of_it, uuid).settle_copy()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import selectors
 import stat
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -23,6 +23,7 @@ from brine.common.process import ENDING_WITH_US
 from brine.moves import channel
 from brine.moves.migration import CopyPhase, MoveError, MoveProgress, TellProgress, tell_no_progress
 from brine.moves.move_key import KeyFolder
+from brine.storage.volume import Volume, VolumeFile
 
 _EXPORT = "file"
 _CHUNK = 4 << 20
@@ -31,6 +32,15 @@ _LOOK_S = 0.5
 _PROGRESS = re.compile(rb"\(([0-9.]+)/100%\)")
 _LISTENING = 'exec env LISTEN_PID=$$ LISTEN_FDS=1 "$@" 3<&{number}'
 """qemu-nbd takes a listener as systemd passes it (sd_listen_fds(3))."""
+
+
+def files_by_role(volume: Volume) -> Mapping[str, VolumeFile]:
+    """The files of a volume by their role, the same on both nodes: ``0`` has what is written now,
+    then those below it.
+
+    :raises brine.storage.unit.StorageError: if they are not all of the volume.
+    """
+    return {str(role): file for role, file in enumerate(reversed(volume.files()))}
 
 
 class FileServer:
@@ -161,6 +171,20 @@ def _follow(process: subprocess.Popen[bytes], size: int, tell: TellProgress) -> 
             rest_s = (1 - share) * size / rate if rate else None
             tell(MoveProgress(CopyPhase.DISKS, int(share * size), size, rate, rest_s))
     return printable(faults.decode(errors="replace").strip().replace("\n", "; "))
+
+
+def end_copy(path: str, size: int) -> None:
+    """Have a file that was copied have its size again: QEMU writes whole sectors.
+
+    :raises MoveError: if it can't be changed.
+    """
+    try:
+        with open(path, "r+b") as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_size > size:
+                file.truncate(size)
+    except OSError as error:
+        raise MoveError(f"{path}: {error.strerror}") from error
 
 
 def checksum_of(path: str, *, size: int = 0, look: Callable[[], object] = lambda: None) -> str:

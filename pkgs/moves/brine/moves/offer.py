@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brine.common.mounts import MOUNTS
@@ -24,8 +24,10 @@ from brine.instance.store import InstanceError, is_here
 from brine.instance.supervisor import supervisor
 from brine.moves.belongings import Belonging, belongings_of
 from brine.moves.cluster_keys import ClusterKeys
-from brine.moves.copying import size_in
 from brine.moves.migration import MoveError, bitmaps_of
+from brine.storage.unit import StorageError
+from brine.storage.volume import VolumeFile
+from brine.storage.volumes import volume_in
 from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
@@ -55,9 +57,12 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
     on_network = disks_on_network(spec.disks, MOUNTS.read_text(errors="replace"))
     ids = device_ids(spec) if is_live else {}
     sizes, bitmaps = _of_qemu(name, ids) if is_live else ({}, {})
-    disks = [_disk(one, ids, sizes, is_copied=one.uuid not in on_network) for one in spec.disks]
-    if not is_live:
-        _refuse_layers(name, spec, disks)
+    copied = [one for one in spec.disks if one.uuid not in on_network]
+    layers = {} if is_live else {one.uuid: _files(name, one) for one in copied}
+    disks = [
+        _disk(one, ids, sizes, layers.get(one.uuid, ()), is_copied=one in copied)
+        for one in spec.disks
+    ]
     along = belongings_of(spec)
     return {
         "spec": to_json(spec),
@@ -124,8 +129,17 @@ def _of_qemu(
 
 
 def _disk(
-    disk: Disk, ids: Mapping[str, str], sizes: Mapping[str, int], *, is_copied: bool
+    disk: Disk,
+    ids: Mapping[str, str],
+    sizes: Mapping[str, int],
+    files: Sequence[VolumeFile],
+    *,
+    is_copied: bool,
 ) -> dict[str, Any]:
+    """A disk of the offer.
+
+    :param files: that are copied as they are, the lowest first; none of a guest that runs.
+    """
     device_id = ids.get(disk.uuid, "")
     size = sizes.get(device_id) or DiskState.of(disk).made.size
     return {
@@ -133,23 +147,20 @@ def _disk(
         "device_id": device_id,
         "copies": is_copied,
         "size_bytes": size,
-        "format": disk.format,
+        "format": (files[0].format if files else "") or disk.format,
         "unit": disk.unit,
-        "files": list(_files(disk)) if is_copied else [],
+        "snapshots": [
+            {"name": one.name, "since": one.since, "used_bytes": one.used}
+            for file in files
+            if (one := file.snapshot)
+        ],
     }
 
 
-def _refuse_layers(name: str, spec: Spec, disks: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse snapshots, which the other node's storage would not know of."""
-    copied = {one["uuid"] for one in disks if one["copies"]}
-    for disk in spec.disks:
-        if disk.uuid in copied and (disk.layers() or DiskState.of(disk).made.snapshots):
-            text = f"disk {disk.name or disk.uuid} has snapshots, or is based on another image"
-            hint = f"brine disk snapshot list {name} shows them; they do not move"
-            raise MoveError(f"{name}: can't move: {text}", hint=hint)
-
-
-def _files(disk: Disk) -> Iterator[dict[str, Any]]:
-    """The files of a disk, its own first, then those that back it; ``role`` counts them from 0."""
-    for number, layer in enumerate([disk.path, *(one.path for one in disk.layers())]):
-        yield {"role": str(number), "size_bytes": size_in(layer)}
+def _files(name: str, disk: Disk) -> Sequence[VolumeFile]:
+    """The files of a disk's volume, the lowest first."""
+    try:
+        return volume_in(disk.unit, disk.uuid).files()
+    except StorageError as error:
+        text = f"disk {disk.name or disk.uuid} can't be copied: {error}"
+        raise MoveError(f"{name}: can't move: {text}", hint=error.hint) from error

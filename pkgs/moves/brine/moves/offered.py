@@ -24,17 +24,19 @@ from brine.moves.cluster_keys import Agreement, ClusterKeys
 from brine.moves.migration import MoveError
 from brine.moves.named_files import faults_of_files
 from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import path_of_new
+from brine.storage.volume import VolumeSnapshot, is_snapshot_name, path_of_new
 from brine.storage.volumes import unit_with_volumes, volume_in
 from brine.vm.address import DeviceKind
-from brine.vm.disk import Disk, FormatSource
+from brine.vm.disk import MOST_BACKING, Disk, FormatSource
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime
 from brine.vm.spec import Spec, known_part, parse
-from brine.vm.values import Mode
+from brine.vm.values import FORMATS, Mode
 from brine.vm.vif import Vif
 
 _MIB = 1 << 20
+_LATEST = 1 << 40
+"""Of moments, in seconds since 1970."""
 _PASSWORDS = "vnc"
 """The folder in Brine's own of the files with passwords that move along."""
 
@@ -46,6 +48,8 @@ class OfferedDisk:
     :param device_id: QEMU's; empty if it does not run.
     :param copies: whether this node gets a volume of its own.
     :param size: as the guest sees it, in bytes.
+    :param format: of its lowest file.
+    :param snapshots: that it brings along, the oldest first.
     """
 
     uuid: str
@@ -54,6 +58,7 @@ class OfferedDisk:
     size: int
     format: str
     unit: str
+    snapshots: tuple[VolumeSnapshot, ...] = ()
 
 
 class ReceivedOffer:
@@ -97,9 +102,9 @@ class ReceivedOffer:
 
         :param units: by the UUID of the disk.
         """
-        sizes = {one.uuid: one.size for one in self.disks}
+        offered = {one.uuid: one for one in self.disks}
         disks = [
-            _disk_in(disk, units[disk.uuid], sizes[disk.uuid]) if disk.uuid in units else disk
+            _disk_in(disk, units[disk.uuid], offered[disk.uuid]) if disk.uuid in units else disk
             for disk in self.spec.disks
         ]
         return replace(self.spec, disks=tuple(disks))
@@ -123,7 +128,13 @@ class ReceivedOffer:
             return [Obstacle(ObstacleId.UNFIT, printable(one), cold=True) for one in refused]
         if self.lacks_password():  # it comes along
             spec = replace(spec, vnc_password_file="")
-        movee = Movee(spec, on_network={one.uuid for one in self.disks if not one.copies})
+        movee = Movee(
+            spec,
+            on_network={one.uuid for one in self.disks if not one.copies},
+            overlays_mib={
+                one.uuid: -(-sum(each.used for each in one.snapshots) // _MIB) for one in self.disks
+            },
+        )
         faults: list[BrineError] = []
         found = obstacles_at(movee, self.node, facts_of(spec.qemu, spec, faults))
         found += [Obstacle(ObstacleId.UNFIT, str(one), cold=True) for one in faults]
@@ -201,6 +212,11 @@ class ReceivedOffer:
 
 
 def _disk_of(data: Mapping[str, Any]) -> OfferedDisk:
+    snapshots = tuple(_snapshot_of(one) for one in data.get("snapshots", ()))
+    if len({one.name for one in snapshots}) < len(snapshots) or len(snapshots) > MOST_BACKING:
+        raise ValueError("two snapshots of one name, or too many")
+    if data["format"] not in FORMATS:
+        raise ValueError("a format that is not known here")
     return OfferedDisk(
         uuid=str(data["uuid"]),
         device_id=str(data["device_id"]),
@@ -208,7 +224,15 @@ def _disk_of(data: Mapping[str, Any]) -> OfferedDisk:
         size=int(data["size_bytes"]),
         format=str(data["format"]),
         unit=str(data["unit"]),
+        snapshots=snapshots,
     )
+
+
+def _snapshot_of(data: Mapping[str, Any]) -> VolumeSnapshot:
+    name, since, used = str(data["name"]), float(data["since"]), int(data["used_bytes"])
+    if not (is_snapshot_name(name) and 0 <= since < _LATEST and used >= 0):  # a file is named so
+        raise ValueError("a snapshot that can't be")
+    return VolumeSnapshot(name=name, since=since, used=used)
 
 
 def _runtime_of(name: str, text: str) -> Runtime:
@@ -223,16 +247,19 @@ def _unit_here(name: str) -> str:
     return name
 
 
-def _disk_in(disk: Disk, unit: str, size: int) -> Disk:
-    """A disk in a unit of this node, whose volume need not be there."""
-    image = disk.format if unit.startswith("/") else "raw"  # a volume group has no others
+def _disk_in(disk: Disk, unit: str, offered: OfferedDisk) -> Disk:
+    """A disk in a unit of this node, whose volume need not be there: as its lowest file is."""
+    is_raw = not unit.startswith("/")  # a volume group has no images
+    image = "raw" if is_raw else offered.format
     path = path_of_new(unit, disk.uuid, image)
     return replace(
         disk,
         unit=unit,
         path=path,
         format=image,
-        format_source=FormatSource.ADMIN.value if image != disk.format else disk.format_source,
+        format_source=(
+            FormatSource.ADMIN.value if is_raw and disk.format != "raw" else disk.format_source
+        ),
         backing=None,
-        size_mib=disk.size_mib or -(-size // _MIB),
+        size_mib=disk.size_mib or -(-offered.size // _MIB),
     )

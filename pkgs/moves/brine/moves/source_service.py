@@ -33,7 +33,7 @@ from brine.instance.store import is_here, try_to_save
 from brine.moves import channel, messages, records, source
 from brine.moves.belongings import belongings_of, to_message
 from brine.moves.cluster_keys import key_of_move
-from brine.moves.copying import checksum_of, copy_key, send_file, size_in
+from brine.moves.copying import checksum_of, copy_key, files_by_role, send_file, size_in
 from brine.moves.keys import key_folder
 from brine.moves.leaving import copied_disks, end_here, start_again, stop_for_move
 from brine.moves.migration import (
@@ -59,6 +59,7 @@ from brine.moves.source import (
     TargetWord,
 )
 from brine.moves.talk import ANSWER_S, Asker, Topic
+from brine.storage.volumes import volume_in
 from brine.vm.run import Run
 from brine.vm.runtime_file import LastStart
 
@@ -414,20 +415,23 @@ class SourceWork:
         """Copy the disks of a guest that is off, and have the target compare them."""
         key = copy_key(self.record.name)
         key.write(self._key)
-        address, sums = self.prepared.address, dict[str, dict[str, str]]()
-        copied = self.record.facts["copied"]
-        for disk in (one for one in store.load(self.record.name).disks if one.uuid in copied):
-            size = size_in(disk.path)
-            where = self._tell_target(Topic.COPY, disk=disk.uuid, role="0", size=size)
-            send_file(
-                disk.path,
-                address,
-                int(where["port"]),
-                key,
-                is_zero=bool(where.get("is_zero")),
-                tell=self._tell_progress,
-            )
-            sums[disk.uuid] = {"0": checksum_of(disk.path, look=self._refuse_cancelled)}
+        address, sums = self.prepared.address, dict[str, dict[str, Any]]()
+        for disk, unit in self.record.facts["copied"].items():
+            sums[disk] = {}
+            for role, file in files_by_role(volume_in(unit, disk)).items():
+                path = file.path
+                size = size_in(path)
+                where = self._tell_target(Topic.COPY, disk=disk, role=role, size=size)
+                send_file(
+                    path,
+                    address,
+                    int(where["port"]),
+                    key,
+                    is_zero=bool(where.get("is_zero")),
+                    tell=self._tell_progress,
+                )
+                checksum = checksum_of(path, look=self._refuse_cancelled)
+                sums[disk][role] = {"size_bytes": size, "sha256": checksum}
         self._tell(text="the copies are compared")
         found = self._tell_target(Topic.COPIED, disks=sums, timeout_s=_COMPARE_S)
         if found.get("word") != "whole":

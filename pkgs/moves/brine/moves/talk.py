@@ -62,8 +62,8 @@ class Topic(StrEnum):
     """The file ``role`` of the ``disk`` comes next, of ``size`` bytes, while no guest uses it: the
     answer has the ``port`` where it is written, and whether ``is_zero`` until then."""
     COPIED = "copied"
-    """``disks``: the SHA-256 of each file of each disk, by UUID and role, of a guest that is off;
-    ``word`` is ``whole`` or ``differs``."""
+    """``disks``: of each file of each disk, by UUID and role, its ``size_bytes`` and ``sha256``, of
+    a guest that is off; ``word`` is ``whole`` or ``differs``."""
     CLEARED = "cleared"
     """The source has nothing of the instance any more, and asks no more."""
     LEAVE = "leave"

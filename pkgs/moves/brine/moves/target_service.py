@@ -36,7 +36,7 @@ from brine.instance.store import is_this_node
 from brine.moves import arriving, channel, messages, records, target
 from brine.moves.belongings import Belonging, keep_belongings, keep_password_place, of_message
 from brine.moves.cluster_keys import key_of_move
-from brine.moves.copying import FileServer, checksum_of, copy_key
+from brine.moves.copying import FileServer, checksum_of, copy_key, end_copy, files_by_role
 from brine.moves.incoming import Incoming
 from brine.moves.keys import key_folder
 from brine.moves.migration import MoveError, QemuGoneError
@@ -52,6 +52,7 @@ from brine.moves.target import (
     TargetView,
     target_guest,
 )
+from brine.storage.volumes import volume_in
 from brine.vm.claim import Claim
 from brine.vm.runtime_file import LastStart
 from brine.vm.spec import AdminState
@@ -477,9 +478,9 @@ class TargetWork:
         """Have the source write a file of a disk, of a guest that is off."""
         if self._fate() is not None or self.move.is_live or not self.move.is_prepared:
             return {"word": "refused", "error": "no disks are taken now"}
-        path = self._copied_paths().get(str(message["disk"]))
-        if path is None or message["role"] != "0":
-            return {"word": "refused", "error": "no such disk is prepared here"}
+        path = self._copied_files().get(str(message["disk"]), {}).get(str(message["role"]))
+        if path is None:
+            return {"word": "refused", "error": "no such file of a disk is prepared here"}
         self.record = records.change(
             self.record, whole=False
         )  # a source that was killed begins anew
@@ -493,18 +494,32 @@ class TargetWork:
             return {"word": "refused", "error": "no disks are taken now"}
         if not self.record.facts.get("whole"):
             self._files.close()
-            paths = self._copied_paths()
-            sums = {uuid: {"0": checksum_of(path)} for uuid, path in paths.items()}
-            if sums != message["disks"]:
+            if not self._are_whole(message["disks"]):
                 return {"word": "differs"}
             copy_key(self.name).remove()
             self.record = records.change(self.record, whole=True)
         return {"word": "whole"}
 
-    def _copied_paths(self) -> dict[str, str]:
-        """The files and devices of the disks that this node has volumes of, by UUID."""
+    def _are_whole(self, told: Message) -> bool:
+        """Whether the copies are what the source tells of its files."""
+        files = self._copied_files()
+        if {uuid: {*roles} for uuid, roles in files.items()} != {
+            uuid: {*roles} for uuid, roles in told.items()
+        }:
+            return False
+        for uuid, roles in files.items():
+            for role, path in roles.items():
+                size = int(told[uuid][role]["size_bytes"])
+                end_copy(path, size)
+                if checksum_of(path, size=size) != told[uuid][role]["sha256"]:
+                    return False
+        return True
+
+    def _copied_files(self) -> dict[str, dict[str, str]]:
+        """The files and devices of this node's volumes by their role, by the UUID of the disk."""
         return {
-            one.uuid: one.path for one in store.load(self.name).disks if one.uuid in self._units
+            uuid: {role: file.path for role, file in files_by_role(volume_in(unit, uuid)).items()}
+            for uuid, unit in self._units.items()
         }
 
     def _hold(self, _message: Message) -> Message:
@@ -593,6 +608,8 @@ class TargetWork:
         with arriving.synced(store.load(self.name), self._units):
             if self.move.is_live:
                 self.incoming.flush()
+            else:
+                arriving.settle_copies(self._units)
 
     def _take(self) -> None:
         """Take the claim, durably."""

@@ -14,9 +14,10 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -33,6 +34,7 @@ from brine.storage.unit import StorageError, UnitStatus
 from brine.storage.volume import (
     REMOVAL_BEGUN,
     Volume,
+    VolumeFile,
     VolumeRequest,
     VolumeSnapshot,
     VolumeStatus,
@@ -76,6 +78,11 @@ class Layer:
     state: str = LayerState.MADE.value
     is_merging: bool = False
 
+    def as_snapshot(self) -> VolumeSnapshot:
+        """The snapshot that the layer is laid over."""
+        why = REMOVAL_BEGUN if self.is_merging else ""
+        return VolumeSnapshot(name=self.snapshot, since=self.since, used=_used(self.path), why=why)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
@@ -95,9 +102,9 @@ class _Record:
     def made(self) -> list[Layer]:
         return [one for one in self.layers if one.state == LayerState.MADE]
 
-    def with_state(self, layer: Layer, state: LayerState) -> _Record:
-        changed = replace(layer, state=state.value)
-        return replace(self, layers=tuple(changed if one == layer else one for one in self.layers))
+    def with_state(self, state: LayerState, *layers: Layer) -> _Record:
+        changed = {one: replace(one, state=state.value) for one in layers}
+        return replace(self, layers=tuple(changed.get(one, one) for one in self.layers))
 
     def without(self, layer: Layer) -> _Record:
         return replace(self, layers=tuple(one for one in self.layers if one != layer))
@@ -125,32 +132,33 @@ class FileVolume(Volume):
     def create(self, request: VolumeRequest, tell: Tell = tell_nothing) -> None:
         size = request.size if request.is_exact else rounded(request.size)
         path = f"{self.unit}/{self.uuid}.{request.format}"
+        layer = self._new_layer(path, request.format)
+        overlays = [self._new_overlay(one.name, one.since) for one in request.snapshots]
         with self._alone():
-            if (record := self._find()) and record.made():
-                raise StorageError(f"{path}: is there already")
-            FileDirectory.find(self.unit).refuse_without_room(size)
+            if record := self._find():
+                if record.made():
+                    raise StorageError(f"{path}: is there already")
+                self._drop(record)  # its making was interrupted
+            needed = size + sum(one.used for one in request.snapshots)
+            FileDirectory.find(self.unit).refuse_without_room(needed)
             directory_notes.note(self.unit)
-            layer = Layer(
-                path=path,
-                format=request.format,
-                since=round(time.time(), 3),
-                state=LayerState.MAKING.value,
-            )
             record = _Record(
                 version=_VERSION,
                 uuid=self.uuid,
                 owner=request.owner,
                 name=request.name,
-                layers=(layer,),
+                layers=(layer, *overlays),
             )
-            self._begin_layer(record, layer)
+            self._begin_layers(record, layer, *overlays)
             try:
                 with _new_image(path) as temporary:
                     if request.format == "raw":
                         os.truncate(temporary, size)
                     else:
                         qemu_img.run("create", "-q", "-f", request.format, temporary, str(size))
-                self._write(record.with_state(layer, LayerState.MADE))
+                for below, overlay in pairwise(record.layers):
+                    self._make_overlay(overlay.path, below)
+                self._write(record.with_state(LayerState.MADE, *record.layers))
             except BaseException:
                 self._drop(record)
                 raise
@@ -211,15 +219,7 @@ class FileVolume(Volume):
         status, why = UnitStatus.OK, ""
         if missing:
             status, why = UnitStatus.MISSING, f"{missing[0]} is missing"
-        snapshots = [
-            VolumeSnapshot(
-                name=one.snapshot,
-                since=one.since,
-                used=_used(one.path),
-                why=REMOVAL_BEGUN if one.is_merging else "",
-            )
-            for one in layers[1:]
-        ]
+        snapshots = [one.as_snapshot() for one in layers[1:]]
         size = 0
         try:
             size = _size_of(top)
@@ -245,6 +245,24 @@ class FileVolume(Volume):
         if why := fault_of_mount(self.unit) or ("" if is_seen else "as if it was not mounted"):
             text = f"{self.unit}: {why}"
             raise StorageError(text, hint=f"mount it: findmnt --target {self.unit}")
+
+    def files(self) -> Sequence[VolumeFile]:
+        record = self._made()
+        lowest, *overlays = record.made()
+        if record.backing:
+            text = f"{lowest.path}: is based on {record.backing.path}, which is not of its volume"
+            raise StorageError(text)
+        found = [VolumeFile(lowest.path, lowest.format)]
+        found += [VolumeFile(one.path, one.format, one.as_snapshot()) for one in overlays]
+        if bad := [one.snapshot for one in found if one.snapshot and one.snapshot.why]:
+            hint = f"brine disk snapshot {record.owner} --remove {bad[0].name}"
+            raise StorageError(f"{lowest.path}: {bad[0].fault()}", hint=hint)
+        return found
+
+    def settle_copy(self) -> None:
+        with self._alone():
+            for below, above in pairwise(self._made().made()):
+                _name_below(above, below)
 
     def prepare(self) -> None:
         record = self._made()
@@ -288,18 +306,12 @@ class FileVolume(Volume):
             top = record.made()[-1]
             if name in [one.snapshot for one in record.made()]:
                 raise StorageError(f"{top.path}: has a snapshot {name} already")
-            layer = Layer(
-                path=self._overlay_path(name),
-                format="qcow2",
-                snapshot=name,
-                since=round(time.time(), 3),
-                state=LayerState.MAKING.value,
-            )
+            layer = self._new_overlay(name)
             record = replace(record, layers=(*record.layers, layer))
-            self._begin_layer(record, layer)
+            self._begin_layers(record, layer)
             try:
                 self._make_overlay(layer.path, top)
-                self._write(record.with_state(layer, LayerState.MADE))
+                self._write(record.with_state(LayerState.MADE, layer))
             except BaseException:
                 self._settled(record)
                 raise
@@ -421,15 +433,12 @@ class FileVolume(Volume):
             data = json.dumps(asdict(record), indent=1).encode() + b"\n"
             write_whole(file, data, mode=0o600, alone=True)
 
-    def _begin_layer(self, record: _Record, layer: Layer) -> None:
-        """Record a layer before its file is there."""
-        if os.path.lexists(layer.path) and not self._is_recorded(layer.path):
-            raise StorageError(f"{layer.path}: is there, and is no volume of Brine's")
+    def _begin_layers(self, record: _Record, *layers: Layer) -> None:
+        """Record layers before their files are there."""
+        for layer in layers:
+            if os.path.lexists(layer.path):
+                raise StorageError(f"{layer.path}: is there, and is no volume of Brine's")
         self._write(record)
-
-    def _is_recorded(self, path: str) -> bool:
-        record = self._find()
-        return record is not None and path in [one.path for one in record.layers]
 
     def _settled(self, record: _Record) -> _Record:
         """The record without layers that a kill has left half-made or half-removed."""
@@ -460,8 +469,19 @@ class FileVolume(Volume):
 
     # Its layers.
 
-    def _overlay_path(self, name: str) -> str:
-        return f"{self.unit}/{self.uuid}.{name}.qcow2"
+    def _new_overlay(self, snapshot: str, since: float = 0.0) -> Layer:
+        path = f"{self.unit}/{self.uuid}.{snapshot}.qcow2"
+        return self._new_layer(path, "qcow2", snapshot=snapshot, since=since)
+
+    @staticmethod
+    def _new_layer(path: str, image: str, *, snapshot: str = "", since: float = 0.0) -> Layer:
+        return Layer(
+            path=path,
+            format=image,
+            snapshot=snapshot,
+            since=since or round(time.time(), 3),
+            state=LayerState.MAKING.value,
+        )
 
     def _make_overlay(self, path: str, below: Layer, size: int = 0) -> None:
         with _new_image(path) as temporary:
@@ -498,11 +518,10 @@ class FileVolume(Volume):
     ) -> None:
         """Remove a layer whose data the one below it has. The header of the one above is for people
         and their tools: Brine's disks name what is below them."""
-        record = record.with_state(layer, LayerState.LEAVING)
+        record = record.with_state(LayerState.LEAVING, layer)
         self._write(record)
         if above and not is_open:
-            options = ["-q", "-u", "-f", "qcow2", "-F", below.format, "-b", below.path]
-            qemu_img.run("rebase", *options, above.path)
+            _name_below(above, below)
         self._settled(record)
 
     # What is refused.
@@ -560,6 +579,13 @@ def _new_image(path: str) -> Iterator[str]:
         raise
     finally:
         os.close(descriptor)
+
+
+def _name_below(layer: Layer, below: Layer) -> None:
+    """Have the header of a layer name the one below it: for people and their tools."""
+    qemu_img.refuse_external_data(layer.path)
+    options = ["-q", "-u", "-f", "qcow2", "-F", below.format, "-b", below.path]
+    qemu_img.run("rebase", *options, layer.path)
 
 
 def _size_of(layer: Layer) -> int:

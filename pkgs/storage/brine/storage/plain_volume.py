@@ -25,6 +25,7 @@ from brine.storage.volume import (
     REMOVAL_BEGUN,
     UnusableVolumeError,
     Volume,
+    VolumeFile,
     VolumeRequest,
     VolumeSnapshot,
     VolumeStatus,
@@ -71,9 +72,9 @@ class PlainVolume(Volume):
         ]
 
     def create(self, request: VolumeRequest, tell: Tell = tell_nothing) -> None:
-        if request.format != "raw":
-            text = f"{self.unit}: a volume group has raw volumes only, not {request.format}"
-            raise StorageError(text)
+        if request.format != "raw" or request.snapshots:
+            what = "snapshots of images" if request.snapshots else request.format
+            raise StorageError(f"{self.unit}: a volume group has raw volumes only, not {what}")
         with self._alone():
             try:
                 self._make(request)
@@ -172,6 +173,17 @@ class PlainVolume(Volume):
             why=why,
             snapshots=tuple(map(_snapshot_of, snapshots)),
         )
+
+    def files(self) -> Sequence[VolumeFile]:
+        row = self._there()
+        if there := list(self._of_origin(row)):
+            names = ", ".join(lvm.tag_of(one, _SNAPSHOT) or one["lv_name"] for one in there)
+            text = f"{row['lv_path']}: has snapshots that LVM keeps: {names}"
+            raise StorageError(text, hint="remove them before")
+        return [VolumeFile(row["lv_path"])]
+
+    def settle_copy(self) -> None:
+        """Nothing: a device names no other."""
 
     def prepare(self) -> None:
         row = self._there()

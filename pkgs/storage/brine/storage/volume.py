@@ -8,7 +8,9 @@ All that changes a volume may be done again after it was killed at any place, an
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -21,6 +23,13 @@ REMOVAL_BEGUN = "partial: its removal has begun, and must be completed"
 """Why a snapshot can't be used, of which a part may be gone."""
 
 _MIB = 1 << 20
+_SNAPSHOT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
+
+
+def is_snapshot_name(text: str) -> bool:
+    """Whether a snapshot may have a name: lower-case letters, digits, dots, dashes and underscores,
+    at most 32."""
+    return bool(_SNAPSHOT_NAME.fullmatch(text))
 
 
 def path_of_new(unit: str, uuid: str, image: str) -> str:
@@ -55,28 +64,6 @@ class UnusableVolumeError(StorageError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeRequest:
-    """A volume that is to be made.
-
-    :param size: in bytes; it is rounded up to what the unit allocates, and to whole MiB.
-    :param is_exact: of a copy: not to whole MiB.
-    :param owner: the name of the instance, for people.
-    :param name: of the disk, for people.
-    :param stripes: the number of physical volumes that it is spread over; *stripe_size* is the
-        size of each piece in bytes, 0 is LVM's own. Without effect on files.
-    """
-
-    size: int
-    owner: str = ""
-    name: str = ""
-    format: str = "raw"
-    stripes: int = 1
-    stripe_size: int = 0
-    wipe: Wipe = Wipe.ZERO
-    is_exact: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeSnapshot:
     """A snapshot of a volume.
 
@@ -101,6 +88,44 @@ class VolumeSnapshot:
     def fault(self) -> str:
         """Why it can't be used, with its name."""
         return f"snapshot {self.name}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRequest:
+    """A volume that is to be made.
+
+    :param size: in bytes; it is rounded up to what the unit allocates, and to whole MiB.
+    :param is_exact: of a copy: not to whole MiB.
+    :param snapshots: of a copy whose files are written then: those that it gets, the oldest first,
+        each with the bytes that its file takes.
+    :param owner: the name of the instance, for people.
+    :param name: of the disk, for people.
+    :param stripes: the number of physical volumes that it is spread over; *stripe_size* is the
+        size of each piece in bytes, 0 is LVM's own. Without effect on files.
+    """
+
+    size: int
+    owner: str = ""
+    name: str = ""
+    format: str = "raw"
+    stripes: int = 1
+    stripe_size: int = 0
+    wipe: Wipe = Wipe.ZERO
+    is_exact: bool = False
+    snapshots: tuple[VolumeSnapshot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeFile:
+    """A file or device of a volume.
+
+    :param format: of an image; empty if the volume does not know.
+    :param snapshot: the one that all below it is; None of the lowest file.
+    """
+
+    path: str
+    format: str = ""
+    snapshot: VolumeSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +208,18 @@ class Volume(ABC):
     @abstractmethod
     def _refuse_unseen(self) -> None:
         """Refuse a unit that is not seen now, with all that is in it."""
+
+    @abstractmethod
+    def files(self) -> Sequence[VolumeFile]:
+        """All that it consists of, the lowest first: copied byte by byte, these are the volume.
+
+        :raises StorageError: if there is more to it, such as what LVM keeps of snapshots.
+        """
+
+    @abstractmethod
+    def settle_copy(self) -> None:
+        """Have a volume whose files were copied from another node's be like one that was made
+        here."""
 
     @abstractmethod
     def prepare(self) -> None:

@@ -38,7 +38,7 @@ from brine.instance.stop import stop_instance
 from brine.instance.store import InstanceError
 from brine.storage.file_directory import FileDirectory
 from brine.storage.unit import StorageError, UnitStatus
-from brine.storage.volume import Volume, VolumeSnapshot
+from brine.storage.volume import Volume, VolumeSnapshot, is_snapshot_name
 from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.disk import MOST_BACKING, Backing, Disk
 from brine.vm.files import InstanceFiles
@@ -49,7 +49,6 @@ from brine.vm.spec import Spec
 CLONE_SNAPSHOT = "clone-snapshot"
 """The kind of an operation that copies disks from a snapshot, and removes it then."""
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,31}")
 # lvm(8), "Reserved names"; its other words can't begin a name that begins with "brine".
 _LVMS_OWN = re.compile(
     r"_(?:[ct]data|[cirt]meta|i?orig|w?corig|cpool|w?cvol|[mr]image|mlog|pmspare|vdata|vorigin)"
@@ -170,7 +169,7 @@ def take_snapshot(name: str, snapshot: str, *, space: int = 0) -> Taken:
         of the disk's size.
     :raises BrineError: why not; then there is none.
     """
-    if not _NAME.fullmatch(snapshot):
+    if not is_snapshot_name(snapshot):
         hint = "lower-case letters, digits, dots, dashes and underscores, at most 32"
         raise UsageError(f"not the name of a snapshot: {snapshot!r:.60}", hint=hint)
     with store.alone(name):
