@@ -18,11 +18,12 @@ import pytest
 
 from brine.common import paths
 from brine.instance import store
-from brine.instance.disks.snapshots import snapshots_of, take_snapshot
+from brine.instance.disks.snapshots import remove_snapshot, roll_back, snapshots_of, take_snapshot
 from brine.instance.registry import define_instance
 from brine.moves import arriving, leaving, records, source_service, target_service
+from brine.moves.cluster_keys import ClusterKeys, key_of_move
 from brine.moves.copying import FileServer
-from brine.moves.move_key import KeyFolder, MoveKey
+from brine.moves.move_key import KeyFolder
 from brine.moves.offer import make_offer
 from brine.moves.records import AskedStep
 from brine.moves.source import SourceAct, SourceStep
@@ -33,6 +34,7 @@ from brine.storage.file_volume import FileVolume
 from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.run import Run
 from component.test_volumes import write
+from cluster_key import give_keys
 from killing import KilledError, die_after
 
 pytestmark = pytest.mark.skipif(
@@ -142,6 +144,7 @@ class World:
         self.uuid, self.disks = spec.uuid, [one.uuid for one in spec.disks]
         self.contents = self.contents_in(self.unit)
         self.taken = [one.snapshot.since for one in snapshots_of(spec)["one"]]
+        self.prepared: dict[str, Any] | None = None
         self.prepared = self._prepared()
 
     def write(self, text: str) -> None:
@@ -158,6 +161,7 @@ class World:
     def _prepared(self) -> dict[str, Any]:
         """What the target has prepared, when it has recorded the move as for a master's step."""
         offer = json.loads(json.dumps(make_offer(NAME, cold=True)))
+        agreement = ClusterKeys.read().agree(offer["cluster_keys"], "n1")
         move = TargetMove(MOVE_ID, NAME, "n1", 2, is_live=False, copies=True, runs=False)
         facts = {
             "source": "n1",
@@ -167,7 +171,8 @@ class World:
             "wishes": {},
             "offered": offer,
             "units": dict.fromkeys(self.disks, self.other_unit),
-            "key": MoveKey.new().text,
+            "agreement": agreement._asdict(),
+            "key": key_of_move(agreement, self.asked(SourceStep.STOP)).text,
         }
 
         def begin() -> None:
@@ -185,10 +190,11 @@ class World:
             time.sleep(0.1)
         return {**found}
 
-    def asks(self, step: SourceStep) -> None:
-        """The master asks the source for a step."""
+    def asked(self, step: SourceStep) -> AskedStep:
+        """What the master asks the source for."""
         facts = {
             "instance": NAME,
+            "source": "n1",
             "uuid": self.uuid,
             "serial": 2,
             "source_address": HERE,
@@ -200,7 +206,7 @@ class World:
             "wishes": {},
             "prepared": self.prepared,
         }
-        source_service.answer(AskedStep(f"{MOVE_ID}-0", step, facts))
+        return AskedStep(f"{MOVE_ID}-0", step, facts)
 
     def work(self) -> None:
         """The source's process, until it waits for the master or has ended."""
@@ -217,7 +223,7 @@ class World:
     def go_all_the_way(self) -> None:
         """What the master does: it has the move go back when it has failed."""
         for step in (SourceStep.STOP, SourceStep.COPY, SourceStep.HAND_OVER):
-            self.asks(step)
+            source_service.answer(self.asked(step))
             try:
                 self.work()
             except KilledError:
@@ -226,7 +232,7 @@ class World:
             if record is not None and record.as_source().error:
                 break
         if records.find(NAME):
-            self.asks(SourceStep.CANCEL)
+            source_service.answer(self.asked(SourceStep.CANCEL))
             self.work()
             drop = AskedStep(f"{MOVE_ID}-9", "drop", {"instance": NAME, "uuid": self.uuid})
             drop.facts["serial"] = 2  # type: ignore[index]
@@ -269,6 +275,7 @@ def make(tmp_path: Path, own_node: None, monkeypatch: pytest.MonkeyPatch) -> Ite
     key = KeyFolder(tmp_path / "key", tmp_path / "key")
     monkeypatch.setattr(source_service, "copy_key", lambda _name: key)
     (tmp_path / "etc").mkdir()
+    give_keys()
     Path("/srv").mkdir(exist_ok=True)
     with contextlib.ExitStack() as stack:
         folder = tempfile.TemporaryDirectory
@@ -292,10 +299,8 @@ def test_an_instance_has_its_snapshots_on_another_node(make: Any) -> None:
         spec = store.load(NAME)
         assert spec.disks == tuple(map(as_it_is, spec.disks))
         taken = snapshots_of(spec)
-        for one in taken["one"]:
-            volume = volume_in(one.disk.unit, one.disk.uuid)
-            volume.rollback("one")
-            volume.remove_snapshot("one")
+        roll_back(NAME, "one")
+        remove_snapshot(NAME, "one")
         return [list(taken), [one.snapshot.since for one in taken["one"]], spec.claim_serial]
 
     assert world.there.ask(found) == [["one"], world.taken, 2]

@@ -194,15 +194,30 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     n2.run(["brine", "instance", "info", NAME])
     run_in_guest(n2, NAME, "kill $(cat /writer.pid); sync; sha256sum </dev/vda >/sum")
     checksum = run_in_guest(n2, NAME, "cat /sum")
+    n2.run(["brine", "disk", "snapshot", NAME, "--name", "before"])
+    run_in_guest(n2, NAME, "echo since | dd of=/dev/vda conv=notrunc,fsync 2>/dev/null")
+    refused = n2.run(["brine", "move", "offer", NAME], check=False)
+    assert refused.returncode == 1
+    assert "disk data has snapshots: before" in refused.stderr
+    assert "--cold" in refused.stderr
     record = nodes.move("n2", "n1", 3, cold=True)
     assert {state for _, state in states(record)} == {"done"}, (record.steps, nodes.journals())
     assert MoveStep.COPY in [name for name, _ in states(record)]
     wait_ready(n1, NAME)
-    assert run_in_guest(n1, NAME, "sha256sum </dev/vda") == checksum
-    assert n2.run(["find", UNIT, "-name", "*.raw"]).stdout == ""
+    assert run_in_guest(n1, NAME, "head -c 5 /dev/vda") == "since"
+    assert n2.run(["find", UNIT, "-name", "*.raw", "-o", "-name", "*.qcow2"]).stdout == ""
     (claim,) = json.loads(n2.run(["brine", "node", "claims", "--json"]).stdout)
     assert (claim["node"], claim["serial"]) == ("n1", 3)
     assert json.loads(n1.run(["brine", "node", "claims", "--json"]).stdout) == []
+
+    # With its snapshot, to which it goes back.
+    (snapshot,) = json.loads(n1.run(["brine", "disk", "snapshot", NAME, "--list", "--json"]).stdout)
+    assert snapshot["snapshot"] == "before"
+    n1.run(["brine", "disk", "rollback", NAME, "before", "--force-stop"])
+    start(n1, NAME)
+    assert run_in_guest(n1, NAME, "sha256sum </dev/vda") == checksum
+    n1.run(["brine", "disk", "snapshot", NAME, "--remove", "before"])
+    assert run_in_guest(n1, NAME, "sha256sum </dev/vda") == checksum
 
 
 def listed(node: Node, *command: str) -> Any:

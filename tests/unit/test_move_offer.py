@@ -35,6 +35,7 @@ from brine.moves.offer import make_offer, state_of
 from brine.moves.offered import ReceivedOffer
 from brine.moves.records import AskedStep
 from brine.moves.target import TargetMove
+from brine.storage.volume import VolumeSnapshot
 from brine.vm.files import InstanceFiles
 from brine.vm.spec import to_json
 from brine.watcher import restart_counter
@@ -176,6 +177,31 @@ def test_a_password_comes_along_to_a_folder_of_its_own(folder: Path, file: str, 
     said = refused(offer)
     assert word in said
     assert ("VNC" in said or "move brings" in said) == bool(word)
+
+
+SNAPSHOT = {"name": "before", "since": 7.5, "used_bytes": 512}
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"snapshots": [SNAPSHOT | {"name": "../../../etc/cron.d/x"}]},
+        {"snapshots": [SNAPSHOT | {"name": ""}]},
+        {"snapshots": [SNAPSHOT | {"since": float("nan")}]},
+        {"snapshots": [SNAPSHOT | {"used_bytes": -1}]},
+        {"snapshots": [SNAPSHOT, SNAPSHOT]},
+        {"snapshots": [SNAPSHOT | {"name": f"{number}"} for number in range(10)]},
+        {"format": "vmdk"},
+    ],
+    ids=lambda lie: str(lie)[:60],
+)
+def test_snapshots_have_names_of_files_in_their_folder(own_node: Path, lie: dict[str, Any]) -> None:
+    disk = {"uuid": "", "device_id": "", "copies": True, "unit": "/srv"}
+    disk |= {"size_bytes": 512, "format": "raw", "snapshots": [SNAPSHOT]}
+    (sound,) = ReceivedOffer(offered() | {"disks": [disk]}).disks
+    assert sound.snapshots == (VolumeSnapshot(name="before", since=7.5, used=512),)
+    with pytest.raises(MoveError, match="is no offer"):
+        ReceivedOffer(offered() | {"disks": [disk | lie]})
 
 
 def test_the_watchers_tries_come_along(folder: Path) -> None:
