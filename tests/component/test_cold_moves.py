@@ -33,8 +33,8 @@ from brine.storage.directory_notes import RECORDS
 from brine.storage.file_volume import FileVolume
 from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.run import Run
-from component.test_volumes import write
 from cluster_key import give_keys
+from component.test_volumes import write
 from killing import KilledError, die_after
 
 pytestmark = pytest.mark.skipif(

@@ -51,7 +51,7 @@ def test_a_file_is_copied_with_its_holes(tmp_path: Path) -> None:
 
 def test_a_file_of_no_whole_sectors_is_copied(tmp_path: Path) -> None:
     """As images are that QEMU has just made."""
-    key = key_in(tmp_path / "key", MoveKey.new())
+    key = key_in(tmp_path / "key", new_key())
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_bytes(os.urandom(1000))
     target.touch()
