@@ -231,6 +231,9 @@ def test_the_whole_way(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     note = note_of(world.uuid)
     assert note
     assert note.claim == Claim("n2", 2)
+    counts = records.counts()
+    assert (counts.out_done, counts.measured) == (1, 1)
+    assert counts.downtime_ms > 0
     told = world.target.told
     # That the claim is given away survives a loss of power before the target hears of it.
     assert told.index(Topic.RECEIVE) < told.index(Topic.HOLD) < told.index("sync")
@@ -280,6 +283,8 @@ def test_killed_after(
     assert is_counting(there)
     pair.never_two()
     assert not world.target.faults
+    counts = records.counts()
+    assert (counts.out_done, counts.out_failed) == ((1, 0) if there is pair.b else (0, 1))
 
 
 def test_the_target_ends_before_it_holds_all(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

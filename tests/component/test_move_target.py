@@ -21,7 +21,7 @@ from brine.moves import arriving, records, target_service
 from brine.moves.belongings import Belonging, to_message
 from brine.moves.incoming import Incoming
 from brine.moves.migration import MoveError
-from brine.moves.records import AskedStep
+from brine.moves.records import AskedStep, MoveCounts
 from brine.moves.target import TargetMove
 from brine.moves.target_service import TargetWork
 from brine.vm.claim import Claim
@@ -164,6 +164,7 @@ def test_killed_after(
     assert world.dropped() is AnswerState.FAILED
     assert InstanceFiles(NAME).console_log.read_bytes() == LOG
     assert world.told({"told": "cleared"}) == {"word": "done"}
+    assert records.counts() == MoveCounts(in_done=1)
     assert records.find(NAME) is None
     assert pair.running() == [pair.b]
     assert is_counting(pair.b)
@@ -214,6 +215,7 @@ def test_a_qemu_that_can_not_run_the_guest_is_given_up(
     assert world.started == [NAME]
     assert store.load(NAME).claim_serial == 2
     assert world.told({"told": "cleared"}) == {"word": "done"}
+    assert records.counts() == MoveCounts(in_done=1)
 
 
 def test_what_comes_along_has_to_come_before_the_claim(world: World) -> None:
@@ -247,6 +249,7 @@ def test_a_dropped_move_leaves_nothing_and_is_never_taken(
     while world.step():
         pass
     assert world.dropped() is AnswerState.DONE
+    assert records.counts() == MoveCounts(in_failed=1)
     assert store.names() == []
     assert not pair.b.is_alive()
     assert not (paths.CLAIMS_DIR / f"{pair.spec.uuid}.json").exists()

@@ -37,7 +37,9 @@ from cluster_key import SECRET, agreed, give_keys
 
 HERE = "127.0.0.1"
 MOVE_ID = "01760000000000000000-6f0c21aa"
+EARLIER_ID = "01750000000000000000-6f0c21aa"
 LATER_ID = "01770000000000000000-6f0c21aa"
+LATEST_ID = "01780000000000000000-6f0c21aa"
 
 
 class Node:
@@ -152,6 +154,44 @@ def test_an_instance_that_came_here_moves_on_though_its_source_never_said_farewe
     assert node.asked("stop", LATER_ID).state is AnswerState.RUNNING
     assert node.move().id == LATER_ID
     assert records.has_ended(node.uuid, MOVE_ID)
+
+
+def test_each_move_that_has_begun_here_counts_once(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def status() -> Any:
+        assert step_commands.show_counts(Namespace(json=True)) == 0
+        return json.loads(capsys.readouterr().out)
+
+    nothing = {"done": 0, "failed": 0}
+    assert status() == {"out": nothing, "in": nothing, "downtime": {"count": 0, "milliseconds": 0}}
+    # The master ends one that has not begun here.
+    node.asked("cancel", EARLIER_ID)
+    assert status()["out"] == nothing
+    # One goes back, and its end is noted by a process that is killed right after that.
+    node.asked("stop")
+    node.asked("cancel")
+    with node.working() as work, monkeypatch.context() as patched:
+        patched.setattr(operation, "end", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            while work.step():
+                pass
+    assert status()["out"] == {"done": 0, "failed": 1}
+    with node.working() as work:
+        while work.step():
+            pass
+    assert status()["out"] == {"done": 0, "failed": 1}
+    # Another one comes, and its record ends though the master has ended a later one meanwhile.
+    came = TargetMove(LATER_ID, "web1", "n0", 1, is_live=False, copies=False, runs=False)
+    record = records.begin(came, node.uuid, {}, keeps_out="")
+    records.note_without_record(node.uuid, "web1", LATEST_ID)
+    records.end(records.change(record, arrived=True))
+    assert (status()["out"], status()["in"]) == ({"done": 0, "failed": 1}, {"done": 1, "failed": 0})
+    assert records.has_ended(node.uuid, LATEST_ID)
+
+
+def _killed(_identity: str) -> None:
+    raise KeyboardInterrupt
 
 
 MACHINE = {"machine": "pc-q35-7.2", "memory": 1 << 27, "vcpus": 1, "devices": {}}

@@ -31,6 +31,8 @@ def add_move_verbs(verbs: Any) -> None:
     check = add_verb(verbs, "check", "brine.moves.checking:check", text)
     text = "list the moves that are pending on this node"
     listing = add_verb(verbs, "list", f"{commands}:list_moves", text)
+    text = "show how many moves have ended on this node, and for how long guests stood still"
+    status = add_verb(verbs, "status", f"{commands}:show_counts", text)
     text = "go on with the moves that a crash of this node interrupted"
     resume = add_verb(verbs, "resume", f"{commands}:resume", text)
     text = "have a move away from this node go back, if no master asks for that any more"
@@ -41,5 +43,5 @@ def add_move_verbs(verbs: Any) -> None:
     drop.add_argument("--source-ended", action="store_true", help=text)
     for each in (cancel, drop):
         each.add_argument("name", metavar="INSTANCE", type=instance_name)
-    for each in (step, offer, check, listing, resume, cancel, drop):
+    for each in (step, offer, check, listing, status, resume, cancel, drop):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -3,11 +3,9 @@ that fails, and removed when it runs elsewhere."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping
 
-from brine.common.errors import BrineError
 from brine.common.mounts import MOUNTS
 from brine.instance import store
 from brine.instance.messages import tell
@@ -63,19 +61,28 @@ def start_again(move: SourceMove) -> None:
     start_instance(move.instance, keeps_tries=True)
 
 
-def end_here(move: SourceMove, uuid: str, copied: Mapping[str, str], outgoing: Outgoing) -> None:
+def end_here(
+    move: SourceMove,
+    uuid: str,
+    copied: Mapping[str, str],
+    outgoing: Outgoing,
+    *,
+    downtime_ms: int = 0,
+) -> None:
     """Remove an instance that runs on the target by now, or is to be off there: its QEMU, its
     volumes that were copied, and its spec. The note of its claim stays. Done twice, it removes what
     is left.
 
     :param copied: the units of the disks that were copied, by UUID. What is mounted now does not
         tell: the guest may use a volume that looks like one of this node alone.
+    :param downtime_ms: for how long the guest stood still; 0 if it did not run, or that is not
+        known.
     :raises BrineError: what can't be removed now.
     """
     spec = store.load_sound(move.instance)
     if spec is None or spec.uuid != uuid or is_here(spec):
         return
-    downtime_ms = _end_qemu(move, outgoing)
+    _end_qemu(move, outgoing)
     for disk, unit in copied.items():
         remove_volume(volume_in(unit, disk))
     undefine_instance(move.instance)
@@ -83,23 +90,15 @@ def end_here(move: SourceMove, uuid: str, copied: Mapping[str, str], outgoing: O
     tell(messages.MOVED_AWAY, move.instance, **known)
 
 
-def _end_qemu(move: SourceMove, outgoing: Outgoing) -> int:
-    """End the QEMU that the guest has left. The marker of its stop says where the guest is.
-
-    :returns: how long the guest has stood still, in milliseconds; 0 if it did not run, or QEMU has
-        ended.
-    """
+def _end_qemu(move: SourceMove, outgoing: Outgoing) -> None:
+    """End the QEMU that the guest has left. The marker of its stop says where the guest is."""
     seen = look(move.instance)
     if not seen.is_going:
-        return 0
+        return
     if seen.run.id != move.run:
         raise InstanceError(move.instance, "was started again on this node, and is another's")
-    downtime_ms = 0
-    with contextlib.suppress(BrineError):
-        downtime_ms = outgoing.look().migration.downtime_ms
     with told_to_stop(move.instance, seen.unit, cause=f"moved to {move.target}") as (guest, run):
         outgoing.quit(timeout_s=_ENDS_S)
         if not guest.ended(_ENDS_S):
             guest.kill()
     wait_stopped(run)
-    return downtime_ms

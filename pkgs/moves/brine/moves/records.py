@@ -1,5 +1,5 @@
 """What a node keeps of the moves of its instances: of each an operation (``brine operations list``)
-while it is pending, and afterwards a note of which one ended last.
+while it is pending, and afterwards a note of which one ended last, and how many have.
 
 An operation of the kind ``move-out`` or ``move-in`` is recorded before the node's first act, and
 keeps out others, who would change the instance meanwhile. The process that does the acts,
@@ -10,9 +10,10 @@ far that process is, which no reboot survives, is in its status file.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 from brine.common import operation, paths
@@ -193,7 +194,7 @@ def change(
 
 def end(record: MoveRecord) -> None:
     """Remove a record, after the note that its move has ended here. Both are durable."""
-    note_end(record.uuid, record.name, record.move.id)
+    note_end(record)
     operation.end(record.operation)
     remove_status(record.name)
 
@@ -230,14 +231,73 @@ def _read(record: Operation) -> MoveRecord:
         ) from None
 
 
-# The last ended move of each instance.
+# The moves of each instance that have ended.
 
 
-def note_end(uuid: str, name: str, move_id: str) -> None:
-    """Note durably that a move has ended here; an earlier one than was noted changes nothing."""
-    if has_ended(uuid, move_id):
+@dataclass(frozen=True, slots=True)
+class MoveCounts:
+    """The moves that have ended on a node, of those that it has had a record of.
+
+    :param measured: the guests that have left while they ran, and whose downtime is known.
+    :param downtime_ms: for how long these stood still, all together.
+    """
+
+    out_done: int = 0
+    out_failed: int = 0
+    in_done: int = 0
+    in_failed: int = 0
+    measured: int = 0
+    downtime_ms: int = 0
+
+    def __add__(self, other: MoveCounts) -> MoveCounts:
+        both = zip(astuple(self), astuple(other), strict=True)
+        return MoveCounts(*(one + another for one, another in both))
+
+    @classmethod
+    def of(cls, data: Any) -> MoveCounts:
+        """Those of a note; what can't be read counts as 0."""
+        found = data if isinstance(data, dict) else {}
+        names = [one.name for one in fields(cls)]
+        return cls(**{name: found[name] for name in names if type(found.get(name)) is int})
+
+    @classmethod
+    def of_end(cls, record: MoveRecord, downtime_ms: int) -> MoveCounts:
+        """The one move that ends now."""
+        if isinstance(record.move, TargetMove):
+            return cls(in_done=1) if record.facts.get("arrived") else cls(in_failed=1)
+        if record.move.error:
+            return cls(out_failed=1)
+        return cls(out_done=1, measured=int(downtime_ms > 0), downtime_ms=downtime_ms)
+
+
+def note_end(record: MoveRecord, downtime_ms: int = 0) -> None:
+    """Note durably that a move has ended here, and count it; done twice, it counts once.
+
+    :param downtime_ms: for how long the guest stood still when it left; 0 if that is not known.
+    """
+    _note(record.uuid, record.name, record.move.id, MoveCounts.of_end(record, downtime_ms))
+
+
+def note_without_record(uuid: str, name: str, move_id: str) -> None:
+    """Note durably that a move has ended which has not begun here."""
+    _note(uuid, name, move_id, None)
+
+
+def _note(uuid: str, name: str, move_id: str, more: MoveCounts | None) -> None:
+    known = _noted(uuid)
+    last, counted = (str(known.get(key) or "") for key in ("id", "counted"))
+    counts = MoveCounts.of(known.get("counts"))
+    if more and counted < move_id:
+        counted, counts = move_id, counts + more
+    elif last >= move_id:
         return
-    data = json.dumps({"name": name, "id": move_id}).encode() + b"\n"
+    note = {
+        "name": name,
+        "id": max(last, move_id),
+        "counted": counted,
+        "counts": asdict(counts),
+    }
+    data = json.dumps(note).encode() + b"\n"
     try:
         if not paths.MOVES_DIR.is_dir():
             paths.MOVES_DIR.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -247,6 +307,16 @@ def note_end(uuid: str, name: str, move_id: str) -> None:
         raise BrineError(f"{error.filename or paths.MOVES_DIR}: {error.strerror}") from error
 
 
+def counts() -> MoveCounts:
+    """The moves of all instances that have ended here since this was first counted."""
+    try:
+        notes = [one for one in os.listdir(paths.MOVES_DIR) if one.endswith(".json")]
+    except FileNotFoundError:
+        notes = []
+    found = [_noted(note.removesuffix(".json")).get("counts") for note in notes]
+    return sum(map(MoveCounts.of, found), MoveCounts())
+
+
 def has_ended(uuid: str, move_id: str) -> bool:
     """Whether a move, or a later one of the same instance, has ended here."""
     return last_ended(uuid) >= move_id
@@ -254,11 +324,16 @@ def has_ended(uuid: str, move_id: str) -> bool:
 
 def last_ended(uuid: str) -> str:
     """The id of the last move of an instance that has ended here; empty if none has."""
+    found = _noted(uuid).get("id")
+    return found if isinstance(found, str) else ""
+
+
+def _noted(uuid: str) -> Mapping[str, Any]:
+    """The note of an instance's ended moves; empty if there is none."""
     if "/" in uuid:
         raise BrineError(f"no UUID: {uuid}")
     data = read_json(paths.MOVES_DIR / f"{uuid}.json")
-    found = data.get("id") if isinstance(data, dict) else None
-    return found if isinstance(found, str) else ""
+    return data if isinstance(data, dict) else {}
 
 
 # How far the process is.

@@ -112,7 +112,7 @@ def _first_answer(asked: AskedStep, step: SourceStep) -> StepAnswer:
         is_ended=records.has_ended(uuid, asked.move_id),
     )
     if act is FirstAct.END:
-        records.note_end(uuid, name, asked.move_id)
+        records.note_without_record(uuid, name, asked.move_id)
     if act is not FirstAct.BEGIN:
         return asked.answer(found.state, found.error, progress=1.0)
     try:
@@ -209,6 +209,9 @@ class SourceWork:
         self._asker: Asker | None = None
         self._word = TargetWord.NONE
         self._down_since: float | None = None
+        self._stands_since: float | None = None  # of a guest that this process has sent
+        self._ran_ms = 0  # there, before this process has heard of it
+        self._downtime_ms = 0
         self._faulty_since: float | None = None  # since when no act has succeeded
         self._warned: set[str] = set()  # of the faults since then
         self._is_copied = False  # of a cold move
@@ -490,7 +493,8 @@ class SourceWork:
     def _switch(self) -> None:
         self._down_since = time.monotonic()
         self.outgoing.leave_mirrors(self._mirrored())
-        self.outgoing.switch_over()
+        found = self.outgoing.switch_over()
+        self._stands_since = time.monotonic() - found.downtime_ms / 1000
 
     def _ask(self) -> None:
         if not self.move.is_live:  # of a guest that runs, it was brought before its memory
@@ -520,6 +524,9 @@ class SourceWork:
         self._word = self._asked_word(Topic.GO, serial=self.move.serial)
         if self._word is not TargetWord.RUNS:
             time.sleep(_POLL_S)
+        elif self._stands_since is not None:
+            stood_ms = round(1000 * (time.monotonic() - self._stands_since))
+            self._downtime_ms = max(stood_ms - self._ran_ms, 1)
 
     def _asked_word(self, topic: Topic, **more: Any) -> TargetWord:
         """The target's word; NONE if it does not answer now."""
@@ -532,17 +539,20 @@ class SourceWork:
             time.sleep(_POLL_S)
             return TargetWord.NONE
         self._tell(fault=str(found.get("error", "")))
+        ran_ms = found.get("ran_ms")
+        self._ran_ms = max(ran_ms, 0) if type(ran_ms) is int else 0
         known = {one.name.lower(): one for one in TargetWord}
         return known.get(str(found.get("word")), TargetWord.NONE)
 
     def _clear(self) -> None:
         """The guest runs on the target: remove all of it here."""
         copied = self.record.facts.get("copied", {})
-        end_here(self.move, self.record.uuid, copied, self.outgoing)
+        known = {"downtime_ms": self._downtime_ms}
+        end_here(self.move, self.record.uuid, copied, self.outgoing, **known)
         if folder := self._key_folder():
             folder.remove()
         # The target hears nothing more of this process once it has heard this.
-        records.note_end(self.record.uuid, self.record.name, self.move.id)
+        records.note_end(self.record, self._downtime_ms)
         self._finish()
 
     def _finish(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from brine.common import operation
 from brine.common.cli import print_json, print_table
-from brine.common.errors import BrineError, tell_error, warn
+from brine.common.errors import BrineError, root_hint, tell_error, warn
 from brine.common.operation import AnswerState, StepAnswer
 from brine.common.process import run_bounded
 from brine.instance.messages import log_to_journal
@@ -133,6 +133,29 @@ def _row(record: MoveRecord) -> dict[str, Any]:
         "progress": status.text,
         "fault": error or status.fault,
     }
+
+
+def show_counts(arguments: argparse.Namespace) -> int:
+    """``brine move status``."""
+    try:
+        found = records.counts()
+    except OSError as error:
+        raise BrineError(f"{error.filename}: {error.strerror}", hint=root_hint(error)) from error
+    if arguments.json:
+        told = {
+            "out": {"done": found.out_done, "failed": found.out_failed},
+            "in": {"done": found.in_done, "failed": found.in_failed},
+            "downtime": {"count": found.measured, "milliseconds": found.downtime_ms},
+        }
+        print_json(told)
+        return 0
+    mean = f"{found.downtime_ms / found.measured:.0f} ms" if found.measured else "-"
+    rows = [
+        ("out", str(found.out_done), str(found.out_failed), mean),
+        ("in", str(found.in_done), str(found.in_failed), "-"),
+    ]
+    print_table(("WAY", "DONE", "FAILED", "MEAN DOWNTIME"), rows, none="")
+    return 0
 
 
 def resume(arguments: argparse.Namespace) -> int:

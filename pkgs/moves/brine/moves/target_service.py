@@ -171,7 +171,7 @@ def _dropped(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
     if act is TargetAct.REFUSE:
         return asked.answer(AnswerState.FAILED, error)
     if record is None:
-        records.note_end(asked.uuid, asked.instance, asked.move_id)
+        records.note_without_record(asked.uuid, asked.instance, asked.move_id)
         return asked.answer(AnswerState.DONE, progress=1.0)
     if _decided(record, Fate.DROP) is not Fate.DROP:
         return asked.answer(AnswerState.FAILED, "this node is taking the claim")
@@ -232,6 +232,7 @@ class TargetWork:
         self._awaits_memory = False
         self._is_routed = False
         self._continues_until = 0.0
+        self._runs_since: float | None = None  # if this process has set the guest going
         self._is_whole = not self._units
         self._status = MoverStatus(record.move.id)
         self.name = record.name
@@ -543,7 +544,7 @@ class TargetWork:
         """Do one act after another until there is an answer."""
         while True:
             if self.record.facts.get("arrived"):
-                return {"word": "runs"}
+                return {"word": "runs", "ran_ms": self._ran_ms()}
             act, error = decide(self.view())
             if act is TargetAct.REFUSE:
                 return {"word": "refused", "error": error}
@@ -631,7 +632,12 @@ class TargetWork:
             log.warning("%s; its memory is given up, and it is started anew", printable(str(error)))
             self._start()
             return
+        self._runs_since = time.monotonic()
         arriving.announce_routes(self.name)
+
+    def _ran_ms(self) -> int:
+        """For how long the guest has run here; 0 if that is not known."""
+        return round(1000 * (time.monotonic() - self._runs_since)) if self._runs_since else 0
 
     def _start(self) -> None:
         """As after any loss of power. From then on it is like any instance of this node's: others
