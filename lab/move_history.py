@@ -5,6 +5,7 @@ A history is a sequence of events, each a line of JSON in a file::
     {"time": 12.5, "kind": "resume", "subject": "web1", "node": "n1"}
     {"time": 14.0, "kind": "write", "subject": "web1", "node": "n1", "detail": "17"}
 
+The journals of nodes make one, too, where brine-kvmd logs QEMU's events: ``log_level = "debug"``.
 Times are in seconds. The clocks of two nodes may differ by a skew, which the caller gives.
 """
 
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class EventKind(StrEnum):
@@ -62,6 +64,21 @@ def read_history(lines: Iterable[str]) -> Iterator[HistoryEvent]:
 def history_line(event: HistoryEvent) -> str:
     """An event as a line of such a file."""
     return json.dumps(asdict(event))
+
+
+def history_of_journal(node: str, records: Iterable[Mapping[str, Any]]) -> Iterator[HistoryEvent]:
+    """When instances began to run on a node, and stopped, as QEMU's events in its journal tell. A
+    guest that is started runs from its QEMU's start on, without an event."""
+    for record in records:
+        kind = _QMP_EVENTS.get(record.get("BRINE_QMP_EVENT", ""))
+        time_usec = record.get("BRINE_EVENT_TIME_USEC")
+        if record.get("BRINE_EVENT") == "started":
+            kind, time_usec = EventKind.RESUME, record["__REALTIME_TIMESTAMP"]
+        if kind and time_usec:
+            yield HistoryEvent(int(time_usec) / 1e6, kind, record["BRINE_INSTANCE"], node)
+
+
+_QMP_EVENTS = {"RESUME": EventKind.RESUME, "STOP": EventKind.STOP, "SHUTDOWN": EventKind.STOP}
 
 
 def intervals(history: Iterable[HistoryEvent]) -> list[Interval]:

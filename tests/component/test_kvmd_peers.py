@@ -60,6 +60,13 @@ def test_a_socket_that_does_not_listen_yet_is_tried_again(kvmd: Kvmd) -> None:
         kvmd.watches("slow")
 
 
+def test_events_are_logged_for_those_who_want_all(kvmd: Kvmd) -> None:
+    kvmd.restart(log_level="debug")
+    with watched(kvmd, "moved") as moved:
+        moved.event("STOP")
+        kvmd.wait_logged("moved: QEMU's event STOP")
+
+
 def test_a_dead_socket_file_is_left_alone_without_busy_work(kvmd: Kvmd) -> None:
     kvmd.reload_whole(connect_retry_s=0.5)
     Peer(kvmd.control / "dead.kvmd").end(leave_file=True)

@@ -41,7 +41,15 @@ from brine.moves.target import (
     hold_act,
     prepare_act,
 )
-from lab.move_history import EventKind, HistoryEvent, faults_of, history_line, read_history
+from lab.move_history import (
+    EventKind,
+    HistoryEvent,
+    faults_of,
+    history_line,
+    history_of_journal,
+    intervals,
+    read_history,
+)
 
 FOUND: Facts = {"port": 4096}
 
@@ -349,6 +357,27 @@ def test_a_history_without_a_fault() -> None:
     history = _history(WELL)
     assert faults_of(history) == []
     assert list(read_history(map(history_line, history))) == history
+
+
+def test_a_history_of_journals() -> None:
+    """As QEMU's events have it, which brine-kvmd logs, and the start of a guest."""
+
+    def event(name: str, usec: int) -> dict[str, str]:
+        fields = {"BRINE_INSTANCE": "web1", "BRINE_QMP_EVENT": name}
+        return {**fields, "BRINE_EVENT_TIME_USEC": str(usec), "__REALTIME_TIMESTAMP": "99000000"}
+
+    started = {"BRINE_EVENT": "started", "BRINE_INSTANCE": "web1"}
+    n1 = [{**started, "__REALTIME_TIMESTAMP": "1000000"}]
+    n1 += [event("STOP", 2_000_000), event("SHUTDOWN", 4_000_000), event("RESET", 5_000_000)]
+    n2 = [{"MESSAGE": "of another"}, event("RESUME", 2_500_000)]
+    history = [*history_of_journal("n1", n1), *history_of_journal("n2", n2)]
+    assert [(one.node, one.begin, one.end) for one in intervals(history)] == [
+        ("n1", 1.0, 2.0),
+        ("n2", 2.5, float("inf")),
+    ]
+    assert faults_of(history) == []
+    early = [*history_of_journal("n1", n1), *history_of_journal("n2", [event("RESUME", 1_900_000)])]
+    assert ["runs twice" in fault for fault in faults_of(early)] == [True]
 
 
 @pytest.mark.parametrize(

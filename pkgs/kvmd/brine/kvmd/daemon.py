@@ -28,6 +28,7 @@ _STATUS_DELAY_S = 0.2
 _LONGEST_DRAIN = 10
 # A VM whose socket is younger has just begun: what it does from now on its events tell.
 _NEW_NS = 10 * 10**9
+_LONGEST_EVENT = 60
 
 
 class Daemon:
@@ -170,6 +171,8 @@ class Daemon:
     def event(self, connection: Connection, event: QmpEvent) -> None:
         """Something happened to its VM. The event is consumed when this returns, unless the
         connection is told to hold it."""
+        if log.isEnabledFor(logging.DEBUG):
+            _log_event(connection.name, event)
         before = connection.record.seen
         self._recorder.event(connection, event)
         self._halts.event(connection, event.name, before)
@@ -245,3 +248,12 @@ class Daemon:
             status = f"{status}, {waiting} without a greeting yet"
         trouble = self._finder.trouble()
         return f"{status}, {trouble}" if trouble else status
+
+
+def _log_event(name: str, event: QmpEvent) -> None:
+    """Log an event with QEMU's time: the history of a VM, for those who look into it."""
+    fields = {"BRINE_INSTANCE": name, "BRINE_QMP_EVENT": event.name[:_LONGEST_EVENT]}
+    if event.time_usec is not None:
+        fields["BRINE_EVENT_TIME_USEC"] = str(event.time_usec)
+    text = printable(f"{name}: QEMU's event {fields['BRINE_QMP_EVENT']}")
+    log.debug("%s", text, extra={"fields": fields})
