@@ -16,7 +16,7 @@ import pytest
 from brine.common import outbox, paths
 from brine.common.errors import BrineError
 from brine.common.own_node import noted_node
-from brine.config.model import Configuration
+from brine.config.model import MOVED_TAG, Configuration
 from brine.config.store import ConfigStore
 from brine.config.verify import find_mistakes
 from brine.instance import store
@@ -52,6 +52,13 @@ def test_what_has_moved_is_told_by_its_uuid(configuration: Configuration) -> Non
     here = configuration.names("nodes").get(HERE)
     found = [(spec.name, claim.node) for spec, claim in elsewhere(configuration, here)]
     assert found == [(THEIRS, node_name(2)), ("renamed", node_name(3))]
+
+
+def test_a_move_adds_no_tag_to_the_spec(configuration: Configuration) -> None:
+    """Otherwise the next highstate of the node that it came to would change something."""
+    instance = configuration.instances[uuid_of("instance", 1)]
+    moved = replace(instance, tags=["web", f"{MOVED_TAG}{node_name(2)}"])
+    assert spec_of(configuration, moved)[0]["tags"] == ["web"]
 
 
 @pytest.mark.parametrize("claimed", [False, True])

@@ -15,7 +15,7 @@ from brine.common.errors import BrineError, UsageError, warn
 from brine.common.own_node import note_node
 from brine.config import params
 from brine.config.effect import ignored_wishes
-from brine.config.model import ConfigNic, Configuration, Instance
+from brine.config.model import MOVED_TAG, ConfigNic, Configuration, Instance
 from brine.config.nodes import find_node, find_this_node, is_this_host
 from brine.config.privileges import privileges_of
 from brine.config.runnable import disk_path, place_fault, spec_link, unsupported
@@ -251,7 +251,9 @@ def _data_of(configuration: Configuration, instance: Instance, hv: _Parameters) 
         "uuid": instance.uuid,
         "admin_state": instance.admin_state,
         "admin_state_source": instance.admin_state_source,
-        "tags": list(instance.tags),
+        # What a move has noted is the configuration's: the node that it came to would only learn
+        # of it by its next definition, which changes nothing else.
+        "tags": [one for one in instance.tags if not one.startswith(MOVED_TAG)],
         "memory_mib": backend["maxmem"],
         "vcpus": backend["vcpus"],
         "reboot_behavior": hv["reboot_behavior"],
