@@ -3,7 +3,8 @@
 It builds the packages, boots three throw-away Debian nodes with a Salt master, and applies a
 pillar that declares a cluster and its instances. It asks where each instance lives, powers one off
 as its user, and changes the pillar: an instance gets a NIC while it runs, and another one is
-stopped. The next highstate changes nothing. A job owns an instance. Brine makes its disk by its
+stopped. That with the NIC moves to another node, and its guest counts on; any node can say where it
+is. The next highstate changes nothing. A job owns an instance. Brine makes its disk by its
 size, and the disk grows while the instance runs. Then the job is killed, and instances crash, which
 the watcher brings back. With --local, all is on one node without a master.
 """
@@ -21,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demo import nic, owner
+from demo import moving, nic, owner
 from demo.cluster import INSTANCES, SECOND_BRIDGE, Cluster, fleet, furnish, one_node
 from demo.endings import ENDINGS, KILLED, OFF_BY_USER, OFF_IN_PILLAR, PANICKED, Ending
 from demo.guest import Guest
@@ -91,6 +92,8 @@ def show(cluster: Cluster) -> list[Score]:
         power_off(cluster),
         *change(cluster),
     ]
+    if cluster.spread:
+        found += moving.move(cluster, KILLED.instance)
     owner.begin(host)
     found += [change_nothing(cluster), owner.grow(host)]
     # Its end takes a few seconds, while others crash and come back.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,9 @@ class Cluster:
         return Terminal(self.nodes[0])
 
     def node_of(self, instance: str) -> Node:
-        """The node that is to run an instance."""
-        hosts = self.nodes[1:] or self.nodes
-        return hosts[INSTANCES.index(instance) % len(hosts)]
+        """The node that is to run an instance, as pillar says."""
+        home = self.instances[instance]["primary_node"]
+        return next(node for node in self.nodes if whole_name(node) == home)
 
     def declare(self) -> None:
         """Write the pillar: what all nodes have, and the cluster for the one that writes it."""
@@ -72,27 +73,29 @@ class Cluster:
             "confd": {"key": secrets.token_hex(32)},
             "instance": {"enabled": True},
             "lifecycle": {"enabled": True},
+            "moves": {"enabled": True},
             "storage": {"directories": [UNIT], "default_unit": UNIT},
         }
         cluster = {
             "config": {"apply": True},
             "cluster": {
                 "name": f"demo.{DOMAIN}",
-                "master": _whole_name(writer),
+                "master": whole_name(writer),
                 "enabled_hypervisors": ["kvm"],
                 "hvparams": {"kvm": _PARAMETERS},
                 "beparams": {"minmem": _MEMORY_MIB, "maxmem": _MEMORY_MIB},
                 "nicparams": {"mode": "bridged", "link": BRIDGE},
             },
-            "nodes": {_whole_name(node): {"primary_ip": address_of(node)} for node in self.nodes},
+            "nodes": {whole_name(node): {"primary_ip": address_of(node)} for node in self.nodes},
         }
         for name, brine in (("brine", everywhere), ("cluster", cluster)):
             # JSON is YAML.
             writer.write(f"{PILLAR}/{name}.sls", json.dumps({"brine": brine}), mode=0o600)
         writer.write(f"{PILLAR}/top.sls", json.dumps({"base": top}))
-        for number, name in enumerate(INSTANCES, start=11):
-            node, ip = _whole_name(self.node_of(name)), f"198.51.100.{number}"
-            self.instances[name] = {"primary_node": node, "nics": [{"ip": ip}]}
+        homes = cycle(self.nodes[1:] or self.nodes)
+        for number, (name, node) in enumerate(zip(INSTANCES, homes, strict=False), start=11):
+            nics = [{"ip": f"198.51.100.{number}"}]
+            self.instances[name] = {"primary_node": whole_name(node), "nics": nics}
         writer.write(DECLARED, self._text())
         self.operator.type(f"cat {DECLARED}")
 
@@ -169,7 +172,8 @@ def furnish(node: Node) -> None:
     node.put(guest_image().folder, _GUEST)
 
 
-def _whole_name(node: Node) -> str:
+def whole_name(node: Node) -> str:
+    """The name of a node in the configuration, which is its minion's id."""
     return f"{node.name}.{DOMAIN}"
 
 
