@@ -4,34 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from brine.cluster.moves import Move, MoveStep, following_step, is_final
-from brine.common.operation import Operation, Step, StepAnswer, StepState, lead
-from lab.guest_image import guest_image
-from lab.network import bridge, give_addresses
-from lab.node import Node, boot_node
-from lab.repository import publish
+from brine.cluster.moves import MoveStep
+from brine.common.operation import Operation
+from lab.network import bridge
+from lab.node import Node
 from lab.waiting import wait_for
-from node.instance_on_node import GUEST, SMALLEST, info, run_in_guest, start, wait_ready
+from node.instance_on_node import SMALLEST, info, run_in_guest, start, wait_ready
+from node.moves_on_node import KEY, NAME, UNIT, UUID, Nodes, boot_pair
 
-Json = dict[str, Any]
-
-NAME = "web1"
-UNIT = "/srv/unit"
-UUID = "5e000000-0000-4000-8000-000000000001"
 ROUTED = "10.29.0.77"
-ADDRESSES = {"n1": "10.29.0.1", "n2": "10.29.0.2"}
-STEP_S = 300.0
-KEY = "the cluster's own secret\n"
 PASSWORD = "5ecret-w"
 PASSWORD_FILE = "/etc/brine/vnc/web1"
 CONSOLE_LOG = f"/var/log/brine/console/{NAME}.log"
@@ -43,77 +30,10 @@ _BEGIN = "sh /writer >/dev/null 2>&1 & echo $! >/writer.pid"
 COUNT = f"echo 0 >/written; echo '{_WRITES}' >/writer; {_BEGIN}"
 
 
-@dataclass
-class Nodes:
-    """Two nodes with storage, bridges for guests, and an address each.
-
-    :param at_poll: is called between two questions to a node.
-    """
-
-    by_name: dict[str, Node]
-    at_poll: Callable[[], object] = lambda: None
-
-    def __getitem__(self, name: str) -> Node:
-        return self.by_name[name]
-
-    def move(self, source: str, target: str, serial: int, **keys: Any) -> Operation:
-        """Move the guest as the master does; returns the ended operation."""
-        addresses = (ADDRESSES[source], ADDRESSES[target])
-        move = Move(NAME, UUID, source, target, *addresses, serial, **keys)
-        identity = f"{time.time_ns():020}-{os.urandom(4).hex()}"
-        record = Operation(identity, "move", f"move/{NAME}", facts=move.facts())
-        while step := lead(record, following_step):
-            answer = StepAnswer(step.id, step.name, StepAnswer.of(_DONE).state)
-            if step.name not in (MoveStep.FOLLOW, MoveStep.PUBLISH):
-                answer = self.ask(step)
-            step.state, step.answer = StepState.DONE, answer.facts()
-        return record
-
-    def ask(self, step: Step) -> StepAnswer:
-        """Ask a node for a step until its answer is final."""
-        asked = json.dumps({"id": step.id, "step": step.name, "facts": step.facts})
-        deadline = time.monotonic() + STEP_S
-        while True:
-            said = self[step.node].run(["brine", "move", "step", "--json"], stdin=asked).stdout
-            answer = StepAnswer.of(json.loads(said))
-            if is_final(step, answer):
-                return answer
-            assert time.monotonic() < deadline, (step.name, said, self.journals())
-            self.at_poll()
-            time.sleep(0.2)
-
-    def journals(self) -> str:
-        units = f"--unit=brine-move@{NAME}.service"
-        return "\n".join(
-            one.run(["journalctl", "--no-pager", "--output=cat", units], check=False).stdout[-3000:]
-            for one in self.by_name.values()
-        )
-
-
-_DONE = {"id": "", "step": "", "state": "done", "progress": 1.0, "error": "", "found": {}}
-
-
 @pytest.fixture(scope="module")
 def nodes(release: str, packages: list[Path]) -> Iterator[Nodes]:
-    with ExitStack() as stack:
-        network = stack.enter_context(bridge())
-        found = {
-            name: stack.enter_context(
-                boot_node(on_it, name=name, network_bridge=network, keeps_files=True)
-            )
-            for name, on_it in zip(ADDRESSES, (release, "trixie"), strict=True)
-        }
-        for name, node in found.items():
-            give_addresses(node, f"{ADDRESSES[name]}/24")
-            publish(node, packages)
-            parts = ["brine-instance", "brine-kvmd", "brine-moves"]
-            node.run(["apt-get", "install", "--yes", "--quiet=2", *parts], timeout_s=300)
-            node.put(guest_image().folder, GUEST)
-            node.shell("ip link add br0 up type bridge; ip link add br1 up type bridge")
-            node.shell(f"mkdir {UNIT}")
-            node.run(["brine", "storage", "create", "file", UNIT])
-            node.write("/etc/brine/hmac.key", KEY, mode=0o600)
-        yield Nodes(found)
+    with bridge() as network, boot_pair([release, "trixie"], packages, network) as found:
+        yield found
 
 
 def states(record: Operation) -> list[tuple[str, str]]:
@@ -184,6 +104,11 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     (told,) = n1.journal("BRINE_EVENT=moved-away")
     assert (told["BRINE_INSTANCE"], told["BRINE_NODE"]) == (NAME, "n2")
     assert int(told["BRINE_DOWNTIME_MS"]) > 0
+    counted = json.loads(n1.run(["brine", "move", "status", "--json"]).stdout)
+    assert counted["downtime"] == {"count": 1, "milliseconds": int(told["BRINE_DOWNTIME_MS"])}
+    assert counted["out"] == {"done": 1, "failed": 0}
+    counted = json.loads(n2.run(["brine", "move", "status", "--json"]).stdout)
+    assert counted["in"] == {"done": 1, "failed": 0}
     (verdict,) = n1.journal("BRINE_EVENT=verdict")
     assert (verdict["BRINE_VERDICT"], verdict["BRINE_CAUSE"]) == ("admin", "moved to n2")
     for node in (n1, n2):
