@@ -313,7 +313,7 @@ def test_an_instance_has_its_snapshots_on_another_node(make: Any) -> None:
     [
         pytest.param(source_service, "send_file", marks=pytest.mark.long),
         (SourceWork, "_copy_files"),
-        (source_service, "give_away"),
+        pytest.param(source_service, "give_away", marks=pytest.mark.long),
         pytest.param(leaving, "remove_volume", marks=pytest.mark.long),
         (leaving, "undefine_instance"),
     ],
@@ -335,7 +335,7 @@ def test_the_source_is_killed_after(
         pytest.param(FileServer, "serve", False, marks=pytest.mark.long),
         (target_service, "end_copy", False),
         (arriving, "settle_copies", True),
-        (target_service, "take", True),
+        pytest.param(target_service, "take", True, marks=pytest.mark.long),
     ],
 )
 def test_the_target_is_killed_after(make: Any, owner: Any, name: str, goes_on: bool) -> None:
