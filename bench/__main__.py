@@ -3,27 +3,24 @@
 import argparse
 import contextlib
 import json
+import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 
-from bench import libvirt
 from bench.harness import PYTHON, Length, Plan, Report, tell
-from lab import ganeti, peer_packages, sandbox, xen_packages
+from bench.nodes import node_with
+from lab import ganeti, sandbox, xen_packages
 from lab.debian import host_release
 from lab.debian_kernel import run_on_debian_kernel
 from lab.errors import LabError
-from lab.guest_image import guest_image
-from lab.images import node_image
 from lab.machine import Machine, require_commands
-from lab.node import boot_node
 from lab.packages import build_packages
 from lab.progress import step
-from lab.repository import publish
 from lab.signals import run_program
 from lab.tree import TREE
 from lab.xen_node import boot_xen_node
@@ -52,6 +49,7 @@ class Subject:
         tree.
     :param maps_devices: whether it runs on Debian's kernel instead, from the source tree: the
         kernel of a node may lack device-mapper.
+    :param has_own_nodes: whether it boots nodes itself, and measures from outside of them.
     :param rounds: how many, and with ``--quick``; a trial has one.
     :param sizes: the numbers of instances or VMs; each must be at least *smallest*, and is that in
         a trial.
@@ -62,6 +60,7 @@ class Subject:
     with_libvirt: bool = False
     library: str = ""
     maps_devices: bool = False
+    has_own_nodes: bool = False
     runs_on_xen: bool = False
     rounds: tuple[int, int] = (16, 3)
     sizes: tuple[int, ...] = ()
@@ -70,7 +69,7 @@ class Subject:
     @property
     def has_daemon(self) -> bool:
         """Whether it is a daemon from the source tree, beside Ganeti's."""
-        return not (self.packages or self.library or self.maps_devices)
+        return not (self.packages or self.library or self.maps_devices or self.has_own_nodes)
 
 
 SUBJECTS = {
@@ -80,6 +79,7 @@ SUBJECTS = {
     "kvmd": Subject(rounds=(3, 1), sizes=(200, 1000, 5000), smallest=103),
     "lifecycle": Subject(("brine-lifecycle",), rounds=(1, 1), sizes=(10, 100, 1000), smallest=2),
     "locks": Subject(library="ganeti.locking"),
+    "moves": Subject(has_own_nodes=True, rounds=(8, 3)),
     "salt": Subject(("brine-instance", "brine-kvmd", "brine-watcher")),
     "storage": Subject(
         ("brine-instance", "brine-storage"), needs=("lvm2",), with_libvirt=True, rounds=(12, 3)
@@ -177,8 +177,20 @@ def _measured(name: str, subject: Subject, plan: Plan) -> str:
         return sandbox.run_module("bench", order, needs=[TREE, plan.library.root])
     if subject.maps_devices:
         return _measured_on_debian_kernel(order)
+    if subject.has_own_nodes:
+        return _measured_beside_nodes(order)
     with _xen_node() if plan.on_xen else _node(subject) as node:
         return _measured_in_node(node, order)
+
+
+def _node(subject: Subject) -> contextlib.AbstractContextManager[Machine]:
+    return node_with(subject.packages, needs=subject.needs, with_libvirt=subject.with_libvirt)
+
+
+def _measured_beside_nodes(order: Sequence[str]) -> str:
+    parts = sorted(TREE.glob("pkgs/*"))
+    environment = {**os.environ, "PYTHONPATH": ":".join(map(str, (TREE, *parts)))}
+    return _said_by([PYTHON, "-P", "-m", "bench", *order], environment)
 
 
 def _measured_in_node(node: Machine, order: Sequence[str]) -> str:
@@ -186,8 +198,13 @@ def _measured_in_node(node: Machine, order: Sequence[str]) -> str:
         node.put(TREE / folder, f"{_NODE_FOLDER}/{folder}")
     # -P: the tree's own code stays out of what is measured, which is installed.
     python = ["env", f"PYTHONPATH={_NODE_FOLDER}", PYTHON, "-P", "-m", "bench"]
+    return _said_by(node.command([*python, *order]))
+
+
+def _said_by(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
-        node.command([*python, *order]),
+        command,
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
@@ -211,27 +228,6 @@ def _measured_on_debian_kernel(order: Sequence[str]) -> str:
             timeout_s=_EMULATED_S,
         )
     return said.splitlines()[-1]  # what comes before tells of the progress
-
-
-@contextlib.contextmanager
-def _node(subject: Subject) -> Iterator[Machine]:
-    """A throw-away node with the subject's packages."""
-    release = host_release()
-    archives, packages = build_packages(), [*subject.packages]
-    # Fetched with this machine's own apt; the node has no network.
-    tree = node_image(release)
-    status = tree / "var/lib/dpkg/status"
-    for wanted in (libvirt.PACKAGES if subject.with_libvirt else (), subject.needs):
-        if wanted:
-            archives += peer_packages.archives(wanted, status, tree.parent.name)
-            packages += wanted
-    with boot_node(release, name="bench") as node:
-        with step(f"installing {', '.join(packages)} in a node"):
-            publish(node, archives)
-            node.run(["apt-get", "install", "--yes", "--quiet=2", *packages], timeout_s=300)
-            if subject.with_libvirt:
-                node.put(guest_image().folder, libvirt.GUEST)
-        yield node
 
 
 @contextlib.contextmanager

@@ -203,6 +203,14 @@ class TableRow:
         reached = None if self.values[0] is None else self.values[0] <= limit
         return replace(self, target=f"<= {limit:g} {self.unit}", reached=reached)
 
+    def at_most_above(self, other: "TableRow", limit: float) -> "TableRow":
+        """With a target for how much more than another row's its value is, in its unit."""
+        ours, theirs = self.values[0], other.values[0]
+        assert ours is not None
+        assert theirs is not None
+        target = f"<= {limit:g} {self.unit} more"
+        return replace(self, target=target, reached=ours - theirs <= limit)
+
     def cells(self) -> list[str]:
         """For a terminal."""
         ratios = [

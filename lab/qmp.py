@@ -64,12 +64,12 @@ class Qmp:
             else:
                 raise LabError(f"QMP {name} at {self.path}: {message['error']['desc']}")
 
-    def wait_event(self, name: str) -> dict[str, Any]:
-        """The first event of that name, past or to come."""
+    def wait_event(self, name: str, **data: object) -> dict[str, Any]:
+        """The first event of that name with these data, past or to come."""
         seen = 0
         while True:
             for event in self.events[seen:]:
-                if event["event"] == name:
+                if event["event"] == name and data.items() <= event.get("data", {}).items():
                     return event
             seen = len(self.events)
             self.events.append(self._receive())
