@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     __salt__: dict[str, Callable[..., Any]] = {}
 
 __func_alias__ = {"list_": "list"}
-
-_STEP_PAUSE_S = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -350,19 +347,14 @@ def move_step(question: Any, wait: float = 0.0) -> Any:
     Do a step of a move, and tell how far it is: ``salt-run brine.migrate`` asks for it.
 
     :param question: ``id``, ``step`` and ``facts``, as ``brine move next`` has them.
-    :param wait: for how many seconds this looks whether the step has ended.
+    :param wait: for how many seconds this waits for the end of the step.
 
     CLI Example::
 
         salt kvm1 brine.move_step '{id: 0176-0, step: offer, facts: {instance: web1}}' 5
     """
-    until = time.monotonic() + wait
-    while True:
-        answer = _said("move", "step", stdin=question)
-        is_over = not isinstance(answer, dict) or answer.get("state") != "running"
-        if is_over or time.monotonic() > until:
-            return answer
-        time.sleep(_STEP_PAUSE_S)
+    waiting = [f"--wait={wait}"] if wait else []
+    return _said("move", "step", *waiting, stdin=question)
 
 
 def node_state() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from brine.common.cli import add_verb
+from brine.common.cli import add_verb, seconds
 from brine.vm.arguments import instance_name
 
 
@@ -22,6 +22,8 @@ def add_move_verbs(verbs: Any) -> None:
     commands = "brine.moves.step_commands"
     text = "do a step of a move that the master asks for, or go on with it: JSON on standard input"
     step = add_verb(verbs, "step", f"{commands}:step", text)
+    text = "wait so long for its end, if it takes that long; by default not at all"
+    step.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS", help=text)
     text = "show what another node needs to take an instance, or why it can't move"
     offer = add_verb(verbs, "offer", f"{commands}:offer", text)
     offer.add_argument("name", metavar="INSTANCE", type=instance_name)

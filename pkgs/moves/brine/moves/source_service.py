@@ -94,8 +94,10 @@ def answer(asked: AskedStep) -> StepAnswer:
         records.end(record)  # it came here, and its source never came back to say that it is over
     if record is None or is_other:
         return _first_answer(asked, step)
-    record = records.change(record, lambda move: move.asked_for(step))
     move = record.as_source()
+    if move.asked_for(step) != move:
+        record = records.change(record, lambda move: move.asked_for(step))
+        move = record.as_source()
     status = records.read_status(record.name, move.id)
     is_current = status is not None and status.asked == move.asked and status.error == move.error
     act = SourceAct[status.act] if status and is_current and status.act else SourceAct.WAIT

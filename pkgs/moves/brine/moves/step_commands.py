@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from brine.common import operation
+from brine.common import operation, paths
 from brine.common.cli import print_json, print_table
 from brine.common.errors import BrineError, root_hint, tell_error, warn
 from brine.common.operation import AnswerState, StepAnswer
@@ -25,23 +25,51 @@ from brine.moves.target import TargetStep
 _LARGEST = 16 * 1024 * 1024
 _START_S = 90.0
 _LOOK_S = 0.5
+_WATCH_S = 0.02
+_AGAIN_S = 2.0
 
 OFFER = "offer"
 """The step of the source that only reads: its answer's *found* is the offer."""
 
 
-def step(_arguments: argparse.Namespace) -> int:
+def step(arguments: argparse.Namespace) -> int:
     """``brine move step``: 0 whenever there is an answer."""
     log_to_journal("brine")
     asked = AskedStep.of(_input())
     try:
-        answer = _answer(asked)
+        answer = _awaited_answer(asked, arguments.wait)
     except (BrineError, OSError) as error:
         # Whether it was done is not known, so the master asks again.
         fault = f"{error}; {hint}" if (hint := getattr(error, "hint", None)) else str(error)
         answer = asked.answer(AnswerState.RUNNING, fault)
     print(json.dumps(answer.facts()))
     return 0
+
+
+def _awaited_answer(asked: AskedStep, wait_s: float) -> StepAnswer:
+    """The answer to a step, final if it comes in time. It is asked for again when what is known of
+    moves here has changed, or else after a while: a process that was killed is started again."""
+    until, seen = time.monotonic() + wait_s, _changes()
+    answer = _answer(asked)
+    while answer.state is AnswerState.RUNNING and time.monotonic() < until:
+        again_at = time.monotonic() + _AGAIN_S
+        time.sleep(_WATCH_S)
+        while _changes() == seen and time.monotonic() < min(until, again_at):
+            time.sleep(_WATCH_S)
+        is_late, seen = time.monotonic() >= again_at, _changes()
+        answer = _answer(asked, begins=is_late)
+    return answer
+
+
+def _changes() -> tuple[int, ...]:
+    """What is another number after each change of what is known of moves here."""
+    found = []
+    for folder in (paths.OPERATIONS_DIR, paths.MOVES_DIR, paths.MOVES_STATUS_DIR):
+        try:
+            found.append(folder.stat().st_mtime_ns)
+        except OSError:
+            found.append(0)
+    return tuple(found)
 
 
 def _input() -> Any:
@@ -51,7 +79,8 @@ def _input() -> Any:
         raise BrineError(f"no step of a move: {error}") from None
 
 
-def _answer(asked: AskedStep) -> StepAnswer:
+def _answer(asked: AskedStep, *, begins: bool = True) -> StepAnswer:
+    """:param begins: an answer that is not final has the process of the move run."""
     if asked.step == OFFER:
         return _offered(asked)
     if asked.step in list(SourceStep):
@@ -61,7 +90,8 @@ def _answer(asked: AskedStep) -> StepAnswer:
     else:
         return asked.answer(AnswerState.FAILED, f"this node knows no step {asked.step}")
     if answer.state is AnswerState.RUNNING and (record := records.find(asked.instance)):
-        begin_unit(record.name)
+        if begins:
+            begin_unit(record.name)
         answer = _with_status(answer, record)
     return answer
 
