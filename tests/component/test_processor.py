@@ -15,10 +15,15 @@ from typing import Any
 import pytest
 
 from brine.cluster.cpu_baseline import baseline, nodes_of
-from brine.common import cli
+from brine.common import cli, paths
 from brine.common.entry_points import EntryPoint
 from brine.instance.kvm import processor
-from brine.instance.kvm.processor import Processor, ProcessorError, processor_of
+from brine.instance.kvm.processor import (
+    Processor,
+    ProcessorError,
+    known_processor_of,
+    processor_of,
+)
 from brine.instance.node_facts import NodeFacts
 from brine.vm.spec import WHOLE_CPUS
 from lab.brine_command import prefix
@@ -80,6 +85,26 @@ def test_the_answer_is_read_again_and_leaves_nothing_open(accel: str) -> None:
     assert Processor.from_json(json.loads(json.dumps(found.to_json()))) == found
     assert "q35" in found.machines
     assert any(one.startswith("pc-q35-") for one in found.machines)
+
+
+def test_the_answer_is_noted_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted, kernels = tmp_path / "processor.json", tmp_path / "cpuinfo"
+    monkeypatch.setattr(paths, "PROCESSOR_FILE", noted)
+    monkeypatch.setattr(processor, "PROCESSORS_FILE", kernels)
+    kernels.write_text("flags : sse2\ncpu MHz : 1000.0\n")
+    assert known_processor_of(QEMU) == processor_of(QEMU)
+    data = json.loads(noted.read_bytes())
+    data["processor"]["vendor"] = "Noted"
+    noted.write_text(json.dumps(data))
+    kernels.write_text("flags : sse2\ncpu MHz : 2000.0\n")
+    assert known_processor_of(QEMU).vendor == "Noted"
+    # A kernel with other microcode may leave a flag out.
+    kernels.write_text("flags : sse2 avx\ncpu MHz : 2000.0\n")
+    assert known_processor_of(QEMU).vendor != "Noted"
+    noted.write_text('{"of": ')
+    assert known_processor_of(QEMU).vendor != "Noted"
 
 
 def program(folder: Path, *lines: str) -> Path:

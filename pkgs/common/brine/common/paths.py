@@ -27,6 +27,7 @@ UEFI_DIR = STATE_DIR / "uefi"
 SSCONF_DIR = STATE_DIR / "ssconf"
 SPEC_CACHE_FILE = Path("/run/brine/specs.cache")
 QEMU_VERSIONS_FILE = Path("/run/brine/qemu-versions.json")
+PROCESSOR_FILE = Path("/run/brine/processor.json")
 NODE_FILE = STATE_DIR / "node.json"
 STORAGE_DIRECTORIES_FILE = STATE_DIR / "storage-directories.json"
 CLAIMS_DIR = STATE_DIR / "claims"

@@ -20,7 +20,12 @@ from brine.config.schema import parse_json
 from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.ovs import bridges, installed
 from brine.instance.definition import content_of, naming
-from brine.instance.kvm.processor import Processor, ProcessorError, processor_of
+from brine.instance.kvm.processor import (
+    Processor,
+    ProcessorError,
+    known_processor_of,
+    processor_of,
+)
 from brine.instance.kvm.resources import check_node
 from brine.instance.kvm.uefi import find_uefi
 from brine.storage.commands import VOLUME_TYPES
@@ -115,7 +120,7 @@ def facts_of(qemu: str, spec: Spec | None, faults: list[BrineError]) -> NodeFact
     cpu, cpu_fault = None, ""
     if not (spec and spec.is_xen()):
         try:
-            cpu = processor_of(qemu)
+            cpu = known_processor_of(qemu)
         except ProcessorError as error:
             cpu_fault = str(error)
     memory = dict(_MEMORY_ROW.findall(_MEMORY_FILE.read_text()))

@@ -1,12 +1,14 @@
 """What QEMU can give a guest here: its processor models, their flags, and its machine types.
 
 QEMU itself is asked, on a monitor of a machine without anything in it. That takes a quarter of a
-second, so no command does it that people wait for often. Source: QEMU's QAPI schema.
+second, so its answer is noted for commands that people wait for. Source: QEMU's QAPI schema.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import re
 import socket
@@ -16,12 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brine.common import __version__, paths
 from brine.common.errors import BrineError, install_hint, printable, root_hint
-from brine.common.files import fault_of_writers
+from brine.common.files import fault_of_writers, read_json, write_whole
 from brine.common.process import ENDING_WITH_US
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpCommandError, QmpError
-from brine.instance.kvm.programs import NOBODY, begin_unprivileged
+from brine.common.schema import SchemaError
+from brine.instance.kvm.programs import NOBODY, begin_unprivileged, identity_of
 from brine.vm.spec import WHOLE_CPUS, known_part, parse
 
 if TYPE_CHECKING:
@@ -31,6 +35,9 @@ _End = Callable[[float | None], "subprocess.CompletedProcess[str]"]
 
 KVM_DEVICE = Path("/dev/kvm")
 PROCESSORS_FILE = Path("/proc/cpuinfo")
+MODULES_DIR = Path("/sys/module")
+
+_VARYING = ("cpu MHz", "bogomips")
 
 _TIMEOUT_S = 30.0
 _END_S = 5.0
@@ -100,6 +107,51 @@ class Processor:
             models = {name: known_part(Model, one) for name, one in known["models"].items()}
             known["models"] = models
         return parse(cls, known, where)
+
+
+def known_processor_of(qemu: str) -> Processor:
+    """The processor of this node, as QEMU has told it before, unless something has changed since
+    that the answer depends on.
+
+    :raises ProcessorError: as :func:`processor_of` does.
+    """
+    identity = _identity_with(qemu)
+    if identity and (noted := _noted(identity)):
+        return noted
+    found = processor_of(qemu)
+    if identity:
+        data = json.dumps({"of": identity, "processor": found.to_json()}).encode() + b"\n"
+        with contextlib.suppress(OSError):  # then it is asked again
+            write_whole(paths.PROCESSOR_FILE, data, mode=0o600, durable=False)
+    return found
+
+
+def _identity_with(qemu: str) -> str:
+    """What changes with QEMU's answer: the program, this code, the first processor as the kernel
+    has it, and the settings of the kernel's module. Empty if that is not known."""
+    parts = [__version__, qemu, str(KVM_DEVICE.exists())]
+    try:
+        if not (program := identity_of(qemu)):
+            return ""
+        cpu = PROCESSORS_FILE.read_text(errors="replace").partition("\n\n")[0]
+        parts += [program, *(row for row in cpu.splitlines() if not row.startswith(_VARYING))]
+    except OSError:
+        return ""
+    for file in sorted(MODULES_DIR.glob("kvm*/parameters/*")):
+        with contextlib.suppress(OSError):
+            parts.append(f"{file}={file.read_text(errors='replace')}")
+    return hashlib.sha256("\n".join(parts).encode(errors="replace")).hexdigest()
+
+
+def _noted(identity: str) -> Processor | None:
+    """What was noted with this identity; None if others than root may have written it."""
+    file = paths.PROCESSOR_FILE
+    data = None if fault_of_writers(file) else read_json(file)
+    if not isinstance(data, dict) or data.get("of") != identity:
+        return None
+    with contextlib.suppress(SchemaError):
+        return Processor.from_json(data.get("processor"))
+    return None
 
 
 def processor_of(qemu: str) -> Processor:

@@ -80,7 +80,7 @@ def version_of(spec: Spec) -> tuple[int, int]:
     """The version of a spec's QEMU. QEMU is asked once and the answer noted, as it takes as long to
     load as a start takes to prepare all else."""
     try:
-        identity = _identity(spec.qemu)
+        identity = identity_of(spec.qemu)
         noted = _noted_versions()
         if identity in noted:
             return noted[identity]
@@ -98,7 +98,7 @@ def version_of(spec: Spec) -> tuple[int, int]:
     return version
 
 
-def _identity(program: str) -> str:
+def identity_of(program: str) -> str:
     """What changes with a program: its file, size and times. Empty if its version may change
     without that: a script may run another program, and a file that has just been written may be
     written again at the same time. Raises OSError.
