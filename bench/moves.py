@@ -1,34 +1,30 @@
 """Moving a guest that runs between two nodes, beside bare QMP and beside `virsh migrate --live`."""
 
 import contextlib
-import json
-import os
-import secrets
-import socket
-import subprocess
-import threading
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 
 from bench import libvirt, machine
-from bench.harness import Plan, Report, Table, TableRow, in_turns, timed
+from bench.harness import Length, Plan, Report, Table, TableRow, in_turns
+from bench.movers import (
+    ADDRESSES,
+    DISK_MIB,
+    NAMES,
+    UNIT,
+    BrineMove,
+    Contender,
+    RawMove,
+    Sample,
+    VirshMove,
+)
 from bench.nodes import Wanted, install, wanted
-from brine.cluster.moves import Move, MoveStep, Wishes, following_step, is_final
-from brine.common.operation import AnswerState, Operation, Step, StepAnswer, StepState, lead
 from lab.debian import host_release
-from lab.errors import LabError
-from lab.guest import result_in, run_order
 from lab.network import bridge, give_addresses
 from lab.node import Node, boot_nodes
 from lab.progress import step
-from lab.qmp import Qmp
-from lab.waiting import wait_for
 
 DOWNTIME_MORE_MS = 30
 """A move of Brine's has the guest stand still for so much longer than bare QMP at most."""
@@ -36,413 +32,13 @@ TOTAL_LIMIT = 1.3
 """The whole of it, beside bare QMP."""
 PEER_LIMIT = 1.0
 """Both, beside libvirt's."""
-
-SETTLE_S = 0.5
-"""The machine is left alone so long after a move."""
-STEP_WAIT_S = 5.0
-"""A node that was asked for a step waits so long for its end, as Salt's runner has it."""
-STEP_S = 300.0
-
-NAMES = ("n1", "n2")
-ADDRESSES = {"n1": "10.29.1.1", "n2": "10.29.1.2"}
-UNIT = "/srv/unit"
-DISK_MIB = 64
-MAX_DOWNTIME_MS = 50
-"""Of all contenders. With QEMU's default of 300, what a guest of 128 MiB has left to send when QEMU
-stops it is a matter of chance."""
-
-
-@dataclass
-class Sample:
-    """One move, in seconds.
-
-    :param down_s: from the last that the guest said on the source to its first on the target.
-    :param parts: what parts of it took, and what the mover itself says.
-    """
-
-    total_s: float
-    down_s: float
-    parts: dict[str, float] = field(default_factory=dict)
-
-
-# ---- a guest that says something all the time, on either node
-
-_TICK_S = 0.002
-_TICKER = f"mkfifo /f; exec 3<>/f; while :; do echo; read -t {_TICK_S} <&3; done"
-_BEGIN = f"echo '{_TICKER}' >/ticker; sh /ticker >/dev/ttyS0 2>/dev/null & echo $! >/pid"
-_END = "kill $(cat /pid) 2>/dev/null; rm -f /f"
-_MANY = 100
-_ANSWER_S = 120.0
-_SILENCE_S = 60.0
-
-
-class Line:
-    """The serial line of a guest on one node. What it says is read at once: else it would wait."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.moments: list[float] = []
-        self._heard = b""
-        self._socket: socket.socket | None = None
-        self._is_open = True
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        while self._is_open:
-            with socket.socket(socket.AF_UNIX) as line, contextlib.suppress(OSError):
-                line.connect(str(self._path))
-                self._socket = line
-                while said := line.recv(65536):
-                    self.moments.append(time.perf_counter())
-                    self._heard += said
-            self._socket = None
-            time.sleep(_TICK_S)
-
-    def close(self) -> None:
-        """Read no more."""
-        self._is_open = False
-        if line := self._socket:
-            with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-
-    def begin(self) -> None:
-        """Have the guest say something all the time."""
-        before = len(self.moments)
-        self._order(_BEGIN, lambda _mark: len(self.moments) > before + _MANY)
-
-    def end(self) -> None:
-        """Have it be silent again."""
-        self._order(_END, self._is_done)
-
-    def _is_done(self, mark: str) -> bool:
-        return result_in(self._heard.replace(b"\r\n", b"\n"), mark) is not None
-
-    def _order(self, command: str, is_done: Callable[[str], bool]) -> None:
-        """Have the guest run a shell command. What it has heard wrong is ordered again."""
-        mark = f"order-{secrets.token_hex(4)}"
-        deadline = time.monotonic() + _ANSWER_S
-        while time.monotonic() < deadline:
-            if line := self._socket:
-                with contextlib.suppress(OSError):
-                    line.sendall(f"\n{run_order(mark, command)}\n".encode())
-            for _ in range(100):
-                if is_done(mark):
-                    return
-                time.sleep(0.05)
-        raise LabError(f"{self._path}: {command}: no answer, but {self._heard[-300:]!r}")
-
-
-# ---- who moves a guest
-
-
-class Contender(ABC):
-    """A guest, and who moves it.
-
-    :param name: of the guest.
-    :param copies: it has a disk, of which each node has a copy of its own.
-    """
-
-    def __init__(self, name: str, nodes: Mapping[str, Node], *, copies: bool) -> None:
-        self.name = name
-        self.nodes = nodes
-        self.copies = copies
-        self.at, self.other = NAMES
-        self.is_plain = True
-        self.image = ""
-        """Of the disk, where no mover makes it on the target."""
-
-    def serial(self, node: str) -> Path:
-        """Where the guest's serial line is on a node, or will be."""
-        return self.nodes[node].path(f"{libvirt.SOCKETS}/{self.name}.serial")
-
-    @abstractmethod
-    def start(self) -> None:
-        """Have the guest boot on the first node."""
-
-    def prepare(self) -> None:
-        """Do what is none of the mover's work."""
-        if self.copies and self.image:
-            _truncate(self.nodes[self.other].path(self.image))
-
-    @abstractmethod
-    def move(self) -> dict[str, float]:
-        """Move the guest from *at* to *other*; returns what is known of the parts."""
-
-    def after(self) -> dict[str, float]:
-        """What the mover says of the move."""
-        return {}
-
-    def sample(self, *, is_plain: bool = True) -> Sample:
-        """Move the guest, and see how long it stands still.
-
-        :param is_plain: what is sent is not encrypted.
-        """
-        self.is_plain = is_plain
-        with self._lines() as (source, target):
-            source.begin()
-            self.prepare()
-            began_at = time.perf_counter()
-            parts = self.move()
-            total_s = time.perf_counter() - began_at
-            wait_for("the guest to go on", lambda: target.moments, timeout_s=_SILENCE_S)
-            down_s = target.moments[0] - source.moments[-1]
-            target.end()
-        self.at, self.other = self.other, self.at
-        parts |= self.after()
-        time.sleep(SETTLE_S)
-        return Sample(total_s, down_s, parts)
-
-    @contextlib.contextmanager
-    def _lines(self) -> Iterator[tuple[Line, Line]]:
-        with contextlib.ExitStack() as stack:
-            lines = [Line(self.serial(one)) for one in (self.at, self.other)]
-            for line in lines:
-                stack.callback(line.close)
-            yield lines[0], lines[1]
-
-
-class BrineMove(Contender):
-    """By the steps that the master asks both nodes for."""
-
-    def __init__(self, name: str, nodes: Mapping[str, Node], *, copies: bool) -> None:
-        super().__init__(name, nodes, copies=copies)
-        self._uuid = str(uuid.uuid4())
-        self._serial = 1
-
-    def serial(self, node: str) -> Path:
-        return self.nodes[node].path(f"/run/brine/ctrl/{self.name}.serial")
-
-    def start(self) -> None:
-        node = self.nodes[self.at]
-        disk = {"name": "data", "size_mib": DISK_MIB, "unit": UNIT}
-        spec = {
-            "name": self.name,
-            "uuid": self._uuid,
-            "node": self.at,
-            "claim_serial": self._serial,
-            "accel": "tcg",
-            "memory_mib": libvirt.MEMORY_MIB,
-            "kernel": f"{libvirt.GUEST}/kernel",
-            "initrd": f"{libvirt.GUEST}/initramfs",
-            "append": libvirt.APPEND,
-            "cpu": "qemu64",
-            "disks": [disk] if self.copies else [],
-            "admin_state": "up",
-        }
-        node.run(["brine", "instance", "define", "-"], stdin=json.dumps(spec))
-        if self.copies:
-            told = node.run(["brine", "instance", "info", "--json", self.name]).stdout
-            _fill(node.path(json.loads(told)["spec"]["disks"][0]["path"]))
-        node.run(["brine", "instance", "start", self.name])
-
-    def move(self) -> dict[str, float]:
-        addresses = (ADDRESSES[self.at], ADDRESSES[self.other])
-        wishes = Wishes(max_downtime_ms=MAX_DOWNTIME_MS, plaintext=self.is_plain)
-        move = Move(
-            *(self.name, self._uuid, self.at, self.other, *addresses, self._serial + 1),
-            wishes=asdict(wishes),
-        )
-        identity = f"{time.time_ns():020}-{secrets.token_hex(4)}"
-        record = Operation(identity, "move", f"move/{self.name}", facts=move.facts())
-        parts: dict[str, float] = {}
-        while asked := lead(record, following_step):
-            began_at = time.perf_counter()
-            answer = StepAnswer(asked.id, asked.name, AnswerState.DONE)
-            if asked.name not in (MoveStep.FOLLOW, MoveStep.PUBLISH):  # the master's own
-                answer = self._ask(asked)
-                parts[asked.name] = time.perf_counter() - began_at
-            asked.state, asked.answer = StepState.DONE, answer.facts()
-            if answer.state is not AnswerState.DONE:
-                raise LabError(f"{self.name}: {asked.name}: {answer.error}")
-        self._serial += 1
-        return parts
-
-    def _ask(self, asked: Step) -> StepAnswer:
-        question = json.dumps({"id": asked.id, "step": asked.name, "facts": asked.facts})
-        deadline = time.monotonic() + STEP_S
-        command = ["brine", "move", "step", f"--wait={STEP_WAIT_S}", "--json"]
-        while True:
-            said = self.nodes[asked.node].run(command, stdin=question)
-            answer = StepAnswer.of(json.loads(said.stdout))
-            if is_final(asked, answer):
-                return answer
-            if time.monotonic() > deadline:
-                raise LabError(f"{self.name}: {asked.name} takes too long: {said.stdout}")
-
-    def after(self) -> dict[str, float]:
-        left = self.nodes[self.other]
-        told = left.journal("BRINE_EVENT=moved-away", f"BRINE_INSTANCE={self.name}")
-        return {"told": int(told[-1]["BRINE_DOWNTIME_MS"]) / 1e3}
-
-
-class RawMove(Contender):
-    """By QMP commands alone: two QEMUs, and this process is both nodes' mover."""
-
-    _FOLDER = "/run/bench-raw"
-    _PORT, _DISKS_PORT = 7001, 7002
-
-    def __init__(self, name: str, nodes: Mapping[str, Node], *, copies: bool) -> None:
-        super().__init__(name, nodes, copies=copies)
-        self.image = f"{libvirt.IMAGES}/{name}.img"
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self) -> None:
-        if self.copies:
-            _fill(self.nodes[self.at].path(self.image))
-        with self._qemu(self.at):
-            pass
-
-    @contextlib.contextmanager
-    def _qemu(self, on: str, *arguments: str) -> Iterator[Qmp]:
-        """Start QEMU on a node; yields its monitor when it answers."""
-        socket_path = f"{libvirt.SOCKETS}/{self.name}.qmp"
-        disk = {"driver": "file", "filename": self.image, "discard": "unmap"}
-        image = {"driver": "raw", "node-name": "disk0", "file": disk, "discard": "unmap"}
-        disks = ["-blockdev", json.dumps(image), "-device", "virtio-blk-pci,drive=disk0"]
-        command = [
-            *("qemu-system-x86_64", "-machine", "pc,accel=tcg", "-cpu", "qemu64"),
-            *("-m", str(libvirt.MEMORY_MIB), "-nodefaults", "-no-user-config", "-display", "none"),
-            *("-kernel", f"{libvirt.GUEST}/kernel", "-initrd", f"{libvirt.GUEST}/initramfs"),
-            *("-append", libvirt.APPEND),
-            *("-serial", f"unix:{libvirt.SOCKETS}/{self.name}.serial,server=on,wait=off"),
-            *("-qmp", f"unix:{socket_path},server=on,wait=off"),
-            *(disks if self.copies else []),
-            *arguments,
-        ]
-        node = self.nodes[on]
-        path = node.path(socket_path)
-        path.unlink(missing_ok=True)
-        self._processes[on] = subprocess.Popen(node.command(command), stdin=subprocess.DEVNULL)
-        with wait_for("QEMU to answer", partial(_monitor, path), interval_s=0.005) as qmp:
-            yield qmp
-
-    def move(self) -> dict[str, float]:
-        began_at = time.perf_counter()
-        source_path = self.nodes[self.at].path(f"{libvirt.SOCKETS}/{self.name}.qmp")
-        waits = ["-incoming", "defer", "-S"]
-        with self._qemu(self.other, *waits) as target, Qmp(source_path, timeout_s=60) as source:
-            started_s = time.perf_counter() - began_at
-            self._prepare(source, target)
-            uri = f"tcp:{ADDRESSES[self.other]}:{self._PORT}"
-            target.command("migrate-incoming", uri=uri)
-            if self.copies:
-                self._mirror(source)
-            sent_at = time.perf_counter()
-            source.command("migrate", uri=uri)
-            source.wait_event("MIGRATION", status="pre-switchover")
-            if self.copies:
-                source.command("block-job-cancel", device="mirror")
-                source.wait_event("BLOCK_JOB_COMPLETED")
-            source.command("migrate-continue", state="pre-switchover")
-            source.wait_event("MIGRATION", status="completed")
-            target.wait_event("MIGRATION", status="completed")
-            while target.command("query-status")["status"] == "inmigrate":
-                time.sleep(0.001)
-            if self.copies:
-                target.command("nbd-server-stop")
-            target.command("cont")
-            target.wait_event("RESUME")
-            runs_at = time.perf_counter()
-            with contextlib.suppress(LabError):
-                source.command("quit")
-        self._processes.pop(self.at).wait()
-        return {"QEMU's start": started_s, "sent": runs_at - sent_at}
-
-    def _prepare(self, source: Qmp, target: Qmp) -> None:
-        tls: dict[str, str] = {}
-        # An encrypted and a plain move of one guest take turns.
-        for qmp in (source, target):
-            with contextlib.suppress(LabError):
-                qmp.command("object-del", id="tls")
-        if not self.is_plain:
-            key = f"qemu:{secrets.token_hex(32)}\n"
-            for qmp, on, end in ((source, self.at, "client"), (target, self.other, "server")):
-                self.nodes[on].write(f"{self._FOLDER}/keys.psk", key)
-                psk = {"qom-type": "tls-creds-psk", "id": "tls", "dir": self._FOLDER}
-                qmp.command("object-add", **psk, endpoint=end)
-            tls = {"tls-creds": "tls"}
-        wanted = {"events", "return-path"}
-        _set_up(source, wanted | {"pause-before-switchover"}, tls)
-        _set_up(target, wanted | {"late-block-activate"}, tls)
-        if self.copies:
-            address = {"host": ADDRESSES[self.other], "port": str(self._DISKS_PORT)}
-            listens = {"type": "inet", "data": address}
-            target.command("nbd-server-start", addr=listens, **tls)
-            export = {"type": "nbd", "id": "disk0", "node-name": "disk0", "writable": True}
-            target.command("block-export-add", **export)
-
-    def _mirror(self, source: Qmp) -> None:
-        with contextlib.suppress(LabError):
-            source.command("blockdev-del", **{"node-name": "copy"})
-        server = {"type": "inet", "host": ADDRESSES[self.other], "port": str(self._DISKS_PORT)}
-        tls = {} if self.is_plain else {"tls-creds": "tls"}
-        nbd = {"driver": "nbd", "node-name": "copy", "server": server, "export": "disk0"}
-        source.command("blockdev-add", **nbd, **tls)
-        mirror = {"job-id": "mirror", "device": "disk0", "target": "copy", "sync": "full"}
-        source.command("blockdev-mirror", **mirror, **{"copy-mode": "write-blocking"})
-        source.wait_event("BLOCK_JOB_READY")
-
-    def close(self) -> None:
-        """End what runs."""
-        for path in (self.nodes[one].path(f"{libvirt.SOCKETS}/{self.name}.qmp") for one in NAMES):
-            with contextlib.suppress(LabError, OSError), Qmp(path) as qmp:
-                qmp.command("quit")
-
-
-def _monitor(path: Path) -> Qmp | None:
-    with contextlib.suppress(LabError):
-        return Qmp(path, timeout_s=60)
-    return None
-
-
-def _set_up(qmp: Qmp, capabilities: set[str], tls: Mapping[str, str]) -> None:
-    rows = [{"capability": one, "state": True} for one in sorted(capabilities)]
-    qmp.command("migrate-set-capabilities", capabilities=rows)
-    limits = {"downtime-limit": MAX_DOWNTIME_MS, "max-bandwidth": 1 << 62}
-    qmp.command("migrate-set-parameters", **limits, **(tls or {"tls-creds": ""}))
-
-
-class VirshMove(Contender):
-    """By `virsh migrate --live` on the source's node, without encryption, as is its default."""
-
-    def __init__(self, name: str, nodes: Mapping[str, Node], *, copies: bool) -> None:
-        super().__init__(name, nodes, copies=copies)
-        self.image = f"{libvirt.IMAGES}/{name}.img"
-
-    def start(self) -> None:
-        node = self.nodes[self.at]
-        path = f"{libvirt.SOCKETS}/{self.name}.serial"
-        devices = f"<serial type='unix'><source mode='bind' path='{path}'/></serial>"
-        if self.copies:
-            _fill(node.path(self.image))
-            devices += libvirt.disk_xml(self.image)
-        file = f"{libvirt.IMAGES}/{self.name}.xml"
-        node.write(file, libvirt.domain_xml(self.name, devices, qmp=None))
-        node.run(["virsh", "--quiet", "create", file])
-
-    def prepare(self) -> None:
-        super().prepare()
-        limit = ["migrate-setmaxdowntime", self.name, str(MAX_DOWNTIME_MS)]
-        self.nodes[self.at].run(["virsh", "--quiet", *limit])
-
-    def move(self) -> dict[str, float]:
-        address = ADDRESSES[self.other]
-        copying = ["--copy-storage-all"] if self.copies else []
-        where = [self.name, f"qemu+tcp://{address}/system", f"tcp://{address}"]
-        command = ["virsh", "--quiet", "migrate", "--live", *copying, *where]
-        return {"command": timed(self.nodes[self.at].command(command))}
-
-
-def _fill(path: Path) -> None:
-    path.write_bytes(os.urandom(DISK_MIB * 2**20))
-
-
-def _truncate(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    path.touch()
-    os.truncate(path, DISK_MIB * 2**20)
+DRAIN_LIMIT = 0.7
+"""To move all guests of a node, beside libvirt's in a loop."""
+
+DRAINED, _FEW = 8, 2
+JOBS = 4
+"""So many guests move at a time, as `brine node drain` has it."""
+_BOOTS_S = 5.0
 
 
 # ---- two nodes
@@ -481,6 +77,7 @@ def _set_up_node(found: Wanted, node: Node) -> None:
 
 RAW, RAW_TLS, BRINE, BRINE_TLS = "QMP", "QMP, encrypted", "brine", "brine, encrypted"
 VIRSH = "virsh migrate"
+_FLOORS = {BRINE: RAW, BRINE_TLS: RAW_TLS}
 _KINDS = {False: "no disk", True: f"a disk of {DISK_MIB} MiB, copied"}
 
 
@@ -496,18 +93,52 @@ def measure(plan: Plan) -> Report:
             virsh = VirshMove(f"virsh{number}", nodes, copies=copies)
             stack.callback(raw.close)
             movers[f"{kind}: {RAW}"] = raw.sample
-            movers[f"{kind}: {RAW_TLS}"] = partial(raw.sample, is_plain=False)
             movers[f"{kind}: {BRINE}"] = brine.sample
-            movers[f"{kind}: {BRINE_TLS}"] = partial(brine.sample, is_plain=False)
             movers[f"{kind}: {VIRSH}"] = virsh.sample
+            if plan.length is not Length.TRIAL or copies:
+                movers[f"{kind}: {RAW_TLS}"] = partial(raw.sample, is_plain=False)
+                movers[f"{kind}: {BRINE_TLS}"] = partial(brine.sample, is_plain=False)
             with step(f"starting guests: {kind}"):
                 for one in (raw, brine, virsh):
                     one.start()
-        ahead = ", ahead of the machine's other work" if is_ahead else ""
         samples = in_turns("moving", plan.rounds, movers)
+        with step("starting guests to drain"):
+            count = plan.pick(DRAINED, DRAINED, _FEW)
+            drains = _drains(nodes, count, boots_s=plan.pick(_BOOTS_S, _BOOTS_S, 1.0))
+        drained = in_turns("draining", plan.pick(max(plan.rounds // 2, 1), 1, 1), drains)
+        ahead = ", ahead of the machine's other work" if is_ahead else ""
         heads = [*machine.description(), _versions(nodes), f"rounds: {plan.rounds}{ahead}"]
     tables = [table for kind in _KINDS.values() for table in _tables(kind, samples)]
-    return Report(heads, tables, samples)
+    return Report(heads, [*tables, _of_drains(count, drained)], {**samples, **drained})
+
+
+def _drains(
+    nodes: Mapping[str, Node], count: int, *, boots_s: float
+) -> dict[str, Callable[[], float]]:
+    """Have a node be left by all of so many guests."""
+    ours = [BrineMove(f"drain{number}", nodes, copies=False) for number in range(count)]
+    theirs = [VirshMove(f"loop{number}", nodes, copies=False) for number in range(count)]
+    for one in (*ours, *theirs):
+        one.start()
+    time.sleep(boots_s)
+    return {BRINE: partial(_drained, ours, JOBS), VIRSH: partial(_drained, theirs, 1)}
+
+
+def _drained(guests: Sequence[Contender], jobs: int) -> float:
+    """Move guests, so many at a time; returns how long that takes."""
+    for one in guests:
+        one.prepare()
+    began_at = time.perf_counter()
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(Contender.hop, guests))
+    return time.perf_counter() - began_at
+
+
+def _of_drains(count: int, drained: Mapping[str, Sequence[float]]) -> Table:
+    virsh = TableRow.of_times(f"{VIRSH}, one after another", drained[VIRSH])
+    ours = TableRow.of_times(f"{BRINE}, {JOBS} at a time", drained[BRINE])
+    rows = [virsh, ours.beside(virsh, "virsh").at_most(DRAIN_LIMIT)]
+    return Table(f"a node is left by all its guests: {count}, without a disk", rows)
 
 
 def _versions(nodes: Mapping[str, Node]) -> str:
@@ -516,26 +147,25 @@ def _versions(nodes: Mapping[str, Node]) -> str:
 
 
 def _tables(kind: str, samples: Mapping[str, Sequence[Sample]]) -> Iterator[Table]:
-    of = {one: samples[f"{kind}: {one}"] for one in (RAW, RAW_TLS, BRINE, BRINE_TLS, VIRSH)}
+    of = {key.partition(": ")[2]: found for key, found in samples.items() if key.startswith(kind)}
     down = {one: TableRow.of_times(one, [each.down_s for each in of[one]]) for one in of}
-    ours = [
-        down[BRINE].beside(down[VIRSH], "virsh").at_most(PEER_LIMIT),
-        down[BRINE].beside(down[RAW], "QMP").at_most_above(down[RAW], DOWNTIME_MORE_MS),
-        down[BRINE_TLS].beside(down[RAW_TLS], "QMP").at_most_above(down[RAW_TLS], DOWNTIME_MORE_MS),
-    ]
+    ours = [down[BRINE].beside(down[VIRSH], "virsh").at_most(PEER_LIMIT)]
+    for one, floor in _FLOORS.items():
+        if one in of:
+            beside = down[one].beside(down[floor], "QMP")
+            ours.append(beside.at_most_above(down[floor], DOWNTIME_MORE_MS))
     told = TableRow.of_times("brine, as its journal says", [one.parts["told"] for one in of[BRINE]])
-    rows = [down[RAW], down[RAW_TLS], down[VIRSH], *ours, told]
+    theirs = [one for one in (RAW, RAW_TLS, VIRSH) if one in of]
+    rows = [*(down[one] for one in theirs), *ours, told]
     yield Table(f"{kind}: how long the guest stands still", rows)
     total = {one: TableRow.of_times(one, [each.total_s for each in of[one]]) for one in of}
-    ours = [
-        total[BRINE].beside(total[VIRSH], "virsh").at_most(PEER_LIMIT),
-        total[BRINE].beside(total[RAW], "QMP").at_most(TOTAL_LIMIT),
-        total[BRINE_TLS].beside(total[RAW_TLS], "QMP").at_most(TOTAL_LIMIT),
-    ]
+    ours = [total[BRINE].beside(total[VIRSH], "virsh").at_most(PEER_LIMIT)]
+    for one, floor in _FLOORS.items():
+        if one in of:
+            ours.append(total[one].beside(total[floor], "QMP").at_most(TOTAL_LIMIT))
     parts = [
         TableRow.of_times(f"  of brine's: {name}", [one.parts[name] for one in of[BRINE]])
         for name in of[BRINE][0].parts
         if name != "told"
     ]
-    rows = [total[RAW], total[RAW_TLS], total[VIRSH], *ours, *parts]
-    yield Table(f"{kind}: the whole move", rows)
+    yield Table(f"{kind}: the whole move", [*(total[one] for one in theirs), *ours, *parts])
