@@ -1,6 +1,7 @@
 """Moving a guest that runs between two nodes, beside bare QMP and beside `virsh migrate --live`."""
 
 import contextlib
+import secrets
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,9 @@ def _two_nodes() -> Iterator[dict[str, Node]]:
         nodes = dict(zip(NAMES, stack.enter_context(booted), strict=True))
         with ThreadPoolExecutor() as pool:
             list(pool.map(partial(_set_up_node, found), nodes.values()))
+        key = secrets.token_hex(32)  # of the cluster
+        for node in nodes.values():
+            node.write("/etc/brine/hmac.key", f"{key}\n", mode=0o600)
         yield nodes
 
 
