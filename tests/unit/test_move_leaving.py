@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
+import sys
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -298,6 +301,33 @@ def test_on_a_full_disk_a_move_goes_neither_on_nor_back(
         work.step()
     spec = store.load("web1")
     assert (spec.node, spec.claim_serial) == ("n2", 2)
+
+
+def test_the_end_of_a_step_is_waited_for(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = []
+
+    def work() -> None:
+        with node.working() as process:
+            process.step()
+
+    def begin(name: str) -> None:
+        begun.append(name)
+        threading.Timer(0.3, work).start()
+
+    def asked(wait_s: float) -> Any:
+        data = json.dumps(node.step("stop", prepared=node.prepared())._asdict()).encode()
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+        assert step_commands.step(Namespace(wait=wait_s)) == 0
+        return json.loads(capsys.readouterr().out)["state"]
+
+    monkeypatch.setattr(step_commands, "log_to_journal", lambda _program: None)
+    monkeypatch.setattr(step_commands, "begin_unit", begun.append)
+    assert asked(0.0) == "running"
+    monkeypatch.setattr(step_commands, "begin_unit", begin)
+    assert asked(60.0) == "done"
+    assert begun == ["web1", "web1"]
 
 
 def test_a_move_ends_without_a_master(
