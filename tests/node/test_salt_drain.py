@@ -54,7 +54,13 @@ def talk(folder, address, port):
             file.write(text)
         os.replace(f"{folder}/{address}.new", f"{folder}/{address}")
     try:
-        with socket.create_connection((address, port)) as connection:
+        for _ in range(60):  # the guest may not listen yet
+            try:
+                connection = socket.create_connection((address, port))
+                break
+            except ConnectionRefusedError:
+                time.sleep(1)
+        with connection:
             heard = connection.makefile("rb")
             while True:
                 number += 1

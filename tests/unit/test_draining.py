@@ -159,6 +159,9 @@ def test_what_a_drain_has_moved_away_comes_home(configuration: Configuration) ->
     rows = {third: [row(2, memory_mib=100), row(3)]}
     assert where(fill_plan(filled, [second], rows, facts(filled))) == {instance_name(2): second}
     assert at_home(with_home(filled, second), second) == uuids[:1]
+    # One whose move away is pending may be away by its end.
+    both = with_home(moved(filled, 2, 2), second, {uuids[1]})
+    assert at_home(both, second) == uuids[1:]
     home = with_home(moved(filled, 2, 2), second)
     assert at_home(home, second) == []
     assert node_of(home, 2) == node_of(configuration, 2)

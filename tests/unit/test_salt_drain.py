@@ -35,6 +35,7 @@ class Fleet(Nodes):
     :ivar old_kernel: a node that boots the kernel it had.
     :ivar broken_by_upgrade: nodes whose upgrade ends a daemon for good.
     :ivar mute: nodes whose health is not known.
+    :ivar unruly: a node whose states fail unless it is drained.
     """
 
     def __init__(self, store: ConfigStore) -> None:
@@ -51,6 +52,7 @@ class Fleet(Nodes):
         self.old_kernel = ""
         self.broken_by_upgrade: set[str] = set()
         self.mute: set[str] = set()
+        self.unruly = ""
         self.together: threading.Barrier | None = None
         self._alone = threading.Lock()
 
@@ -130,6 +132,8 @@ class Fleet(Nodes):
         return super()._step(node, question, wait)
 
     def _apply(self, node: str, state: str, test: bool) -> Any:
+        is_unruly = node == self.unruly and not self.store.read().node(node).drained
+        self.failing = node if is_unruly else ""
         return super()._apply(node, "brine.confd", test)
 
     def _state(self, node: str) -> Any:
@@ -300,6 +304,23 @@ def test_a_reboot_stops_at_the_first_doubt_and_goes_on_later(
     assert the_node(store, N3).drained
 
 
+def test_a_reboot_stops_where_a_filled_node_does_not_take_its_states(
+    runner: ModuleType, nodes: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one to which no instance comes home, which would hear of that."""
+    monkeypatch.setattr(runner, "_WELL_S", -1)
+    nodes.down, nodes.unruly = {I2}, N2
+    told = runner.reboot("node2,node3", upgrade=True)
+    assert (told["result"], told["left"]) == (False, [N2, N3])
+    assert "the step fill" in told["comment"]
+    assert nodes.boots == {N1: 0, N2: 1, N3: 0}
+    assert not runner.reboot()["result"]
+    nodes.unruly = ""
+    told = runner.reboot()
+    assert told["result"], told
+    assert nodes.boots == {N1: 0, N2: 1, N3: 1}
+
+
 def test_a_test_of_a_reboot_that_is_pending_reboots_nothing(
     runner: ModuleType, nodes: Fleet, store: ConfigStore
 ) -> None:
@@ -395,7 +416,7 @@ def test_a_node_that_a_person_has_drained_is_not_rebooted(
     runner: ModuleType, nodes: Fleet, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "_WELL_S", -1)
-    assert runner.drain("node2")["comment"] == "node2: 1 instances have moved"
+    assert runner.drain("node2")["comment"] == "node2: 1 instance has moved"
     told = runner.reboot("node*", upgrade=True)
     assert (told["result"], told["left_out"]) == (True, [N1, N2])
     assert nodes.boots == {N1: 0, N2: 0, N3: 1}

@@ -490,7 +490,7 @@ def resume(
         tell = _teller(display_progress)
         status = _move("next", str(operation))
         is_last = (
-            abort and status["state"] == "undoing" and (status["step"] or {})["step"] == "drop"
+            abort and status["state"] == "undoing" and (status["step"] or {}).get("step") == "drop"
         )
         if abort and not is_last:
             status = _move("abort", str(operation))
@@ -1109,7 +1109,9 @@ def _verb_done(node: str, done: Callable[[], Result], test: bool) -> Result:
     except _RefusedError as error:
         return _ended(False, str(error))
     moved, failed = told.get("moved", {}), told.get("failed", {})
-    comment = f"{node}: {len(moved)} instances {'would move' if test else 'have moved'}"
+    count = "1 instance" if len(moved) == 1 else f"{len(moved)} instances"
+    done_so = "would move" if test else "has moved" if len(moved) == 1 else "have moved"
+    comment = f"{node}: {count} {done_so}"
     comment = comment if "moved" in told else f"{node} takes instances again"
     comment += f", and {len(failed)} can't" if failed else ""
     return _ended(not failed, comment, **told, not_redistributed=undone)
@@ -1346,6 +1348,11 @@ def _fill_batch(facts: Result, wanted: Result) -> Result:
     told = _filled(question, wanted["cold"], how)
     _changes_redistributed(wanted["timeout"])
     _expect_no_failures(told)
+    # A node that is a master candidate again has the daemon of candidates again.
+    names = facts["nodes"]
+    done = _redistributed("brine.confd", names, _nodes(), timeout=wanted["timeout"])
+    if wrong := _undone(done):
+        raise _RefusedError(_named(wrong))
     return {}
 
 

@@ -469,10 +469,16 @@ def without_mark(configuration: Configuration, node: str) -> Configuration:
     return _with_node(configuration, new)
 
 
-def with_home(configuration: Configuration, node: str) -> Configuration:
-    """The configuration whose record of a node has only those that are not at home yet."""
+def with_home(
+    configuration: Configuration, node: str, moving: Collection[str] = ()
+) -> Configuration:
+    """The configuration whose record of a node has only those that are not at home yet.
+
+    :param moving: the UUIDs of instances with a pending move, which may be away by its end.
+    """
     old = configuration.node(node)
-    return _with_node(configuration, dataclasses.replace(old, tags=[*_away(configuration, old)]))
+    tags = [*_away(configuration, old, moving)]
+    return _with_node(configuration, dataclasses.replace(old, tags=tags))
 
 
 def without_home(configuration: Configuration, uuid: str) -> Configuration:
@@ -485,10 +491,12 @@ def without_home(configuration: Configuration, uuid: str) -> Configuration:
     return configuration
 
 
-def _away(configuration: Configuration, node: Node) -> Iterator[str]:
+def _away(configuration: Configuration, node: Node, moving: Collection[str]) -> Iterator[str]:
     for tag in node.tags:
-        known = configuration.instances.get(tag.removeprefix(HOME_TAG))
-        if not tag.startswith(HOME_TAG) or (known and known.primary_node != node.uuid):
+        uuid = tag.removeprefix(HOME_TAG)
+        known = configuration.instances.get(uuid)
+        is_away = known is not None and (known.primary_node != node.uuid or uuid in moving)
+        if not tag.startswith(HOME_TAG) or is_away:
             yield tag
 
 

@@ -99,11 +99,16 @@ def print_plan(_: argparse.Namespace) -> int:
     return 0
 
 
+def _pending_moves() -> dict[str, Move]:
+    """By the ids of their operations."""
+    return {one.id: Move.of(one.facts) for one in operation.pending() if one.kind == MOVE.name}
+
+
 def _pending(
     configuration: Configuration, nodes: list[str], *, fills: bool
 ) -> list[dict[str, str]]:
     """The moves that go on before anything else."""
-    known = {one.id: Move.of(one.facts) for one in operation.pending() if one.kind == MOVE.name}
+    known = _pending_moves()
     begun = begun_moves(configuration, nodes, [*known.values()], fills=fills)
     return [
         {"operation": identity, "instance": one.instance, "target": one.target}
@@ -128,7 +133,9 @@ def _drained(configuration: Configuration, nodes: list[str], question: PlanQuest
 _MARKS: dict[str, Callable[[Configuration, str, list[str]], Configuration]] = {
     "drained": with_drained,
     "undrained": lambda old, node, _: without_mark(old, node),
-    "home": lambda old, node, _: with_home(old, node),
+    "home": lambda old, node, _: with_home(
+        old, node, {one.uuid for one in _pending_moves().values()}
+    ),
 }
 
 
