@@ -82,7 +82,12 @@ def test_a_key_is_new_each_time_and_read_by_its_qemu_alone(tmp_path: Path) -> No
     for each in (new_key(), key):
         folder.write(each)
     (file,) = folder.path.iterdir()
-    assert key.text in file.read_text()
+    text = file.read_text()
+    assert text.startswith("brine:")
+    assert key.text not in text  # a guest that has broken out must not speak for its node
+    again = KeyFolder(tmp_path / "again", Path("/seen"))
+    again.write(MoveKey.of(key.text))
+    assert (again.path / file.name).read_text() == text
     assert stat.S_IMODE(file.stat().st_mode) == 0o400
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert folder.credentials("server")["dir"] == "/seen"

@@ -22,7 +22,7 @@ import pytest
 from brine.common import operation, paths
 from brine.common.errors import BrineError
 from brine.common.operation import AnswerState, OperationKind, StepAnswer
-from brine.instance import store
+from brine.instance import observe, store
 from brine.moves import channel, leaving, records, source_service, step_commands
 from brine.moves.belongings import Belonging, of_message
 from brine.moves.cluster_keys import key_of_move
@@ -227,6 +227,38 @@ def test_what_a_target_has_prepared_is_read_before_anything_begins(
     assert records.find("web1") is None
 
 
+def test_a_step_that_is_asked_twice_at_once_begins_one_move(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Salt asks again when an answer takes long: the second question has found no record yet."""
+    assert node.asked("stop").state is AnswerState.RUNNING
+    find, found = records.find, [None]
+
+    monkeypatch.setattr(records, "find", lambda name: found.pop() if found else find(name))
+    assert node.asked("stop").state is AnswerState.RUNNING
+    assert not found
+
+
+def test_a_fault_that_has_gone_is_told_no_more(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The master gives a move up that has had a fault for long."""
+    node.asked("stop")
+    faults = [OSError(errno.EIO, "Input/output error")]
+
+    def looked(name: str) -> Any:
+        if faults:
+            raise faults.pop()
+        return observe.look(name)
+
+    monkeypatch.setattr(source_service, "look", looked)
+    told = []
+    with node.working() as work:
+        for _ in range(2):
+            work.step()
+            status = records.read_status("web1", MOVE_ID)
+            told.append(status.fault if status else None)
+    assert told == ["[Errno 5] Input/output error", ""]
+
+
 def test_an_answer_that_lacks_something_is_an_error_of_the_move(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +275,7 @@ def test_an_answer_that_lacks_something_is_an_error_of_the_move(
     assert node.asked("copy", copies=True, prepared=prepared).state is AnswerState.RUNNING
     with node.working() as work:
         assert work.step()
-    assert "can't be read" in node.move().error
+    assert "has no port" in node.move().error
 
 
 def test_what_is_removed_is_what_was_copied(
@@ -323,6 +355,7 @@ def test_the_end_of_a_step_is_waited_for(
         return json.loads(capsys.readouterr().out)["state"]
 
     monkeypatch.setattr(step_commands, "log_to_journal", lambda _program: None)
+    monkeypatch.setattr(step_commands, "_AGAIN_S", 3600.0)  # or the process is begun once more
     monkeypatch.setattr(step_commands, "begin_unit", begun.append)
     assert asked(0.0) == "running"
     monkeypatch.setattr(step_commands, "begin_unit", begin)

@@ -16,6 +16,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.operation import AnswerState
 from brine.instance import store
+from brine.instance.kvm import uefi
 from brine.instance.node_facts import NodeFacts
 from brine.instance.observe import look
 from brine.instance.store import InstanceError
@@ -179,6 +180,57 @@ def test_a_password_comes_along_to_a_folder_of_its_own(folder: Path, file: str, 
     assert ("VNC" in said or "move brings" in said) == bool(word)
 
 
+def test_one_password_file_comes_with_one_instance_at_a_time(
+    own_node: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits for its password has one that no one knows in that file."""
+    for name in ("MOVES_DIR", "MOVES_STATUS_DIR", "CLAIMS_DIR"):
+        monkeypatch.setattr(paths, name, own_node / name)
+    file = paths.ETC_DIR / "vnc/all"
+    keys = {"vnc_bind": "::1", "vnc_password_file": f"{file}"}
+    first = offered(**keys) | {"comes_along": ["vnc_password"]}
+    second = offered(**keys | {"name": "web2"}) | {"comes_along": ["vnc_password"]}
+    assert "brings it" not in refused(second)
+    move = TargetMove("0176", "web1", "n1", 2, is_live=True, copies=False, runs=True)
+    known = {"offered": first, "makes_password": True}
+    record = records.begin(move, first["spec"]["uuid"], known, keeps_out="is being moved here")
+    assert "brings it" not in refused(first)
+    assert f"{file}: web1 brings it" in refused(second)
+    # It does not come. But another instance was defined meanwhile that has the file.
+    belongings.keep_password_place(ReceivedOffer(first).spec)
+    store.save(ReceivedOffer(second).spec)
+    with records.working_for(record):
+        arriving.remove_all(ReceivedOffer(first), {}, made_password=True)
+        assert file.exists()
+        store.remove("web2")
+        arriving.remove_all(ReceivedOffer(first), {}, made_password=True)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(("size", "word"), [(16, ""), (8, "one release of the firmware"), (0, "")])
+def test_a_guest_with_uefi_goes_where_its_variables_fit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int, word: str
+) -> None:
+    for name in ("code", "variables"):
+        (folder / name).write_bytes(bytes(16))
+    descriptor = {
+        "interface-types": ["uefi"],
+        "features": [],
+        "targets": [{"architecture": "x86_64", "machines": ["*"]}],
+        "mapping": {
+            "device": "flash",
+            "executable": {"filename": f"{folder}/code", "format": "raw"},
+            "nvram-template": {"filename": f"{folder}/variables", "format": "raw"},
+        },
+    }
+    (folder / "uefi.json").write_text(json.dumps(descriptor))
+    monkeypatch.setattr(uefi, "FOLDERS", (folder,))
+    offer = offered(firmware="uefi", machine="q35") | {"uefi_bytes": size}
+    said = refused(offer)
+    assert word in said
+    assert ("firmware" in said) == bool(word)
+
+
 SNAPSHOT = {"name": "before", "since": 7.5, "used_bytes": 512}
 
 
@@ -220,7 +272,7 @@ def test_the_watchers_tries_come_along(folder: Path) -> None:
         {"vnc_password": b"a\tb"},
         {"vnc_password": b""},
         {"vnc_password": b"a\nb"},
-        {"vnc_password": b"\xff"},
+        {"vnc_password": b"5ecr\xe4t"},
         {"uefi_vars": bytes(belongings.LARGEST + 1)},
         {"passwd": b"root::0:0::/:/bin/sh"},
         {"uefi_vars": None},
@@ -232,8 +284,9 @@ def test_what_can_not_come_along(lie: dict[str, bytes | None]) -> None:
         name: None if data is None else base64.b64encode(data).decode()
         for name, data in lie.items()
     }
-    with pytest.raises(MoveError):
+    with pytest.raises(MoveError) as caught:
         belongings.of_message(files)
+    assert "5ecr" not in str(caught.value)
 
 
 def test_what_comes_along_is_kept_as_it_was(own_node: Path) -> None:

@@ -281,7 +281,15 @@ def test_an_offer_is_not_believed_that_the_configuration_contradicts(
 
 
 @pytest.mark.parametrize(
-    "lie", [{"spec": None}, {"spec": {"chroot": "yes"}}, {"runtime": "{"}, {"runtime": "[]"}]
+    "lie",
+    [
+        {"spec": None},
+        {"spec": {"chroot": "yes"}},
+        {"runtime": "{"},
+        {"runtime": "[]"},
+        {"runtime": "[" * 100_000},
+    ],
+    ids=lambda lie: str(lie)[:40],
 )
 def test_what_can_not_be_compared_does_not_move(store: ConfigStore, lie: dict[str, Any]) -> None:
     name = the_instance(store).name

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
+import selectors
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -30,12 +33,15 @@ class Target:
     def __init__(self) -> None:
         self.told: list[dict[str, Any]] = []
         self.memory: list[bytes] = []
+        self.fault: MoveError | None = None
         self.socket = channel.listen(HERE)
         self.port = int(self.socket.getsockname()[1])
         self.listener = Listener(self.socket, KEY, self.answer, self.take)
 
     def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         self.told.append(message)
+        if self.fault:
+            raise self.fault
         return {"word": "runs" if message["told"] == "go" else "held"}
 
     def take(self, connection: socket.socket) -> None:
@@ -216,6 +222,58 @@ def test_many_strangers_keep_no_one_from_talking(target: Target, asker: Asker) -
     finally:
         for one in strangers:
             one.close()
+
+
+def test_a_caller_that_goes_for_another_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has said something in the same moment, and the listener is told of first."""
+
+    class Selector(selectors.SelectSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            found = super().select(timeout)
+            return sorted(found, key=lambda one: one[0].fileobj is not listener)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Selector)
+    with channel.listen(HERE) as listener, contextlib.ExitStack() as stack:
+        address = (HERE, listener.getsockname()[1])
+
+        def connect() -> socket.socket:
+            return stack.enter_context(socket.create_connection(address))
+
+        first, *_ = [connect() for _ in range(16)]
+
+        def say_and_connect() -> None:
+            first.sendall(b"x")
+            connect()
+
+        taken = threading.Timer(1.0, say_and_connect)
+        taken.start()
+        with pytest.raises(MoveError, match="not connected within"):
+            channel.accept_call(listener, key=KEY, purposes=[CONTROL], timeout_s=3.0)
+        taken.join()
+
+
+def test_a_fault_at_the_port_ends_no_listening(
+    target: Target, asker: Asker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = channel.accept_call
+    faults = [KeyError(7)]
+
+    def accept_call(*arguments: Any, **keys: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return accept(*arguments, **keys)
+
+    assert asker.ask(Topic.HOLD) == {"word": "held"}
+    monkeypatch.setattr(channel, "accept_call", accept_call)
+    channel.connect(HERE, target.port, key=KEY).close()  # it ends the wait of before
+    wait_for("the fault", lambda: not faults)
+    assert Asker(HERE, target.port, KEY).ask(Topic.HOLD) == {"word": "held"}
+    assert "a fault of Brine's" in caplog.text
+
+
+def test_the_source_hears_why_something_is_not_done(target: Target, asker: Asker) -> None:
+    target.fault = MoveError("web1: no space is left")
+    assert asker.ask(Topic.HOLD) == {"error": "web1: no space is left"}
 
 
 def test_the_port_of_a_process_that_was_killed_is_listened_at_again() -> None:

@@ -21,6 +21,8 @@ _OF_BOTH = ("hypervisor", "extra_arguments")
 _OF_QEMU = ("qemu", "security_model", "security_user", "chroot")
 
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
+_FAULTS = (BrineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading data of a node may raise."""
 
 
 def privileges_of(hv: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def fault_of_offer(configuration: Configuration, name: str, offer: Any) -> str:
         if offer["live"]:
             runtime = Runtime.of(json.loads(offer["runtime"]), Path("its runtime file"))
             running = _spec_of(runtime.started_with())
-    except (BrineError, LookupError, TypeError, ValueError, AttributeError) as error:
+    except _FAULTS as error:
         return f"{name}: can't be compared with the configuration: {error!s:.200}"
     if names := _differences(wanted, declared):
         text = "not as in the configuration on its node; brine instance define --from-config there"

@@ -32,7 +32,6 @@ from brine.storage.volume import Wipe
 from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.conflicts import NONE_PLANNED, identities_lock
 from brine.vm.disk import Disk
-from brine.vm.files import InstanceFiles
 from brine.vm.spec import Spec
 from brine.vm.values import Mode
 from brine.vm.vif import Vif
@@ -107,11 +106,6 @@ def start_waiting(offer: ReceivedOffer, spec: Spec) -> None:
     except UnitError as error:
         raise start_failure(spec.name, error, before, since_us=since_us) from error
     forget_awaited(spec.name)  # of a start that was underway already, after a kill
-    if offer.uefi_bytes:  # of another firmware, QEMU would refuse the guest when it has left
-        here = InstanceFiles(spec.name).uefi_variables.stat().st_size
-        if here != offer.uefi_bytes:
-            text = f"UEFI here has {here} bytes of variables, and the guest's {offer.uefi_bytes}"
-            raise InstanceError(spec.name, text, hint="both nodes need one release of the firmware")
 
 
 def settle_copies(units: Mapping[str, str]) -> None:
@@ -213,8 +207,10 @@ def remove_all(offer: ReceivedOffer, units: Mapping[str, str], *, made_password:
     for uuid, unit_of_it in units.items():
         remove_volume(volume_in(unit_of_it, uuid))
     if made_password:
-        with suppress(FileNotFoundError):
-            Path(offer.spec.vnc_password_file).unlink()
+        file = offer.spec.vnc_password_file
+        others = (one for one in store.load_all() if isinstance(one, Spec))
+        if all(one.vnc_password_file != file for one in others):
+            Path(file).unlink(missing_ok=True)
     unit.forget_failure(name)
     with suppress(UnitError):  # the next start of that name does it
         unit.forget_slice(name)

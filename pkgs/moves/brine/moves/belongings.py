@@ -60,6 +60,7 @@ def belongings_of(spec: Spec) -> Belongings:
             data = data[-_LOG_BYTES:]
         if kind is Belonging.VNC_PASSWORD:
             data = data.partition(b"\n")[0].rstrip(b"\r")
+            _refuse_odd_password(data or b"-")
         if len(data) > LARGEST:
             raise MoveError(f"{file}: has {len(data)} bytes, and {LARGEST} at most come along")
         if data:
@@ -90,14 +91,20 @@ def of_message(data: Any) -> Belongings:
         found = {
             Belonging(kind): base64.b64decode(text, validate=True) for kind, text in data.items()
         }
-        password = found.get(Belonging.VNC_PASSWORD, b"-").decode()
-    except (AttributeError, TypeError, ValueError) as error:
-        raise MoveError(f"what comes along can't be read: {error!r:.100}") from None
+    except (AttributeError, TypeError, ValueError):  # whose text may be what must not be told
+        raise MoveError("what comes along can't be read") from None
     if any(len(one) > LARGEST for one in found.values()):
         raise MoveError(f"what comes along has more than {LARGEST} bytes")
-    if not (password.isprintable() and 0 < len(password.encode()) <= LONGEST_PASSWORD):
-        raise MoveError(f"a VNC password is a line of 1 to {LONGEST_PASSWORD} bytes")
+    if Belonging.VNC_PASSWORD in found:
+        _refuse_odd_password(found[Belonging.VNC_PASSWORD])
     return found
+
+
+def _refuse_odd_password(password: bytes) -> None:
+    text = password.decode(errors="replace")
+    is_odd = not text.isprintable() or text.encode() != password
+    if is_odd or not 0 < len(password) <= LONGEST_PASSWORD:
+        raise MoveError(f"a VNC password is a line of 1 to {LONGEST_PASSWORD} bytes")
 
 
 def keep_password_place(spec: Spec) -> None:

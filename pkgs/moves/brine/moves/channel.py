@@ -242,7 +242,9 @@ def accept_call(
                 if key_of.fileobj is listener:
                     _take_call(listener, selector, callers)
                     continue
-                caller = callers[key_of.fd]
+                caller = callers.get(key_of.fd)
+                if caller is None:  # it went for the one that was just taken
+                    continue
                 if (purpose := _hear(caller, key, purposes)) is None:
                     continue
                 if purpose:

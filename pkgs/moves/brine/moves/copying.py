@@ -174,15 +174,17 @@ def _follow(process: subprocess.Popen[bytes], size: int, tell: TellProgress) -> 
 
 
 def end_copy(path: str, size: int) -> None:
-    """Have a file that was copied have its size again: QEMU writes whole sectors.
+    """Have a file that was copied have its size again, as QEMU writes whole sectors, and survive a
+    loss of power.
 
-    :raises MoveError: if it can't be changed.
+    :raises MoveError: if it can't be changed, or not be written.
     """
     try:
         with open(path, "r+b") as file:
             status = os.fstat(file.fileno())
             if stat.S_ISREG(status.st_mode) and status.st_size > size:
                 file.truncate(size)
+            os.fsync(file.fileno())
     except OSError as error:
         raise MoveError(f"{path}: {error.strerror}") from error
 

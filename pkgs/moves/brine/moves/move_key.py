@@ -101,13 +101,15 @@ class KeyFolder(NamedTuple):
     seen: Path
 
     def write(self, key: MoveKey, user: int | None = None) -> None:
-        """Write a key's file, for QEMU alone; one that is there is replaced.
+        """Write the file with the key of QEMU's connections, which is derived of the move's, for
+        QEMU alone; one that is there is replaced.
 
         :param user: the id of QEMU's user; None is this process's.
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            text = f"{_USER}:{key.text}\n".encode()
+            # A guest that has broken out of QEMU has what QEMU has, and must not speak for Brine.
+            text = f"{_USER}:{key.proof(b'tls').hex()}\n".encode()
             write_whole(self.path / _FILE, text, mode=0o400, owner=user, alone=True)
             if user is not None:
                 os.chown(self.path, user, -1)

@@ -17,8 +17,10 @@ from brine.instance import store
 from brine.instance.claims import note_of
 from brine.instance.disks.volumes import default_unit
 from brine.instance.kvm.runtime_devices import spec_now
+from brine.instance.kvm.uefi import find_uefi
 from brine.instance.movable import Movee, Obstacle, ObstacleId, obstacles_at
 from brine.instance.node_facts import NodeFacts, facts_of
+from brine.moves import records
 from brine.moves.belongings import Belonging
 from brine.moves.cluster_keys import Agreement, ClusterKeys
 from brine.moves.migration import MoveError
@@ -35,6 +37,8 @@ from brine.vm.values import FORMATS, Mode
 from brine.vm.vif import Vif
 
 _MIB = 1 << 20
+_FAULTS = (BrineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading data of another node may raise."""
 _LATEST = 1 << 40
 """Of moments, in seconds since 1970."""
 _PASSWORDS = "vnc"
@@ -80,7 +84,7 @@ class ReceivedOffer:
             self.uefi_bytes = int(data["uefi_bytes"])
             self.cluster_keys = [str(one) for one in data["cluster_keys"]]
             self.tries = data.get("tries")
-        except (BrineError, LookupError, TypeError, ValueError, AttributeError) as error:
+        except _FAULTS as error:
             raise MoveError(printable(f"is no offer of an instance: {error!s:.200}")) from None
 
     @property
@@ -175,6 +179,26 @@ class ReceivedOffer:
         volumes = {disk.path for disk in spec.disks if disk.uuid in units}
         yield from dict.fromkeys(one for each in specs for one in faults_of_files(each, volumes))
 
+    def _of_password(self) -> Iterator[str]:
+        """Until an instance is here, the file that it brings has no password of any guest's."""
+        file = self.spec.vnc_password_file
+        for record in records.pending():
+            other = record.facts.get("offered") or {}
+            is_brought = record.name != self.name and record.facts.get("makes_password")
+            if is_brought and other.get("spec", {}).get("vnc_password_file") == file:
+                yield f"{file}: {record.name} brings it, and is not here yet: move this one later"
+
+    def _of_firmware(self) -> Iterator[str]:
+        """With variables of another size QEMU would refuse the guest, when it has left."""
+        try:
+            here = find_uefi(self.spec)[1].stat().st_size
+        except (BrineError, OSError) as error:
+            yield str(error)
+            return
+        if here != self.uefi_bytes:
+            text = f"UEFI here has {here} bytes of variables, and the guest's {self.uefi_bytes}"
+            yield f"{text}: both nodes need one release of the firmware"
+
     def _here(self, units: Mapping[str, str]) -> Iterator[str]:
         """What is in the way on this node that other nodes could not know."""
         spec = self.spec
@@ -186,6 +210,10 @@ class ReceivedOffer:
             yield f"this node has an instance {spec.name} already"
         if (note := note_of(spec.uuid)) and note.serial > spec.claim_serial > 0:
             yield f"its claim has serial {spec.claim_serial}, and this node has seen {note.serial}"
+        if self.uefi_bytes:
+            yield from self._of_firmware()
+        if Belonging.VNC_PASSWORD in self.comes_along:
+            yield from self._of_password()
         for nic in spec.nics:
             if nic.mode == Mode.ROUTED:
                 try:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from brine.common import operation, paths
 from brine.common.errors import BrineError
 from brine.common.files import read_json, sync_folder, write_whole
+from brine.common.locks import node_lock
 from brine.common.operation import (
     Elsewhere,
     Following,
@@ -35,6 +36,8 @@ Move = SourceMove | TargetMove
 M = TypeVar("M", SourceMove, TargetMove)
 
 _NOTE_MODE = 0o600
+_NOTES = "ended-moves"
+_NOTES_S = 30.0
 
 
 def unit_name(name: str) -> str:
@@ -162,6 +165,12 @@ def find(name: str) -> MoveRecord | None:
     return None
 
 
+def is_begun(name: str, move_id: str) -> bool:
+    """Whether that move of an instance is recorded here."""
+    record = find(name)
+    return record is not None and record.move.id == move_id
+
+
 def pending() -> Iterator[MoveRecord]:
     """All pending moves of this node that can be read."""
     for record in operation.pending():
@@ -284,6 +293,11 @@ def note_without_record(uuid: str, name: str, move_id: str) -> None:
 
 
 def _note(uuid: str, name: str, move_id: str, more: MoveCounts | None) -> None:
+    with node_lock(_NOTES, timeout_s=_NOTES_S):  # a step and the move's process may write at once
+        _note_alone(uuid, name, move_id, more)
+
+
+def _note_alone(uuid: str, name: str, move_id: str, more: MoveCounts | None) -> None:
     known = _noted(uuid)
     last, counted = (str(known.get(key) or "") for key in ("id", "counted"))
     counts = MoveCounts.of(known.get("counts"))

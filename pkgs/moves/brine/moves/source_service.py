@@ -78,6 +78,14 @@ _RECORD_BYTES = 64 * 1024
 _COMPARE_S = 6 * 3600.0
 
 
+def _port_of(answer: Mapping[str, Any]) -> int:
+    """:raises MoveError: if there is none."""
+    port = answer.get("port")
+    if type(port) is not int or not 0 < port < 1 << 16:
+        raise MoveError("the target's answer has no port")
+    return port
+
+
 class CancelledError(MoveError):
     """The master has asked to go back meanwhile."""
 
@@ -120,7 +128,8 @@ def _first_answer(asked: AskedStep, step: SourceStep) -> StepAnswer:
     try:
         _begin(asked, step)
     except BrineError as error:
-        return asked.answer(AnswerState.FAILED, str(error))
+        if not records.is_begun(name, asked.move_id):  # by a question that was asked twice
+            return asked.answer(AnswerState.FAILED, str(error))
     return asked.answer(AnswerState.RUNNING)
 
 
@@ -265,16 +274,13 @@ class SourceWork:
             self._tell(act=decision.act.name, asked=self.move.asked, error=self.move.error)
             self._be_ready(decision)
             self._do(decision, view)
-            self._faulty_since = None
-            self._warned.clear()
+            self._is_well()
         except CancelledError:
             time.sleep(_POLL_S)
         except QmpTimeoutError as error:
             self._is_deaf(error)
         except (BrineError, OSError) as error:
             self._failed(error)
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            self._failed(MoveError(f"the target's answer can't be read: {error!r:.100}"))
         return True
 
     def _is_deaf(self, error: QmpTimeoutError) -> None:
@@ -303,6 +309,13 @@ class SourceWork:
             self._try_to_fail(text.removeprefix(f"{self.record.name}: "))
             return
         time.sleep(_RETRY_S)
+
+    def _is_well(self) -> None:
+        """An act does what it should again: an earlier fault is none of this move's any more."""
+        if self._faulty_since is not None:
+            self._tell(fault="")
+        self._faulty_since = None
+        self._warned.clear()
 
     def _try_to_fail(self, error: str) -> None:
         """Record that the move goes back, if that can be recorded now. Until then, such as while a
@@ -430,7 +443,7 @@ class SourceWork:
                 send_file(
                     path,
                     address,
-                    int(where["port"]),
+                    _port_of(where),
                     key,
                     is_zero=bool(where.get("is_zero")),
                     tell=self._tell_progress,
@@ -590,6 +603,9 @@ class SourceWork:
             folder.remove()
 
     def _end(self) -> None:
+        copy_key(self.record.name).remove()
+        if folder := self._key_folder():
+            folder.remove()
         records.end(self.record)
 
     # The target.
@@ -639,6 +655,7 @@ class SourceWork:
         done = f"{size_text(found.done)} of {size_text(found.total)}"
         share = found.done / found.total if found.total else 0.0
         text = f"{found.phase}: {done}, {rate}{rest}"
+        self._is_well()  # an act may take hours
         self._tell(progress=round(min(share, 1.0), 3), text=text)
         self._refuse_cancelled()
 

@@ -38,6 +38,7 @@ ANSWER_S = 30.0
 _QUIET_S = 900.0  # the source asks nothing while a large disk is copied
 _LARGEST = 24 << 20  # UEFI variables may be the largest of what comes along
 _TALKS = 4  # at a time
+_AFTER_FAULT_S = 1.0
 _ASKS, _ANSWERS = b"source", b"target"
 
 Message = dict[str, Any]
@@ -214,7 +215,7 @@ class Listener:
     """The target's side: a thread takes connections until :meth:`close`.
 
     :param listener: of :func:`brine.moves.channel.listen`; it is closed with this.
-    :param answer: a :class:`BrineError` of it ends the conversation, and is logged.
+    :param answer: a :class:`BrineError` of it is logged, and the source gets it as the ``error``.
     :param take_memory: gets a connection for a guest's memory, which it has to close.
     """
 
@@ -250,6 +251,10 @@ class Listener:
                 )
             except (MoveError, OSError, ValueError):
                 continue  # none came for long; or it was closed
+            except Exception:  # without this thread, the source would never be answered again
+                log.exception("a fault of Brine's, at the port of a move")
+                time.sleep(_AFTER_FAULT_S)
+                continue
             if call.purpose == CONTROL:
                 self._begin(call)
             else:
@@ -290,6 +295,9 @@ class Listener:
     def _answered(self, message: Message) -> Message:
         try:
             return self._answer(message)
+        except BrineError as error:
+            log.warning("what the source asked for is not done: %s", printable(str(error)))
+            return {"error": str(error)}
         except (LookupError, TypeError, ValueError) as error:
             raise TalkError(f"a message that lacks something: {error!r:.100}") from error
 

@@ -121,6 +121,8 @@ def _prepared(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
         try:
             _begin(asked)
         except BrineError as fault:
+            if records.is_begun(name, asked.move_id):  # by a question that was asked twice
+                return asked.answer(AnswerState.RUNNING)
             hint = f"; {fault.hint}" if fault.hint else ""
             return asked.answer(AnswerState.FAILED, f"{fault}{hint}")
     return asked.answer(AnswerState.RUNNING)
@@ -180,6 +182,8 @@ def _dropped(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
 
 def _decided(record: MoveRecord, fate: Fate) -> Fate:
     """The fate of a move, durably: this one, if there was none."""
+    if known := record.facts.get("fate"):
+        return Fate(known)
     with operation.changing(record.operation) as found:
         told = found.facts["told"]
         return Fate(told.setdefault("fate", fate.value))
@@ -642,9 +646,10 @@ class TargetWork:
     def _start(self) -> None:
         """As after any loss of power. From then on it is like any instance of this node's: others
         see to one that has not started."""
-        self.record = records.change(self.record, keeps_out="")
-        if _guest(self.name) is not TargetGuest.NONE:
+        # Before others are let in: what they start is not to be ended.
+        if _guest(self.name) in (TargetGuest.INCOMING, TargetGuest.COMPLETE):
             self._end_qemu()
+        self.record = records.change(self.record, keeps_out="")
         if store.load(self.name).admin_state == AdminState.UP:
             try:
                 start_instance(self.name, keeps_tries=True)
