@@ -22,6 +22,7 @@ _SHOWN_LINES = 60
 _LONG_RUN_S = 120
 _SLOWEST_FILES = 12
 _SLOWEST_TESTS = 30
+_SHOWN_S = 6
 
 _QEMU_FAULT = "iotlb_to_section: Assertion"
 """QEMU's abort when its emulated processor reads its own map of the memory while another thread
@@ -120,5 +121,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         kinds[file.rpartition("/")[0]] += taken
     terminalreporter.section("where the time went, in minutes of one process")
     for taken_by, shown in ((kinds, len(kinds)), (files, _SLOWEST_FILES), (tests, _SLOWEST_TESTS)):
-        for name, taken in sorted(taken_by.items(), key=lambda row: -row[1])[:shown]:
+        rows = [(name, taken) for name, taken in taken_by.items() if taken >= _SHOWN_S]
+        for name, taken in sorted(rows, key=lambda row: -row[1])[:shown]:
             terminalreporter.write_line(f"{taken / 60:6.1f}  {name}")
