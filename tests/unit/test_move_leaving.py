@@ -26,6 +26,7 @@ from brine.instance import observe, store
 from brine.moves import channel, leaving, records, source_service, step_commands
 from brine.moves.belongings import Belonging, of_message
 from brine.moves.cluster_keys import key_of_move
+from brine.moves.migration import MoveError
 from brine.moves.move_key import KeyFolder
 from brine.moves.prepared import Prepared
 from brine.moves.records import AskedStep
@@ -33,6 +34,7 @@ from brine.moves.source import SourceMove
 from brine.moves.source_service import PATIENCE_S, SourceWork
 from brine.moves.talk import Listener
 from brine.moves.target import TargetMove
+from brine.moves.target_service import Comparison
 from brine.storage.volume import VolumeFile
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
@@ -259,9 +261,9 @@ def test_a_fault_that_has_gone_is_told_no_more(node: Node, monkeypatch: pytest.M
     assert told == ["[Errno 5] Input/output error", ""]
 
 
-def test_an_answer_that_lacks_something_is_an_error_of_the_move(
-    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def copies(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cold move with a disk has begun."""
     monkeypatch.setattr(
         source_service, "copy_key", lambda _name: KeyFolder(tmp_path / "key", tmp_path)
     )
@@ -271,8 +273,46 @@ def test_an_answer_that_lacks_something_is_an_error_of_the_move(
     disk = Disk(uuid=str(UUID(int=1)), path=f"{tmp_path}/a", unit="default")
     store.save(replace(store.load("web1"), disks=(disk,)))
     prepared = node.prepared() | {"disks": {disk.uuid: {"copies": True}}}
-    node.says = {"word": "done"}  # and no port
     assert node.asked("copy", copies=True, prepared=prepared).state is AnswerState.RUNNING
+
+
+def test_a_move_is_cancelled_while_the_copies_are_compared(
+    node: Node, copies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_service, "send_file", lambda *_arguments, **_keys: None)
+    node.says = {"word": "wait", "port": 7}
+    cancelling = threading.Timer(0.5, node.asked, ("cancel",))
+    cancelling.start()
+    with node.working() as work:
+        assert work.step()
+        cancelling.join()
+        assert [one["told"] for one in node.told][-1] == "copied"
+        assert work.step()
+    assert "cancelled" in node.move().error
+
+
+def test_what_takes_long_is_waited_for_in_parts_and_can_be_cancelled() -> None:
+    goes_on, looked = threading.Event(), threading.Event()
+
+    def compare(look: Callable[[], None]) -> bool:
+        while not goes_on.wait(0.01):
+            look()
+            looked.set()
+        return True
+
+    first, second = Comparison(compare), Comparison(compare)
+    assert looked.wait(60)
+    assert first.result(0.01) is None
+    second.cancel()
+    with pytest.raises(MoveError, match="cancelled"):
+        second.result(60)
+    goes_on.set()
+    assert first.result(60)
+    first.cancel()
+
+
+def test_an_answer_that_lacks_something_is_an_error_of_the_move(node: Node, copies: None) -> None:
+    node.says = {"word": "done"}  # and no port
     with node.working() as work:
         assert work.step()
     assert "has no port" in node.move().error

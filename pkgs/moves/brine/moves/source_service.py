@@ -75,7 +75,6 @@ _SOON_S = 0.01
 _RETRY_S = 2.0
 _TALK_S = 10.0
 _RECORD_BYTES = 64 * 1024
-_COMPARE_S = 6 * 3600.0
 
 
 def _port_of(answer: Mapping[str, Any]) -> int:
@@ -451,7 +450,8 @@ class SourceWork:
                 checksum = checksum_of(path, look=self._refuse_cancelled)
                 sums[disk][role] = {"size_bytes": size, "sha256": checksum}
         self._tell(text="the copies are compared")
-        found = self._tell_target(Topic.COPIED, disks=sums, timeout_s=_COMPARE_S)
+        while (found := self._tell_target(Topic.COPIED, disks=sums)).get("word") == "wait":
+            self._refuse_cancelled()
         if found.get("word") != "whole":
             text = str(found.get("error") or "the copies differ from the volumes here")
             raise MoveError(f"{self.move.target}: {text}")

@@ -64,7 +64,7 @@ class Topic(StrEnum):
     answer has the ``port`` where it is written, and whether ``is_zero`` until then."""
     COPIED = "copied"
     """``disks``: of each file of each disk, by UUID and role, its ``size_bytes`` and ``sha256``, of
-    a guest that is off; ``word`` is ``whole`` or ``differs``."""
+    a guest that is off; ``word`` is ``wait`` while they are compared, ``whole`` or ``differs``."""
     CLEARED = "cleared"
     """The source has nothing of the instance any more, and asks no more."""
     LEAVE = "leave"

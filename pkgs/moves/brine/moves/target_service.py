@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
@@ -62,6 +63,8 @@ log = logging.getLogger(__name__)
 CONTINUES_S = 60.0
 """How long a QEMU that can't run the guest that it has is asked to do so."""
 _NO_QEMU = "the QEMU that waits for the guest has ended"
+_LISTENS_S = 3.0
+"""For how long what takes longer keeps others from being heard."""
 _POLL_S = 0.2
 _RETRY_S = 2.0
 
@@ -215,6 +218,35 @@ def work(record: MoveRecord) -> None:
             time.sleep(_POLL_S)
 
 
+class Comparison:
+    """What takes long, such as reading all of a disk, in a thread of its own: meanwhile the master
+    and the source are answered.
+
+    :param compare: gets a function that raises a :class:`MoveError` once it is cancelled.
+    """
+
+    def __init__(self, compare: Callable[[Callable[[], None]], bool]) -> None:
+        self._cancelled = threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self._found = self._pool.submit(compare, self._look)
+
+    def _look(self) -> None:
+        if self._cancelled.is_set():
+            raise MoveError("the comparison was cancelled")
+
+    def result(self, timeout_s: float) -> bool | None:
+        """The result; None if it has none within that time. Raises what *compare* has raised."""
+        try:
+            return self._found.result(timeout_s)
+        except TimeoutError:
+            return None
+
+    def cancel(self) -> None:
+        """End it, and wait for that."""
+        self._cancelled.set()
+        self._pool.shutdown()
+
+
 class TargetWork:
     """The process of a move to this node. What it knows beside the record ends with it.
 
@@ -238,6 +270,7 @@ class TargetWork:
         self._continues_until = 0.0
         self._runs_since: float | None = None  # if this process has set the guest going
         self._is_whole = not self._units
+        self._comparison: Comparison | None = None
         self._status = MoverStatus(record.move.id)
         self.name = record.name
 
@@ -257,6 +290,7 @@ class TargetWork:
 
     def close(self) -> None:
         """End what it has open. QEMU keeps what it got."""
+        self._end_comparison()
         for one in (self._listener, self._disks, self._files):
             if one:
                 one.close()
@@ -483,6 +517,7 @@ class TargetWork:
         """Have the source write a file of a disk, of a guest that is off."""
         if self._fate() is not None or self.move.is_live or not self.move.is_prepared:
             return {"word": "refused", "error": "no disks are taken now"}
+        self._end_comparison()  # of what a source that was killed has sent
         path = self._copied_files().get(str(message["disk"]), {}).get(str(message["role"]))
         if path is None:
             return {"word": "refused", "error": "no such file of a disk is prepared here"}
@@ -497,16 +532,35 @@ class TargetWork:
         """Compare the copies with what the source has. They are closed from then on."""
         if self._fate() is Fate.DROP or self.move.is_live or not self.move.is_prepared:
             return {"word": "refused", "error": "no disks are taken now"}
-        if not self.record.facts.get("whole"):
+        if self.record.facts.get("whole"):
+            return {"word": "whole"}
+        if self._comparison is None:
             self._files.close()
-            if not self._are_whole(message["disks"]):
-                return {"word": "differs"}
-            copy_key(self.name).remove()
-            self.record = records.change(self.record, whole=True)
+            self._comparison = Comparison(partial(self._are_whole, message["disks"]))
+        try:
+            is_whole = self._comparison.result(_LISTENS_S)
+        except BrineError:
+            self._end_comparison()
+            raise
+        if is_whole is None:
+            return {"word": "wait"}
+        self._end_comparison()
+        if not is_whole:
+            return {"word": "differs"}
+        copy_key(self.name).remove()
+        self.record = records.change(self.record, whole=True)
         return {"word": "whole"}
 
-    def _are_whole(self, told: Message) -> bool:
-        """Whether the copies are what the source tells of its files."""
+    def _end_comparison(self) -> None:
+        if self._comparison:
+            self._comparison.cancel()
+        self._comparison = None
+
+    def _are_whole(self, told: Message, look: Callable[[], None]) -> bool:
+        """Whether the copies are what the source tells of its files.
+
+        :param look: raises an error once nobody wants to know that any more.
+        """
         files = self._copied_files()
         if {uuid: {*roles} for uuid, roles in files.items()} != {
             uuid: {*roles} for uuid, roles in told.items()
@@ -516,7 +570,7 @@ class TargetWork:
             for role, path in roles.items():
                 size = int(told[uuid][role]["size_bytes"])
                 end_copy(path, size)
-                if checksum_of(path, size=size) != told[uuid][role]["sha256"]:
+                if checksum_of(path, size=size, look=look) != told[uuid][role]["sha256"]:
                     return False
         return True
 
@@ -683,6 +737,7 @@ class TargetWork:
 
     def _drop(self) -> None:
         """Remove all that was made for the move."""
+        self._end_comparison()
         self._files.close()
         copy_key(self.name).remove()
         if self.move.is_live:
