@@ -20,6 +20,7 @@ from unit.test_salt_moves import Nodes, run_here, runner, store
 
 __all__ = ["runner", "store"]  # fixtures
 
+_UNLIKE = "its processor is another one"
 N1, N2, N3 = (node_name(number) for number in (1, 2, 3))
 I1, I2, I3, I4 = (instance_name(number) for number in (1, 2, 3, 4))
 
@@ -35,6 +36,8 @@ class Fleet(Nodes):
     :ivar old_kernel: a node that boots the kernel it had.
     :ivar broken_by_upgrade: nodes whose upgrade ends a daemon for good.
     :ivar mute: nodes whose health is not known.
+    :ivar unlike: nodes that take no instance live.
+    :ivar was_cold: whether an instance was stopped for its last move.
     :ivar unruly: a node whose states fail unless it is drained.
     """
 
@@ -53,6 +56,8 @@ class Fleet(Nodes):
         self.broken_by_upgrade: set[str] = set()
         self.mute: set[str] = set()
         self.unruly = ""
+        self.unlike: set[str] = set()
+        self.was_cold: dict[str, bool] = {}
         self.together: threading.Barrier | None = None
         self._alone = threading.Lock()
 
@@ -129,11 +134,21 @@ class Fleet(Nodes):
             error = offer["obstacles"][0]
             answer = StepAnswer(question["id"], "offer", AnswerState.FAILED, error=error)
             return answer.facts()
+        if question["step"] == "prepare":
+            if node in self.unlike and not facts["cold"]:
+                answer = StepAnswer(question["id"], "prepare", AnswerState.FAILED, error=_UNLIKE)
+                return answer.facts()
+            self.was_cold[facts["instance"]] = facts["cold"]
         return super()._step(node, question, wait)
 
+    def _check(self, node: str, offer: Any) -> Any:
+        unlike = {"obstacles": [{"why": _UNLIKE}]}
+        return unlike if node in self.unlike and offer["live"] else super()._check(node, offer)
+
     def _apply(self, node: str, state: str, test: bool) -> Any:
-        is_unruly = node == self.unruly and not self.store.read().node(node).drained
-        self.failing = node if is_unruly else ""
+        if self.unruly:
+            is_unruly = node == self.unruly and not self.store.read().node(node).drained
+            self.failing = node if is_unruly else ""
         return super()._apply(node, "brine.confd", test)
 
     def _state(self, node: str) -> Any:
@@ -252,6 +267,24 @@ def test_what_can_not_move_holds_up_no_other_and_is_named(
     assert "not known" in runner.drain("node2")["comment"]
 
 
+@pytest.mark.parametrize("test", [False, True])
+def test_only_what_no_node_takes_live_is_stopped(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore, test: bool
+) -> None:
+    nodes.unlike, nodes.fixed = {N3}, {I4: "it has a USB stick"}
+    nodes.free_mib = {N1: 6000, N2: 4000, N3: 9000}
+    told = runner.drain("node1", cold=True, test=test)
+    assert told["result"], told
+    if not test:
+        assert nodes.was_cold == {I1: False, I4: True}
+        assert nodes.running(N2) == [I1, I2]
+    nodes.unlike = {N2, N3}
+    told = runner.drain("node2", cold=True, to="node3", test=test)
+    assert told["result"], told
+    if not test:
+        assert nodes.was_cold == {I1: True, I2: True, I4: True}
+
+
 def test_undrain_only_takes_the_mark_away(
     runner: ModuleType, nodes: Fleet, store: ConfigStore
 ) -> None:
@@ -315,7 +348,7 @@ def test_a_reboot_stops_where_a_filled_node_does_not_take_its_states(
     assert "the step fill" in told["comment"]
     assert nodes.boots == {N1: 0, N2: 1, N3: 0}
     assert not runner.reboot()["result"]
-    nodes.unruly = ""
+    nodes.unruly = nodes.failing = ""
     told = runner.reboot()
     assert told["result"], told
     assert nodes.boots == {N1: 0, N2: 1, N3: 1}

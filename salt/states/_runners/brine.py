@@ -1168,27 +1168,37 @@ def _plan(question: Result, timeout: int | None) -> Result:
 
 def _placed(question: Result, plan: Result, cold: bool, how: Result) -> Result:
     """Move what a plan says. What can't go to one node is tried on others, until nothing has a
-    place that it was not tried on. Moves that a killed call has begun go on before."""
+    place that it was not tried on. With *cold*, what no node takes live is then tried once more,
+    stopped. Moves that a killed call has begun go on before."""
     moved = {one["instance"]: one["target"] for one in plan["pending"]}
     barred: dict[str, dict[str, str]] = {}
     test, timeout = how["test"], how["timeout"]
     how = {**how, "spent": set()}
     if moved and not test:
-        refused = _moves_done(plan["pending"], question["jobs"], False, how)
+        refused = _moves_done(plan["pending"], question["jobs"], None, how)
         moved = {name: target for name, target in moved.items() if name not in refused}
         barred = {name: why for name, why in refused.items() if "*" in why}
         plan = _plan({**question, "barred": barred}, timeout)
     is_drain = question["verb"] == "drain"
-    while new := [one for one in plan["moves"] if moved.get(one["instance"]) != one["target"]]:
+    stopped = set[str]() if cold else None
+    while True:
+        new = [one for one in plan["moves"] if moved.get(one["instance"]) != one["target"]]
+        if not new:
+            left = {name for name, why in barred.items() if "*" not in why}
+            if stopped is None or left <= stopped:
+                break
+            stopped |= left
+            barred = {name: why for name, why in barred.items() if name not in left}
+            plan = _plan({**question, "barred": barred}, timeout)
+            continue
         if is_drain and not test:
             _mark_leaving(plan)
-        refused = _moves_done(new, question["jobs"], cold, how)
+        refused = _moves_done(new, question["jobs"], stopped, how)
         moved |= {one["instance"]: one["target"] for one in new if one["instance"] not in refused}
         for name, why in refused.items():
             barred.setdefault(name, {}).update(why)
-        if test and not refused:
-            break
-        plan = _plan({**question, "barred": barred}, timeout)
+        if refused or not test:
+            plan = _plan({**question, "barred": barred}, timeout)
     if test:  # nothing has moved, so the last plan has all
         moved |= {one["instance"]: one["target"] for one in plan["moves"]}
     told: Result = {"moved": moved, "failed": {}, "left": {}}
@@ -1202,25 +1212,31 @@ def _placed(question: Result, plan: Result, cold: bool, how: Result) -> Result:
 
 
 def _moves_done(
-    moves: Sequence[Result], jobs: int, cold: bool, how: Result
+    moves: Sequence[Result], jobs: int, stopped: Collection[str] | None, how: Result
 ) -> dict[str, dict[str, str]]:
     """Move instances, several at a time. Returns for those that have not moved why not, by the node
     that they were to go to; ``*`` is any.
 
+    :param stopped: the names of those that are stopped for it; None if none may be.
     :param how: further arguments of :func:`_migrate`.
     """
     with concurrent.futures.ThreadPoolExecutor(max(jobs, 1)) as pool:
         begun = {
-            one["instance"]: pool.submit(contextvars.copy_context().run, _move_done, one, cold, how)
+            one["instance"]: pool.submit(
+                contextvars.copy_context().run, _move_done, one, stopped, how
+            )
             for one in moves
         }
     return {name: why for name, future in begun.items() if (why := future.result())}
 
 
-def _move_done(move: Result, cold: bool, how: Result) -> dict[str, str]:
+def _move_done(move: Result, stopped: Collection[str] | None, how: Result) -> dict[str, str]:
     name, target = move["instance"], move["target"]
-    told = _migrate(name, target, **how)
-    if cold and not told["result"] and not told.get("operation"):
+    is_stopped = stopped is not None and name in stopped
+    told = _migrate(name, target, is_stopped, **how)
+    has_failed = not told["result"] and not told.get("operation")
+    # What its own node lets leave live, others may take so.
+    if has_failed and stopped is not None and not (is_stopped or _may_leave_live(name, how)):
         told = _migrate(name, target, True, **how)
     if told["result"]:
         return {}
@@ -1228,6 +1244,15 @@ def _move_done(move: Result, cold: bool, how: Result) -> dict[str, str]:
     # A plan has no drained target, but in test mode those that are to be filled.
     lines = [_printable(one) for one in lines if one != f"{target}: it is drained"]
     return {"*" if told.get("operation") else target: "; ".join(lines)} if lines else {}
+
+
+def _may_leave_live(name: str, how: Result) -> bool:
+    """Whether its node does not refuse an instance's live move."""
+    found = _instance_of(name)
+    source, named = found["node"], {"name": found["name"], "cold": False}
+    said = _execute("brine.move_offer", [source], [], timeout=how["timeout"], **named)
+    answer = said.get(source)
+    return not (isinstance(answer, dict) and "obstacles" in answer)
 
 
 # Nodes that are rebooted.
