@@ -150,6 +150,11 @@ class Contender(ABC):
     def start(self) -> None:
         """Have the guest boot on the first node."""
 
+    def await_boot(self) -> None:
+        """Wait until the guest obeys orders."""
+        with contextlib.closing(Line(self.serial(self.at))) as line:
+            line.end()
+
     def prepare(self) -> None:
         """Do what is none of the mover's work."""
         if self.copies and self.image:
@@ -299,8 +304,9 @@ class RawMove(Contender):
     def _qemu(self, on: str, *arguments: str) -> Iterator[Qmp]:
         """Start QEMU on a node; yields its monitor when it answers."""
         socket_path = f"{libvirt.SOCKETS}/{self.name}.qmp"
-        disk = {"driver": "file", "filename": self.image, "discard": "unmap"}
-        image = {"driver": "raw", "node-name": "disk0", "file": disk, "discard": "unmap"}
+        as_others = {"discard": "unmap", "cache": {"direct": True}}
+        disk = {"driver": "file", "filename": self.image, **as_others}
+        image = {"driver": "raw", "node-name": "disk0", "file": disk, **as_others}
         disks = ["-blockdev", json.dumps(image), "-device", "virtio-blk-pci,drive=disk0"]
         command = [
             *("qemu-system-x86_64", "-machine", "pc,accel=tcg", "-cpu", "qemu64"),

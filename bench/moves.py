@@ -39,7 +39,6 @@ DRAIN_LIMIT = 0.7
 DRAINED, _FEW = 8, 2
 JOBS = 4
 """So many guests move at a time, as `brine node drain` has it."""
-_BOOTS_S = 5.0
 
 
 # ---- two nodes
@@ -108,23 +107,22 @@ def measure(plan: Plan) -> Report:
         samples = in_turns("moving", plan.rounds, movers)
         with step("starting guests to drain"):
             count = plan.pick(DRAINED, DRAINED, _FEW)
-            drains = _drains(nodes, count, boots_s=plan.pick(_BOOTS_S, _BOOTS_S, 1.0))
-        drained = in_turns("draining", plan.pick(max(plan.rounds // 2, 1), 1, 1), drains)
+            drains = _drains(nodes, count)
+        drained = in_turns("draining", plan.pick(max(plan.rounds // 2, 2), 2, 1), drains)
         ahead = ", ahead of the machine's other work" if is_ahead else ""
         heads = [*machine.description(), _versions(nodes), f"rounds: {plan.rounds}{ahead}"]
     tables = [table for kind in _KINDS.values() for table in _tables(kind, samples)]
     return Report(heads, [*tables, _of_drains(count, drained)], {**samples, **drained})
 
 
-def _drains(
-    nodes: Mapping[str, Node], count: int, *, boots_s: float
-) -> dict[str, Callable[[], float]]:
+def _drains(nodes: Mapping[str, Node], count: int) -> dict[str, Callable[[], float]]:
     """Have a node be left by all of so many guests."""
     ours = [BrineMove(f"drain{number}", nodes, copies=False) for number in range(count)]
     theirs = [VirshMove(f"loop{number}", nodes, copies=False) for number in range(count)]
     for one in (*ours, *theirs):
         one.start()
-    time.sleep(boots_s)
+    for one in (*ours, *theirs):
+        one.await_boot()
     return {BRINE: partial(_drained, ours, JOBS), VIRSH: partial(_drained, theirs, 1)}
 
 
