@@ -20,7 +20,7 @@ from brine.common.settings import load
 from brine.confd.keys import KeyFileError, find_keys
 from brine.confd.settings import ConfdSettings
 from brine.moves.migration import MoveError
-from brine.moves.move_key import NONCE_BYTES, MoveKey, hexadecimal, id_of
+from brine.moves.move_key import ID_BYTES, NONCE_BYTES, MoveKey, hexadecimal, id_of
 from brine.moves.records import AskedStep
 
 _HINT = "salt-run brine.rotate_key gives all nodes of the cluster one key"
@@ -48,7 +48,10 @@ class Agreement(NamedTuple):
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Agreement:
         """:raises MoveKeyError: if there is none."""
-        return cls(str(data.get("key_id")), hexadecimal(data.get("nonce"), NONCE_BYTES).hex())
+        return cls(
+            hexadecimal(data.get("key_id"), ID_BYTES).hex(),
+            hexadecimal(data.get("nonce"), NONCE_BYTES).hex(),
+        )
 
 
 class ClusterKeys:

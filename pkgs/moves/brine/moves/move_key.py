@@ -23,7 +23,7 @@ from brine.common.files import write_whole
 
 NONCE_BYTES = 32
 _BYTES = 32
-_ID_BYTES = 8
+ID_BYTES = 8
 _USER = "brine"
 _FILE = "keys.psk"
 
@@ -45,7 +45,7 @@ def hexadecimal(text: Any, size: int) -> bytes:
 
 def id_of(secret: bytes) -> str:
     """The id of a key of the cluster, which everyone may know."""
-    return hmac.digest(secret, b"brine-move key id", "sha256")[:_ID_BYTES].hex()
+    return hmac.digest(secret, b"brine-move key id", "sha256")[:ID_BYTES].hex()
 
 
 class MoveKey(NamedTuple):
