@@ -47,10 +47,19 @@ def accel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return str(request.param)
 
 
-def starts(accel: str, cpu: str) -> subprocess.CompletedProcess[str]:
-    """Start a QEMU without a guest that refuses a processor which is not whole."""
+def starts(accel: str, cpu: str, *, enforces: bool = True) -> subprocess.CompletedProcess[str]:
+    """Start a QEMU without a guest, which refuses a processor that is not whole."""
     hello = '{"execute": "qmp_capabilities"}{"execute": "quit"}'
-    machine = ["-machine", "q35", "-accel", accel, "-cpu", f"{cpu},enforce", "-m", "16"]
+    machine = [
+        "-machine",
+        "q35",
+        "-accel",
+        accel,
+        "-cpu",
+        f"{cpu}{',enforce' if enforces else ''}",
+        "-m",
+        "16",
+    ]
     command = [QEMU, *machine, "-nodefaults", "-display", "none", "-S", "-qmp", "stdio"]
     return subprocess.run(
         command, input=hello, capture_output=True, text=True, timeout=120, check=False
@@ -59,13 +68,16 @@ def starts(accel: str, cpu: str) -> subprocess.CompletedProcess[str]:
 
 def test_qemu_starts_with_what_it_says_to_have(accel: str) -> None:
     """The whole processor, each model that lacks nothing, and the baseline of this node alone."""
+    if starts(accel, WHOLE_CPUS[accel], enforces=False).returncode < 0:  # QEMU itself aborts
+        pytest.skip("the KVM of this host gives its processor to no guest")
     found = processor_of(QEMU)
     assert found.accel == accel
     assert {"sse2", "lm"} <= {*found.flags}
     whole = [name for name, one in found.models.items() if one.flags and not one.missing]
     common = baseline(nodes_of({"n1": json.loads(json.dumps(found.to_json()))}))
     assert {*common.flags} == {*found.flags} - {*common.nested}
-    for cpu in (WHOLE_CPUS[accel], whole[0], common.cpu_type):
+    # A KVM within a KVM may lack something of each model.
+    for cpu in (WHOLE_CPUS[accel], *whole[:1], common.cpu_type):
         done = starts(accel, cpu)
         assert done.returncode == 0, f"{cpu}: {done.stderr}"
 
