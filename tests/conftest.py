@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +12,7 @@ import hypothesis
 import pytest
 from _pytest.runner import runtestprotocol
 
+from brine.common.journal import JournalHandler
 from lab.errors import LabError
 from lab.long_runs import MARKERS, for_long_runs
 from lab.machine import Machine
@@ -28,6 +30,16 @@ _QEMU_FAULT = "iotlb_to_section: Assertion"
 """QEMU's abort when its emulated processor reads its own map of the memory while another thread
 replaces that. It comes once in many thousands of devices that are plugged in or out, on a loaded
 machine, and no option avoids it."""
+
+
+@pytest.fixture(autouse=True)
+def no_handler_of_logs_stays() -> Iterator[None]:
+    """A command that a test runs in this process sends its logs to the stderr of that test."""
+    yield
+    handlers = logging.getLogger().handlers
+    handlers[:] = [
+        one for one in handlers if type(one) not in (logging.StreamHandler, JournalHandler)
+    ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
