@@ -51,7 +51,7 @@ class Target:
         return {
             "address": HERE,
             "port": self.listener.getsockname()[1],
-            "key_id": "",
+            "key_id": "a" * 16,
             "nonce": "a" * 64,
             "machine": {**machine._asdict(), "devices": dict(machine.devices)},
             "disks": {self.pair.disk: {"copies": True}},
