@@ -102,7 +102,7 @@ class Line:
         self._order(_BEGIN, lambda _mark: len(self.moments) > before + _MANY)
 
     def end(self) -> None:
-        """Have it be silent again."""
+        """Have the guest say nothing more."""
         self._order(_END, self._is_done)
 
     def _is_done(self, mark: str) -> bool:

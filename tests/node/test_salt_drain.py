@@ -60,6 +60,8 @@ def talk(folder, address, port):
                 break
             except ConnectionRefusedError:
                 time.sleep(1)
+        else:
+            raise OSError("it refuses each connection")
         with connection:
             heard = connection.makefile("rb")
             while True:
@@ -144,8 +146,8 @@ class Cluster:
             wired = f"ip address add {ADDRESSES[name]}/24 dev eth0 && ip link set eth0 up"
             run_in_guest(self.node, name, f"{wired} && (nc -ll -p {PORT} -e cat >/dev/null 2>&1 &)")
             self.boot_ids[name] = run_in_guest(self.node, name, BOOT_ID)
-        self.master.write("/root/talk.py", TALK)
-        talk = ["python3", "/root/talk.py", TALKS, str(PORT), *ADDRESSES.values()]
+        self.master.write("/srv/talk.py", TALK)
+        talk = ["python3", "/srv/talk.py", TALKS, str(PORT), *ADDRESSES.values()]
         self.master.run(["systemd-run", "--unit=talks", *talk])
         self.expect_talks()
 

@@ -45,6 +45,10 @@ class BrineError(Exception):
         self.hint = hint if hint is None else shown_text(hint)
 
 
+DATA_FAULTS = (BrineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading the data of another node may raise, where it is not what it should be."""
+
+
 class UsageError(BrineError):
     """A command line that asks for something that can't be."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from brine.common.errors import BrineError
+from brine.common.errors import DATA_FAULTS
 from brine.config.model import Configuration, Instance
 from brine.vm.runtime_file import Runtime
 from brine.vm.spec import NOT_CONFINED, SecurityModel, Spec, parse
@@ -21,8 +21,6 @@ _OF_BOTH = ("hypervisor", "extra_arguments")
 _OF_QEMU = ("qemu", "security_model", "security_user", "chroot")
 
 _DEFAULT_PROGRAM = "/usr/bin/kvm"
-_FAULTS = (BrineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading data of a node may raise."""
 
 
 def privileges_of(hv: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +51,7 @@ def fault_of_offer(configuration: Configuration, name: str, offer: Any) -> str:
         if offer["live"]:
             runtime = Runtime.of(json.loads(offer["runtime"]), Path("its runtime file"))
             running = _spec_of(runtime.started_with())
-    except _FAULTS as error:
+    except DATA_FAULTS as error:
         return f"{name}: can't be compared with the configuration: {error!s:.200}"
     if names := _differences(wanted, declared):
         text = "not as in the configuration on its node; brine instance define --from-config there"

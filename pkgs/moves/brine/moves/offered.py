@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from brine.common import paths
-from brine.common.errors import BrineError, printable
+from brine.common.errors import DATA_FAULTS, BrineError, printable
 from brine.hotplug.net.wiring import check_wiring
 from brine.instance import store
 from brine.instance.claims import note_of
@@ -37,8 +37,6 @@ from brine.vm.values import FORMATS, Mode
 from brine.vm.vif import Vif
 
 _MIB = 1 << 20
-_FAULTS = (BrineError, LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What reading data of another node may raise."""
 _LATEST = 1 << 40
 """Of moments, in seconds since 1970."""
 _PASSWORDS = "vnc"
@@ -84,7 +82,7 @@ class ReceivedOffer:
             self.uefi_bytes = int(data["uefi_bytes"])
             self.cluster_keys = [str(one) for one in data["cluster_keys"]]
             self.tries = data.get("tries")
-        except _FAULTS as error:
+        except DATA_FAULTS as error:
             raise MoveError(printable(f"is no offer of an instance: {error!s:.200}")) from None
 
     @property

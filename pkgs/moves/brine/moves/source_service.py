@@ -564,8 +564,6 @@ class SourceWork:
         copied = self.record.facts.get("copied", {})
         known = {"downtime_ms": self._downtime_ms}
         end_here(self.move, self.record.uuid, copied, self.outgoing, **known)
-        if folder := self._key_folder():
-            folder.remove()
         # The target hears nothing more of this process once it has heard this.
         records.note_end(self.record, self._downtime_ms)
         self._finish()
@@ -599,8 +597,6 @@ class SourceWork:
             self.outgoing.take_back(disks)
         else:
             self.outgoing.cancel(disks)
-        if folder := self._key_folder():
-            folder.remove()
 
     def _end(self) -> None:
         copy_key(self.record.name).remove()
