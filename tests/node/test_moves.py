@@ -209,10 +209,17 @@ def test_whatever_is_killed_it_runs_on_one_node(nodes: Nodes) -> None:
     nodes.move("n1", "n2", 6)
     runs_alone(n1, n2)
 
-    # The process that moves it, on both nodes in turn.
+    # The process that moves it, on both nodes in turn, after longer and longer pauses: a slow
+    # machine gets through the last ones.
     turns = itertools.cycle((n1, n2))
     command = ["systemctl", "kill", "--signal=KILL", f"brine-move@{NAME}.service"]
-    nodes.at_poll = lambda: next(turns).run(command, check=False)
+    polls, kills = itertools.count(), {count * (count + 1) // 2 for count in range(40)}
+
+    def kill_what_moves() -> None:
+        if next(polls) in kills:
+            next(turns).run(command, check=False)
+
+    nodes.at_poll = kill_what_moves
     record = nodes.move("n1", "n2", 7)
     nodes.at_poll = lambda: None
     has_moved = MoveStep.CANCEL not in [name for name, _ in states(record)]
