@@ -19,6 +19,8 @@ from brine.cluster.draining import (
     plan,
     with_drained,
     with_home,
+    with_undrained,
+    without_home,
     without_mark,
 )
 from brine.config.model import Configuration, Node
@@ -167,10 +169,40 @@ def test_what_a_drain_has_moved_away_comes_home(configuration: Configuration) ->
     assert node_of(home, 2) == node_of(configuration, 2)
 
 
-def test_a_later_drain_forgets_what_a_former_one_has_moved(configuration: Configuration) -> None:
+def test_a_drain_after_an_undrain_forgets_what_a_former_one_has_moved(
+    configuration: Configuration,
+) -> None:
     second = node_name(2)
-    former = without_mark(with_drained(configuration, second, ["gone"]), second)
-    assert at_home(with_drained(former, second, ["new"]), second) == ["new"]
+    former = with_undrained(with_drained(configuration, second, ["gone"]), second)
+    assert at_home(former, second) == ["gone"]  # a fill would bring it home
+    later = with_drained(former, second, ["new"])
+    assert at_home(later, second) == ["new"]
+    assert at_home(with_drained(later, second, ["newer"]), second) == ["new", "newer"]
+    moved_for_itself = without_home(former, "gone")
+    assert node_of(moved_for_itself, 2) == node_of(configuration, 2)
+    nothing = with_undrained(configuration, second)
+    assert node_of(nothing, 2) == node_of(configuration, 2)
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["master", "node"])
+def test_a_drain_after_a_fill_knows_what_that_has_not_brought_home(
+    configuration: Configuration, number: int
+) -> None:
+    name = node_name(number)
+    uuids = [uuid_of("instance", one) for one in (2, 5, 3)]
+    away = configuration
+    for one in (2, 5, 3):
+        away = moved(away, one, 3 - number)  # not to the third node, which is not filled
+    drained = with_drained(away, name, uuids)
+    killed = without_mark(drained, name)  # before the fill has moved one
+    assert at_home(with_drained(killed, name, []), name) == uuids
+    killed = without_mark(moved(drained, 5, number), name)  # before the fill has noted its end
+    assert [*at_home(with_drained(killed, name, []), name)] == uuids
+    filled = with_home(without_mark(moved(drained, 5, number), name), name)
+    later = with_drained(filled, name, ["new"])
+    assert at_home(later, name) == [uuids[0], uuids[2], "new"]
+    undrained = with_undrained(filled, name)  # a person leaves them where they are
+    assert at_home(with_drained(undrained, name, ["new"]), name) == ["new"]
 
 
 def test_the_master_is_emptied_and_stays_the_master(configuration: Configuration) -> None:

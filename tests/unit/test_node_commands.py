@@ -110,6 +110,8 @@ def test_marks_are_written_into_the_configuration(node: Node, store: ConfigStore
     question = {"verb": "drain", "nodes": [THIRD], "to": SECOND, "rows": {THIRD: []}}
     assert "drained" in node("plan", stdin=question)[2]
     assert node("mark", "undrained", stdin={"nodes": {SECOND: []}})[1]["nodes"] == {SECOND: ""}
+    assert "brine:undrained" in store.read().node(SECOND).tags
+    assert node("mark", "filling", stdin={"nodes": {SECOND: []}})[1]["nodes"] == {SECOND: ""}
     assert node("mark", "home", stdin={"nodes": {SECOND: []}})[0] == 0
     assert not store.read().node(SECOND).tags
     assert node("mark", "drained", stdin={"nodes": {"n9": []}})[0] == 1

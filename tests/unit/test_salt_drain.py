@@ -475,6 +475,18 @@ def test_a_node_whose_upgrade_has_ended_a_daemon_or_whose_health_is_unknown_is_i
     assert ("no longer active" if what != "mute" else "health is not known") in told["comment"]
 
 
+def test_what_a_fill_has_left_comes_home_after_another_drain(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    assert runner.drain("node1", to="node3")["moved"] == {I1: N3, I4: N3}
+    nodes.stuck = {I4: "it has a USB stick"}
+    told = runner.fill("node1")
+    assert ({*told["moved"]}, {*told["failed"]}) == ({I1}, {I4})
+    assert runner.drain("node1", to="node2")["moved"] == {I1: N2}
+    nodes.stuck = {}
+    assert runner.fill("node1")["moved"] == {I1: N1, I4: N1}
+
+
 def test_a_fill_brings_home_what_drains_have_moved_and_nothing_that_a_person_has(
     runner: ModuleType, nodes: Fleet, store: ConfigStore
 ) -> None:

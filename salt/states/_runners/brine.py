@@ -1130,7 +1130,7 @@ def _drained(question: Result, cold: bool, how: Result) -> Result:
 def _filled(question: Result, cold: bool, how: Result) -> Result:
     plan = _plan(question, how["timeout"])  # which refuses a node that does not answer
     if not how["test"]:
-        _mark("undrained", question["nodes"])
+        _mark("filling", question["nodes"])
     told = _placed(question, plan, cold, how)
     if not how["test"]:
         _mark("home", question["nodes"])

@@ -100,7 +100,7 @@ def add_node_verbs(verbs: Any) -> None:
     planned = add_verb(verbs, "plan", f"{commands}:print_plan", text)
     text = "write into the configuration what becomes of nodes, for programs"
     marked = add_verb(verbs, "mark", f"{commands}:mark", text)
-    marked.add_argument("mark", choices=("drained", "undrained", "home"))
+    marked.add_argument("mark", choices=("drained", "undrained", "filling", "home"))
     text = "decide the next step of nodes that are rebooted, for programs"
     step = add_verb(verbs, "reboot-step", f"{commands}:step_reboot", text)
     step.add_argument("what", choices=("begin", "next", "answer", "abort", "look"))

@@ -5,7 +5,9 @@ A node that is drained takes nothing new: that is ``drained`` in the configurati
 it. The instances that a drain moves away are recorded as tags of their node, ``brine:home:`` and
 the UUID, before the first of them moves. So the record is in the configuration that all master
 candidates have, and *fill* knows what to bring home, whatever becomes of the master meanwhile. A
-drained node is no master candidate; another tag says that it was one.
+drained node is no master candidate; another tag says that it was one. A record ends with what it
+has at home again, or moved for itself. Whoever undrains a node leaves the rest where it is: a tag
+says so, and the next drain begins a record of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from brine.config.schema import ConfigError
 
 HOME_TAG = "brine:home:"
 CANDIDATE_TAG = "brine:was-candidate"
+UNDRAINED_TAG = "brine:undrained"
 DEFAULT_JOBS = 4
 """How many instances move at a time."""
 
@@ -370,7 +373,7 @@ def with_drained(configuration: Configuration, node: str, uuids: Iterable[str]) 
     """The configuration in which a node is drained, and has a record of what was there.
 
     The master is not marked, as Ganeti has it, so that it stays the master. The record of a former
-    drain goes.
+    drain goes if the node was undrained since. What a fill has failed to bring home stays on it.
 
     :param uuids: of the instances that leave it. One that a drain has moved here from another node
         has its home there still.
@@ -380,8 +383,8 @@ def with_drained(configuration: Configuration, node: str, uuids: Iterable[str]) 
         tag for one in configuration.nodes.values() if one.uuid != old.uuid for tag in one.tags
     }
     is_master = configuration.cluster.master_node == old.uuid
-    goes_on = old.drained or is_master
-    kept = [one for one in old.tags if goes_on or not one.startswith(HOME_TAG)]
+    is_over = UNDRAINED_TAG in old.tags
+    kept = [one for one in old.tags if not (is_over and _is_record(one))]
     kept += [tag for one in uuids if (tag := f"{HOME_TAG}{one}") not in of_others]
     if old.master_candidate and not is_master:
         kept.append(CANDIDATE_TAG)
@@ -392,6 +395,11 @@ def with_drained(configuration: Configuration, node: str, uuids: Iterable[str]) 
         tags=[*dict.fromkeys(kept)],
     )
     return _with_node(configuration, new)
+
+
+def _is_record(tag: str) -> bool:
+    """Whether a tag is of the record of a drain that a next one begins anew."""
+    return tag == UNDRAINED_TAG or tag.startswith(HOME_TAG)
 
 
 # Filling.
@@ -457,16 +465,25 @@ def _away_from(configuration: Configuration, node: str, rows: Mapping[str, Any])
 
 
 def without_mark(configuration: Configuration, node: str) -> Configuration:
-    """The configuration in which a node takes instances again, and is the candidate that it was.
-    What a drain has moved away stays recorded."""
+    """The configuration in which a node is to be filled: it takes instances again, and is the
+    candidate that it was. What a drain has moved away stays recorded until it is at home."""
     old = configuration.node(node)
     new = dataclasses.replace(
         old,
         drained=False,
         master_candidate=old.master_candidate or CANDIDATE_TAG in old.tags,
-        tags=[one for one in old.tags if one != CANDIDATE_TAG],
+        tags=[one for one in old.tags if one not in (CANDIDATE_TAG, UNDRAINED_TAG)],
     )
     return _with_node(configuration, new)
+
+
+def with_undrained(configuration: Configuration, node: str) -> Configuration:
+    """The configuration in which a node takes instances again, and what a drain has moved away may
+    stay where it is: a fill brings it home, but another drain forgets it."""
+    filled = without_mark(configuration, node)
+    old = filled.node(node)
+    tags = [*old.tags, *([UNDRAINED_TAG] if at_home(filled, node) else [])]
+    return _with_node(filled, dataclasses.replace(old, tags=tags))
 
 
 def with_home(
@@ -486,8 +503,10 @@ def without_home(configuration: Configuration, uuid: str) -> Configuration:
     itself, and stays where it is."""
     tag = f"{HOME_TAG}{uuid}"
     for old in [one for one in configuration.nodes.values() if tag in one.tags]:
-        new = dataclasses.replace(old, tags=[one for one in old.tags if one != tag])
-        configuration = _with_node(configuration, new)
+        left = [one for one in old.tags if one != tag]
+        if not any(one.startswith(HOME_TAG) for one in left):
+            left = [one for one in left if one != UNDRAINED_TAG]
+        configuration = _with_node(configuration, dataclasses.replace(old, tags=left))
     return configuration
 
 

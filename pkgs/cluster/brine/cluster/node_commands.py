@@ -21,6 +21,7 @@ from brine.cluster.draining import (
     fill_plan,
     with_drained,
     with_home,
+    with_undrained,
     without_mark,
 )
 from brine.cluster.move_operation import MOVE
@@ -132,7 +133,8 @@ def _drained(configuration: Configuration, nodes: list[str], question: PlanQuest
 
 _MARKS: dict[str, Callable[[Configuration, str, list[str]], Configuration]] = {
     "drained": with_drained,
-    "undrained": lambda old, node, _: without_mark(old, node),
+    "undrained": lambda old, node, _: with_undrained(old, node),
+    "filling": lambda old, node, _: without_mark(old, node),
     "home": lambda old, node, _: with_home(
         old, node, {one.uuid for one in _pending_moves().values()}
     ),
