@@ -3,10 +3,11 @@
 It builds the packages, boots three throw-away Debian nodes with a Salt master, and applies a
 pillar that declares a cluster and its instances. It asks where each instance lives, powers one off
 as its user, and changes the pillar: an instance gets a NIC while it runs, and another one is
-stopped. That with the NIC moves to another node, and its guest counts on; any node can say where it
-is. The next highstate changes nothing. A job owns an instance. Brine makes its disk by its
-size, and the disk grows while the instance runs. Then the job is killed, and instances crash, which
-the watcher brings back. With --local, all is on one node without a master.
+stopped. The node of that with the NIC is rebooted: its guest counts on, on another node meanwhile.
+Then it moves for itself, and any node can say where it is. The next highstate changes nothing. A
+job owns an instance. Brine makes its disk by its size, and the disk grows while the instance runs.
+Then the job is killed, and instances crash, which the watcher brings back. With --local, all is on
+one node without a master.
 """
 
 from __future__ import annotations
@@ -93,6 +94,8 @@ def show(cluster: Cluster) -> list[Score]:
         *change(cluster),
     ]
     if cluster.spread:
+        moving.begin_count(cluster.node_of(KILLED.instance), KILLED.instance)
+        found += moving.reboot(cluster, KILLED.instance)
         found += moving.move(cluster, KILLED.instance)
     owner.begin(host)
     found += [change_nothing(cluster), owner.grow(host)]

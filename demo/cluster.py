@@ -29,6 +29,20 @@ DECLARED = f"{PILLAR}/instances.sls"
 UNIT = "/srv/vms"
 """Where disks are made, on each node."""
 
+_BRIDGES = "bridges.service"
+_BRIDGES_UNIT = f"""\
+[Unit]
+Before=network.target
+
+[Service]
+Type=oneshot
+ExecStart=/bin/ip link add {BRIDGE} up type bridge
+ExecStart=/bin/ip link add {SECOND_BRIDGE} up type bridge
+ExecStart=/bin/ip address add {SECOND_BRIDGE_IP}/24 dev {SECOND_BRIDGE}
+
+[Install]
+WantedBy=multi-user.target
+"""
 _MEMORY_MIB = 128
 _GUEST = "/srv/guest"
 # A kernel and an initial RAM disk, without a disk; no node of the lab has KVM for sure.
@@ -147,7 +161,7 @@ def fleet(release: str, packages: Sequence[Path]) -> Iterator[Cluster]:
     """Three nodes under a Salt master, whose host is the first of them."""
     with ExitStack() as stack:
         with step("three nodes boot, with a Salt master on node1 and a minion on each"):
-            booted = stack.enter_context(boot_fleet(release, packages))
+            booted = stack.enter_context(boot_fleet(release, packages, keeps_files=True))
         yield Cluster(
             booted.nodes, "salt '*' state.apply brine", booted.apply, "salt-run brine.redistribute"
         )
@@ -165,10 +179,11 @@ def one_node(release: str, packages: Sequence[Path]) -> Iterator[Cluster]:
 
 
 def furnish(node: Node) -> None:
-    """Give a node what its operator would: two bridges, and something to boot."""
-    for bridge in (BRIDGE, SECOND_BRIDGE):
-        node.run(["ip", "link", "add", bridge, "up", "type", "bridge"])
-    node.run(["ip", "address", "add", f"{SECOND_BRIDGE_IP}/24", "dev", SECOND_BRIDGE])
+    """Give a node what its operator would: two bridges and a journal, which outlast a boot, and
+    something to boot."""
+    node.write(f"/etc/systemd/system/{_BRIDGES}", _BRIDGES_UNIT)
+    node.run(["systemctl", "enable", "--now", _BRIDGES])
+    node.shell("mkdir --parents /var/log/journal; journalctl --flush")
     node.put(guest_image().folder, _GUEST)
 
 

@@ -59,9 +59,10 @@ class Seen:
 
 
 def verdict_of(node: Node, instance: str) -> Mapping[str, Any]:
-    """The journal's record of the first verdict on an instance; empty if there is none."""
-    records = node.journal("BRINE_EVENT=verdict", f"BRINE_INSTANCE={instance}")
-    return records[0] if records else {}
+    """The journal's record of the last verdict on an instance, also from before the node's boot;
+    empty if there is none."""
+    found = node.journal("--boot=all", "BRINE_EVENT=verdict", f"BRINE_INSTANCE={instance}")
+    return found[-1] if found else {}
 
 
 def listed(node: Node, instance: str) -> Mapping[str, Any]:

@@ -98,12 +98,29 @@ class Node(Machine):
         with _descriptor_of(self.pid) as init:
             begun = time.monotonic()
             self.run(by)
-            if not select.select([init], [], [], timeout_s)[0]:
-                raise LabError(f"node {self.name} was not down {timeout_s:g} s after its reboot")
+            self._wait_down(init, timeout_s)
             took_s = time.monotonic() - begun
-        self._is(_wait_for_init(self.name, self._nspawn, self.console, timeout_s=timeout_s))
-        _wait_until_running(self, timeout_s=timeout_s)
+        self._wait_up("running", timeout_s)
         return took_s
+
+    @contextmanager
+    def rebooting(
+        self, *, state: str = "running", timeout_s: float = BOOT_TIMEOUT_S
+    ) -> Iterator[None]:
+        """What is done meanwhile has the node reboot, from wherever that is said; it was booted
+        with `keeps_files`. It is up again at the end, in the `state` of systemd's that is named."""
+        with _descriptor_of(self.pid) as init:
+            yield
+            self._wait_down(init, timeout_s)
+        self._wait_up(state, timeout_s)
+
+    def _wait_down(self, init: int, timeout_s: float) -> None:
+        if not select.select([init], [], [], timeout_s)[0]:
+            raise LabError(f"node {self.name} was not down {timeout_s:g} s after its reboot")
+
+    def _wait_up(self, state: str, timeout_s: float) -> None:
+        self._is(_wait_for_init(self.name, self._nspawn, self.console, timeout_s=timeout_s))
+        _wait_until(state, self, timeout_s=timeout_s)
 
     def enter(self, args: Sequence[str] = ("bash", "--login")) -> int:
         """Run a command on the caller's own terminal, and return its exit status."""
@@ -329,19 +346,23 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-def _wait_until_running(node: Node, *, timeout_s: float = BOOT_TIMEOUT_S) -> None:
+def _wait_until_running(node: Node) -> None:
+    _wait_until("running", node, timeout_s=BOOT_TIMEOUT_S)
+
+
+def _wait_until(state: str, node: Node, *, timeout_s: float) -> None:
+    """Wait until a node has booted; raises LabError if systemd's state is another one then."""
     wait_for(
         f"the message bus of node {node.name}",
         lambda: node.path("/run/dbus/system_bus_socket").exists(),
         timeout_s=timeout_s,
     )
-    try:
-        node.run(["systemctl", "is-system-running", "--wait"], timeout_s=timeout_s)
-    except CommandError as error:
+    is_up = ["systemctl", "is-system-running", "--wait"]
+    found = node.run(is_up, check=False, timeout_s=timeout_s).stdout.strip()
+    if found != state:
         failed = node.run(["systemctl", "--failed", "--plain", "--no-legend"], check=False).stdout
-        state = error.stdout.strip() or "not up"
         said = _said(node.console)
-        raise LabError(f"node {node.name} is {state}, not running\n{failed}{said}") from None
+        raise LabError(f"node {node.name} is {found or 'not up'}, not {state}\n{failed}{said}")
 
 
 def _said(console: Path) -> str:

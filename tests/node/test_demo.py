@@ -25,7 +25,12 @@ SCORES = {
     "NIC is used after a crash",
     "instance ended with its owner",
 }
-OF_A_FLEET = {"guest has moved, and was not restarted", "nodes know where it lives now"}
+OF_A_FLEET = {
+    "node has rebooted",
+    "guest was elsewhere, and came home",
+    "guest has moved, and was not restarted",
+    "nodes know where it lives now",
+}
 
 
 @pytest.mark.parametrize(
