@@ -3,210 +3,22 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from lab.fleet import Fleet, address_of, boot_fleet
-from lab.guest_image import KERNEL_OPTIONS, guest_image
-from lab.node import Node
-from lab.waiting import wait_for
-from node.instance_on_node import GUEST, run_in_guest, wait_ready, wait_status
+from node.cluster_on_node import Cluster, boot_cluster, node_id
 
 pytestmark = pytest.mark.long
 
-Json = dict[str, Any]
-
-IDS = [f"node{number}.example.com" for number in (1, 2, 3)]
 NAMES = [f"web{number}" for number in range(1, 9)]
-ADDRESSES = {name: f"192.0.2.{100 + number}" for number, name in enumerate(NAMES, 1)}
-PORT = 7
-BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
-TALKS = "/run/talks"
-
-# The node's address is on a bridge, which the guests are on, too.
-NETWORK = """\
-[Service]
-Type=oneshot
-ExecStart=/bin/ip link add br0 address {mac} type bridge
-ExecStart=/bin/ip link set host0 master br0
-ExecStart=/bin/ip address flush dev host0
-ExecStart=/bin/ip address add {address}/24 dev br0
-ExecStart=/bin/ip link set br0 up
-ExecStart=/bin/ip link set host0 up
-
-[Install]
-WantedBy=multi-user.target
-"""
-
-# Has one connection to each guest, on which the guest says what it hears. A file for each has the
-# number of the last word that has come back, or why no more will.
-TALK = """\
-import os, socket, sys, threading, time
-
-def talk(folder, address, port):
-    number = 0
-    def note(text):
-        with open(f"{folder}/{address}.new", "w") as file:
-            file.write(text)
-        os.replace(f"{folder}/{address}.new", f"{folder}/{address}")
-    try:
-        for _ in range(60):  # the guest may not listen yet
-            try:
-                connection = socket.create_connection((address, port))
-                break
-            except ConnectionRefusedError:
-                time.sleep(1)
-        else:
-            raise OSError("it refuses each connection")
-        with connection:
-            heard = connection.makefile("rb")
-            while True:
-                number += 1
-                connection.sendall(b"%d\\n" % number)
-                said = heard.readline()
-                if said != b"%d\\n" % number:
-                    raise OSError(f"{said!r} came back for {number}")
-                note(str(number))
-                time.sleep(0.1)
-    except OSError as error:
-        note(f"lost: {error}")
-
-folder, port, *addresses = sys.argv[1:]
-os.makedirs(folder)
-for address in addresses:
-    threading.Thread(target=talk, args=(folder, address, int(port))).start()
-"""
-
-
-def declared() -> Json:
-    """The cluster: three nodes, and instances on the second."""
-    hvparams: Json = {
-        "kvm_flag": "disabled",
-        "kernel_path": f"{GUEST}/kernel",
-        "initrd_path": f"{GUEST}/initramfs",
-        "root_path": "",
-        "kernel_args": f"console=ttyS0 {KERNEL_OPTIONS}",
-        "serial_console": True,
-        "cpu_type": "qemu64",
-        "security_model": "pool",
-        "use_chroot": True,
-    }
-    cluster = {
-        "name": "lab.example.com",
-        "master": IDS[0],
-        "nicparams": {"mode": "bridged", "link": "br0"},
-        "uid_pool": "4000-4099",
-        "hvparams": {"kvm": hvparams},
-    }
-    instance = {
-        "primary_node": IDS[1],
-        "beparams": {"maxmem": 128, "minmem": 128, "vcpus": 1},
-        "nics": [{}],
-    }
-    return {
-        "cluster": cluster,
-        "nodes": {name: {"primary_ip": f"192.0.2.{n}"} for n, name in enumerate(IDS, 1)},
-        "instances": dict.fromkeys(NAMES, instance),
-    }
-
-
-class Cluster:
-    """The nodes, and what is known of the guests before anything is done.
-
-    :ivar boot_ids: of the guests.
-    """
-
-    def __init__(self, fleet: Fleet) -> None:
-        self.fleet = fleet
-        self.master, self.node, self.other = fleet.nodes
-        self.boot_ids: dict[str, str] = {}
-
-    def brine(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command on the master; it may fail."""
-        return self.master.run(["brine", *command], check=False, timeout_s=1200)
-
-    def told(self, *command: str) -> Any:
-        """What such a command, which does not fail, prints for programs."""
-        done = self.brine(*command, "--json")
-        assert done.returncode == 0, (done.stdout, done.stderr)
-        return json.loads(done.stdout)
-
-    def running(self, node: Node) -> list[str]:
-        listed = json.loads(node.run(["brine", "instance", "list", "--json"]).stdout)
-        return sorted(one["name"] for one in listed if one["status"] == "running")
-
-    def begin_talks(self) -> None:
-        """Have a connection to each guest, from the master."""
-        for name in NAMES:
-            wait_ready(self.node, name)
-            wired = f"ip address add {ADDRESSES[name]}/24 dev eth0 && ip link set eth0 up"
-            run_in_guest(self.node, name, f"{wired} && (nc -ll -p {PORT} -e cat >/dev/null 2>&1 &)")
-            self.boot_ids[name] = run_in_guest(self.node, name, BOOT_ID)
-        self.master.write("/srv/talk.py", TALK)
-        talk = ["python3", "/srv/talk.py", TALKS, str(PORT), *ADDRESSES.values()]
-        self.master.run(["systemd-run", "--unit=talks", *talk])
-        self.expect_talks()
-
-    def talks(self) -> dict[str, str]:
-        folder = self.master.path(TALKS)
-        found = {name: folder / address for name, address in ADDRESSES.items()}
-        return {name: path.read_text() if path.exists() else "0" for name, path in found.items()}
-
-    def expect_talks(self) -> None:
-        """Each connection goes on, and has never been another."""
-        before = self.talks()
-
-        def all_go_on() -> bool:
-            now = self.talks()
-            lost = {name: text for name, text in now.items() if not text.isdigit()}
-            assert lost == {}
-            return all(int(now[name]) > int(before[name]) for name in NAMES)
-
-        wait_for("an answer of all guests", all_go_on, timeout_s=120, interval_s=0.2)
-
-    def expect_guests(self, *nodes: Node) -> None:
-        """All guests run on these nodes, each on one, and none was restarted."""
-        at = {name: node for node in nodes for name in self.running(node)}
-        assert sorted(at) == NAMES
-        assert sum(len(self.running(node)) for node in self.fleet.nodes) == len(NAMES)
-        for name, node in at.items():
-            assert run_in_guest(node, name, BOOT_ID) == self.boot_ids[name]
-        self.expect_talks()
-
-    def configured(self) -> Json:
-        found: Json = self.told("config", "show")
-        return found
-
-    def drained(self) -> list[str]:
-        nodes = self.configured()["nodes"].values()
-        return [one["name"] for one in nodes if one["drained"]]
+SECOND, THIRD = node_id(2), node_id(3)
 
 
 @pytest.fixture(scope="module")
 def cluster(release: str, packages: list[Path]) -> Iterator[Cluster]:
-    with boot_fleet(release, packages, count=3, keeps_files=True) as fleet:
-        for node in fleet.nodes:
-            mac = node.read("/sys/class/net/host0/address").strip()
-            unit = NETWORK.format(mac=mac, address=address_of(node))
-            node.write("/etc/systemd/system/lab-network.service", unit)
-            node.run(["systemctl", "daemon-reload"])
-            node.run(["systemctl", "restart", "lab-network.service"])
-            node.put(guest_image().folder, GUEST)
-        parts = {"moves": {"enabled": True}}
-        writer = {"brine": {"config": {"apply": True}, **declared()}}
-        fleet.pillar({"brine": parts}, node1=writer)
-        fleet.apply("brine", nodes=[fleet.master])
-        assert fleet.run("brine.rotate_key")["result"] is True
-        told = fleet.run("brine.redistribute", check=False)
-        assert told["result"] is True, json.dumps(told, indent=1)
-        cluster = Cluster(fleet)
-        for name in NAMES:
-            wait_status(cluster.node, name, "running")
-        cluster.begin_talks()
+    with boot_cluster(release, packages, dict.fromkeys(NAMES, 2)) as cluster:
         yield cluster
 
 
@@ -214,20 +26,20 @@ def test_a_node_is_emptied_and_filled(cluster: Cluster) -> None:
     node, other = cluster.node, cluster.other
     serial = cluster.configured()["serial_no"]
     would = cluster.told("node", "drain", "node2", "--to", "node3", "--dry-run")
-    assert would["moved"] == dict.fromkeys(NAMES, IDS[2])
+    assert would["moved"] == dict.fromkeys(NAMES, THIRD)
     assert (cluster.configured()["serial_no"], cluster.drained()) == (serial, [])
 
     told = cluster.told("node", "drain", "node2", "--to", "node3")
-    assert told["moved"] == dict.fromkeys(NAMES, IDS[2])
+    assert told["moved"] == dict.fromkeys(NAMES, THIRD)
     assert cluster.told("operations", "list") == []
-    assert cluster.drained() == [IDS[1]]
+    assert cluster.drained() == [SECOND]
     cluster.expect_guests(other)
 
     # Nothing new comes there.
     refused = cluster.brine("instance", "migrate", NAMES[0], "--to", "node2")
     assert refused.returncode == 1
     assert "drained" in refused.stderr
-    new = {"instances": {"web9": {"primary_node": IDS[1], "nics": []}}}
+    new = {"instances": {"web9": {"primary_node": SECOND, "nics": []}}}
     applied = cluster.master.run(
         ["brine", "config", "apply", "-"], stdin=json.dumps(new), check=False
     )
@@ -235,6 +47,6 @@ def test_a_node_is_emptied_and_filled(cluster: Cluster) -> None:
     assert "drained" in applied.stderr
 
     told = cluster.told("node", "fill", "node2")
-    assert told["moved"] == dict.fromkeys(NAMES, IDS[1])
+    assert told["moved"] == dict.fromkeys(NAMES, SECOND)
     assert cluster.drained() == []
     cluster.expect_guests(node)
