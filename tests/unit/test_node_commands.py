@@ -166,23 +166,64 @@ def test_nodes_that_reboot_are_looked_at(node: Node) -> None:
         assert errors.startswith("brine: error: ")
 
 
+def put_salt_run(folder: Path, told: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ``salt-run`` that says this; the file ``asked`` beside its folder has its arguments."""
+    program = folder / "bin/salt-run"
+    program.parent.mkdir(exist_ok=True)
+    (folder / "told").write_text(json.dumps(told))
+    program.write_text(f'#!/bin/sh\necho "$@" > {folder}/asked\ncat {folder}/told\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    return program
+
+
+def test_people_reboot_nodes_by_a_command(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = [
+        {"nodes": ["n2", "n3"], "moved": {"web1": "n1"}, "left": {"web3": "it does not run"}},
+        {"nodes": ["n4"], "failed": {"web2": "n1: no room"}},
+    ]
+    told = {"result": True, "comment": "3 nodes would be", "batches": batches, "left_out": ["n1"]}
+    put_salt_run(tmp_path, told, monkeypatch)
+    status, out, _ = node("reboot", "n*", "n9", "--upgrade", "--batch", "2", "--dry-run")
+    asked = (tmp_path / "asked").read_text().split(maxsplit=2)[2]
+    assert asked.strip() == 'brine.reboot nodes=["n*", "n9"] upgrade=true batch=2 test=true'
+    assert (status, out.splitlines()) == (
+        0,
+        [
+            "would reboot: n2, n3",
+            "would move: web1 to n1",
+            "stays: web3: it does not run",
+            "would reboot: n4",
+            "can't move: web2: n1: no room",
+            "left out: n1",
+            "3 nodes would be",
+        ],
+    )
+    told = {"result": False, "comment": "stopped at n2", "hint": "mend it", "retcode": 1}
+    put_salt_run(tmp_path, told, monkeypatch)
+    status, out, errors = node("reboot")
+    assert (tmp_path / "asked").read_text().split()[2:] == ["brine.reboot"]
+    assert (status, out) == (1, "")
+    assert errors.splitlines() == ["brine: error: stopped at n2", "brine: hint: mend it"]
+
+
 def test_people_drain_and_fill_by_a_command(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = {"result": False, "comment": "1 can't", "moved": {"web1": "n2"}}
+    told = {"result": False, "comment": "1 stays", "moved": {"web1": "n2"}}
     told |= {"failed": {"web2": "n2: no room"}, "left": {"web3": "it does not run"}}
-    program, asked = tmp_path / "bin/salt-run", tmp_path / "asked"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\necho \"$@\" > {asked}\necho '{json.dumps(told)}'\nexit 1\n")
-    program.write_text(program.read_text().replace("can't", "stays"))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    told["notes"] = ["n1 is the master"]
+    program, asked = put_salt_run(tmp_path, told, monkeypatch), tmp_path / "asked"
     status, out, errors = node("drain", "n1", "--to", "n2", "--cold", "--jobs", "2", "--dry-run")
     assert status == 1
     given = ('node="n1"', 'to="n2"', "cold=true", "jobs=2", "test=true")
     assert asked.read_text().split()[2:] == ["brine.drain", *given]
-    assert [line.partition(":")[0] for line in out.splitlines()] == ["would move", "stays", "left"]
+    words = ["would move", "can't move", "stays"]
+    assert [line.partition(":")[0] for line in out.splitlines()] == words
     assert "1 stays" in errors
+    assert "the master" in errors
     assert node("fill", "n1", "--json")[1]["failed"] == told["failed"]
     assert asked.read_text().split()[2:] == ["brine.fill", 'node="n1"']
     program.write_text("#!/bin/sh\necho Exception occurred\nexit 1\n")

@@ -85,8 +85,16 @@ def add_node_verbs(verbs: Any) -> None:
     fill = add_verb(verbs, "fill", f"{faces}:fill", text)
     text = "have a node take instances again; nothing moves"
     undrain = add_verb(verbs, "undrain", f"{faces}:undrain", text)
+    text = "reboot nodes one after another: drain, reboot, check and fill each"
+    reboot = add_verb(verbs, "reboot", f"{faces}:reboot_nodes", text)
+    text = "a name, or a pattern such as 'kvm*' (default: go on with what has begun)"
+    reboot.add_argument("nodes", metavar="NODE", nargs="*", help=text)
+    text = "upgrade all packages before the reboot"
+    reboot.add_argument("--upgrade", action="store_true", help=text)
+    text = "so many nodes at a time, at most (default: 1)"
+    reboot.add_argument("--batch", metavar="N", type=whole_number(1, 100), help=text)
     drain.add_argument("--to", metavar="NODE", help="all go there (default: to free memory)")
-    for one in (drain, fill):
+    for one in (drain, fill, reboot):
         text = "stop those that can't move live, move them, and start them again"
         one.add_argument("--cold", action="store_true", help=text)
         text = "so many at a time (default: 4)"
@@ -94,6 +102,7 @@ def add_node_verbs(verbs: Any) -> None:
         one.add_argument("--dry-run", action="store_true", help="only say what would move where")
     for one in (drain, fill, undrain):
         one.add_argument("node", metavar="NODE")
+    for one in (drain, fill, undrain, reboot):
         one.add_argument("--json", action="store_true", help="print JSON, for programs")
     commands = "brine.cluster.node_commands"
     text = "plan which instances go where, for programs: a question as JSON from standard input"

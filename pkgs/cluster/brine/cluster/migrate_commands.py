@@ -28,6 +28,7 @@ from brine.common.operation import Operation, settle_one
 _POLL_S = 0.25
 _SAME_STEP_S = 2.0
 _INTERRUPTED = 130
+_SHOWN = (MOVE.name, REBOOT.name)
 
 Told = Mapping[str, Any]
 
@@ -46,7 +47,7 @@ def migrate(arguments: argparse.Namespace) -> int:
     told = run_salt("migrate", words, arguments.json, lambda one: _is_about(one, arguments.name))
     if arguments.dry_run and not arguments.json:
         return _tell_dryrun_salt(told)
-    return _tell(told, arguments.json)
+    return tell_outcome(told, arguments.json)
 
 
 def _is_about(record: Operation, name: str) -> bool:
@@ -60,7 +61,7 @@ def resume(arguments: argparse.Namespace) -> int:
     if record.kind == MOVE.name:
         return _carry(arguments, abort=False)
     if record.kind == REBOOT.name:
-        return _tell(run_salt("reboot", {}, arguments.json, lambda _: True), arguments.json)
+        return tell_outcome(run_salt("reboot", {}, arguments.json, lambda _: True), arguments.json)
     is_settled = settle_one(record)
     if arguments.json:
         print_json({"result": is_settled, "operation": record.id})
@@ -74,7 +75,9 @@ def abort(arguments: argparse.Namespace) -> int:
     record = _pending(arguments.id)
     if record.kind == REBOOT.name:
         words = {"abort": True}
-        return _tell(run_salt("reboot", words, arguments.json, lambda _: False), arguments.json)
+        return tell_outcome(
+            run_salt("reboot", words, arguments.json, lambda _: False), arguments.json
+        )
     if record.kind != MOVE.name:
         hint = "of a move between nodes, the master has the operation that can be aborted"
         raise BrineError(f"{record.id}: a {record.kind} can't be aborted", hint=hint)
@@ -84,7 +87,7 @@ def abort(arguments: argparse.Namespace) -> int:
 def _carry(arguments: argparse.Namespace, *, abort: bool) -> int:
     words = {"operation": arguments.id, "abort": abort}
     told = run_salt("resume", words, arguments.json, lambda one: one.id == arguments.id)
-    return _tell(told, arguments.json)
+    return tell_outcome(told, arguments.json)
 
 
 def _pending(identity: str) -> Operation:
@@ -99,7 +102,7 @@ def run_salt(
     """What a function of Salt's runner ``brine`` returns.
 
     :param is_quiet: show no progress.
-    :param is_ours: tells of a pending operation whether its progress is shown, if it is a move.
+    :param is_ours: tells of a pending operation whether its progress is shown.
     :raises BrineError: if it can't be run, or returns nothing.
     """
     program = shutil.which("salt-run")
@@ -125,20 +128,21 @@ def run_salt(
 def _output(
     command: list[str], errors: IO[bytes], is_quiet: bool, is_ours: Callable[[Operation], bool]
 ) -> bytes:
-    """What the runner prints. An interruption by the user names the moves that are left."""
+    """What the runner prints. An interruption by the user names what is left of it."""
     pipe, no_input = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, stdout=pipe, stderr=errors, stdin=no_input) as child:
         try:
             return _read(child, None if is_quiet else is_ours)
         except KeyboardInterrupt:
-            left = [one for one in operation.pending() if one.kind == MOVE.name and is_ours(one)]
+            left = [one for one in operation.pending() if one.kind in _SHOWN and is_ours(one)]
             for one in left:
-                warn("the move is pending", hint=f"brine operations resume {one.id}, or abort")
+                hint = f"brine operations resume {one.id}, or abort"
+                warn(f"the {one.kind} is pending", hint=hint)
             raise SystemExit(_INTERRUPTED) from None
 
 
 def _read(child: subprocess.Popen[bytes], is_ours: Callable[[Operation], bool] | None) -> bytes:
-    """The output of the runner. Meanwhile the progress of moves is shown."""
+    """The output of the runner. Meanwhile the progress of moves and reboots is shown."""
     assert child.stdout
     said = b""
     shown: dict[str, tuple[str, float]] = {}
@@ -155,16 +159,22 @@ def _read(child: subprocess.Popen[bytes], is_ours: Callable[[Operation], bool] |
 def _progress(
     is_ours: Callable[[Operation], bool], shown: dict[str, tuple[str, float]]
 ) -> Iterator[str]:
-    """What is new about moves: at once if that is another step, else now and then.
+    """What is new about moves and reboots: at once if that is another step, else now and then.
 
     :param shown: by operation, its last line, and when that was shown; it is kept.
     """
     now = time.monotonic()
     for one in operation.pending():
-        if one.kind != MOVE.name or not is_ours(one) or not one.progress:
+        if not is_ours(one):
             continue
-        done, text = one.progress.get("done", 0), str(one.progress.get("text", ""))
-        line = f"{one.facts.get('instance', '')}: {100 * done:.0f} % {text}"
+        step = operation.awaited(one)
+        if one.kind == REBOOT.name and step:
+            text = line = f"{step.name}: {', '.join(step.facts['nodes'])}"
+        elif one.kind == MOVE.name and one.progress:
+            done, text = one.progress.get("done", 0), str(one.progress.get("text", ""))
+            line = f"{one.facts.get('instance', '')}: {100 * done:.0f} % {text}"
+        else:
+            continue
         last, then = shown.get(one.id, ("", 0.0))
         is_other_step = text.partition(":")[0] not in last
         if line != last and (is_other_step or now - then > _SAME_STEP_S):
@@ -176,10 +186,11 @@ def _tell_dryrun_salt(told: Told) -> int:
     """A line for each obstacle."""
     if told.get("obstacles"):
         print("\n".join(printable(line) for line in told["obstacles"]))
-    return _tell(told, False)
+    return tell_outcome(told, False)
 
 
-def _tell(told: Told, as_json: bool) -> int:
+def tell_outcome(told: Told, as_json: bool) -> int:
+    """Show what a function of the runner has returned; returns the exit status."""
     status = 0 if told["result"] else 1
     if as_json:
         print_json({key: one for key, one in told.items() if key != "retcode"})
@@ -188,7 +199,7 @@ def _tell(told: Told, as_json: bool) -> int:
         warn(printable(note))
     comment = printable(str(told.get("comment", "")))
     if status:
-        tell_error(BrineError(comment))
+        tell_error(BrineError(comment, hint=printable(str(told.get("hint", "")))))
     else:
         print(comment)
     return status

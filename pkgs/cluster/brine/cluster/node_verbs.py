@@ -1,4 +1,4 @@
-"""``brine node drain``, ``fill`` and ``undrain``: Salt's runner ``brine``, with another face."""
+"""``brine node drain``, ``fill``, ``undrain`` and ``reboot``: Salt's runner, with another face."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from brine.cluster.migrate_commands import run_salt
+from brine.cluster.migrate_commands import run_salt, tell_outcome
 from brine.common.cli import print_json
-from brine.common.errors import BrineError, printable, tell_error
+from brine.common.errors import BrineError, printable, tell_error, warn
 
 
 def drain(arguments: argparse.Namespace) -> int:
@@ -26,6 +26,22 @@ def undrain(arguments: argparse.Namespace) -> int:
     return _done("undrain", arguments)
 
 
+def reboot_nodes(arguments: argparse.Namespace) -> int:
+    """``brine node reboot``: 1 if it has stopped at a doubt."""
+    options = ("nodes", "upgrade", "batch", "cold", "jobs")
+    words = {name: getattr(arguments, name) or None for name in options}
+    is_plan, as_json = arguments.dry_run, arguments.json
+    told = run_salt("reboot", {**words, "test": is_plan}, as_json, lambda _: True)
+    if not as_json:
+        for batch in told.get("batches") or []:
+            print(printable(f"would reboot: {', '.join(batch['nodes'])}"))
+            for line in _guests(batch, is_plan):
+                print(line)
+        if left_out := told.get("left_out"):
+            print(printable(f"left out: {', '.join(left_out)}"))
+    return tell_outcome(told, as_json)
+
+
 def _done(function: str, arguments: argparse.Namespace, *options: str) -> int:
     words = {name: getattr(arguments, name) for name in ("node", *options)}
     is_plan = bool(options) and arguments.dry_run
@@ -35,18 +51,29 @@ def _done(function: str, arguments: argparse.Namespace, *options: str) -> int:
     else:
         for line in _lines(told, is_plan):
             print(line)
+        for note in told.get("notes") or []:
+            warn(printable(note))
     if not told["result"] and not arguments.json:
         tell_error(BrineError(printable(str(told["comment"]))))
     return 0 if told["result"] else 1
 
 
 def _lines(told: Mapping[str, Any], is_plan: bool) -> Iterator[str]:
-    for word, key in ("would move" if is_plan else "moved", "moved"), ("stays", "failed"):
-        for name, where in sorted((told.get(key) or {}).items()):
-            yield printable(f"{word}: {name}: {where}")
-    for name, why in sorted((told.get("left") or {}).items()):
-        yield printable(f"left: {name}: {why}")
-    for name, why in sorted((told.get("not_redistributed") or {}).items()):
+    yield from _guests(told, is_plan)
+    for name, why in _sorted(told, "not_redistributed"):
         yield printable(f"{name} has not got the configuration yet: {why}")
     if told["result"]:
         yield printable(str(told["comment"]))
+
+
+def _guests(told: Mapping[str, Any], is_plan: bool) -> Iterator[str]:
+    for name, node in _sorted(told, "moved"):
+        yield printable(f"{'would move' if is_plan else 'moved'}: {name} to {node}")
+    for name, why in _sorted(told, "failed"):
+        yield printable(f"can't move: {name}: {why}")
+    for name, why in _sorted(told, "left"):
+        yield printable(f"stays: {name}: {why}")
+
+
+def _sorted(told: Mapping[str, Any], key: str) -> list[tuple[str, str]]:
+    return sorted((told.get(key) or {}).items())
