@@ -249,6 +249,7 @@ def test_what_can_not_move_holds_up_no_other_and_is_named(
     assert "processor" in told["failed"][I1]
     assert "USB" in told["failed"][I4]
     assert not the_node(store, N1).drained  # the master takes instances
+    assert N1 in told["notes"][0]
     told = runner.drain("node1", cold=True)
     assert ({*told["moved"]}, {*told["failed"]}) == ({I1}, {I4})
     nodes.stuck = {}
@@ -301,6 +302,7 @@ def test_nodes_are_rebooted_one_after_another(
     serial = store.read().serial_no
     told = runner.reboot("node*", test=True, batch=2)
     assert [one["nodes"] for one in told["batches"]] == [[N2, N3]]
+    assert told["batches"][0]["moved"] == {I2: N1, I3: N1}
     assert told["left_out"] == [N1]
     assert (store.read().serial_no, operation.pending()) == (serial, [])
     told = runner.reboot("node*", upgrade=True)
@@ -314,11 +316,10 @@ def test_nodes_are_rebooted_one_after_another(
 
 
 def test_a_reboot_stops_at_the_first_doubt_and_goes_on_later(
-    runner: ModuleType, nodes: Fleet, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
 ) -> None:
-    monkeypatch.setattr(runner, "_WELL_S", -1)
     nodes.old_kernel = N2
-    told = runner.reboot("node2,node3", upgrade=True)
+    told = runner.reboot("node2,node3", upgrade=True, check_timeout=-1)
     assert (told["result"], told["left"]) == (False, [N2, N3])
     assert "kernel" in told["comment"]
     assert the_node(store, N2).drained
@@ -326,24 +327,23 @@ def test_a_reboot_stops_at_the_first_doubt_and_goes_on_later(
     assert "kernel" in operation.pending()[0].waits_for
     assert "pending" in runner.reboot("node3")["comment"]
     nodes.old_kernel = ""
-    told = runner.reboot()
+    told = runner.resume(operation.pending()[0].id)
     assert told["result"], told
     assert nodes.boots == {N1: 0, N2: 1, N3: 1}
     nodes.stuck = {I3: "it has a USB stick"}
     assert "USB" in runner.reboot("node3")["comment"]
     assert nodes.boots[N3] == 1
-    assert runner.reboot(abort=True)["result"]
+    assert runner.resume(operation.pending()[0].id, abort=True)["result"]
     assert operation.pending() == []
     assert the_node(store, N3).drained
 
 
 def test_a_reboot_stops_where_a_filled_node_does_not_take_its_states(
-    runner: ModuleType, nodes: Fleet, monkeypatch: pytest.MonkeyPatch
+    runner: ModuleType, nodes: Fleet
 ) -> None:
     """Also one to which no instance comes home, which would hear of that."""
-    monkeypatch.setattr(runner, "_WELL_S", -1)
     nodes.down, nodes.unruly = {I2}, N2
-    told = runner.reboot("node2,node3", upgrade=True)
+    told = runner.reboot("node2,node3", upgrade=True, check_timeout=-1)
     assert (told["result"], told["left"]) == (False, [N2, N3])
     assert "the step fill" in told["comment"]
     assert nodes.boots == {N1: 0, N2: 1, N3: 0}
@@ -446,9 +446,8 @@ def test_what_has_come_before_a_node_is_marked_leaves_it_too_and_comes_home(
 
 
 def test_a_node_that_a_person_has_drained_is_not_rebooted(
-    runner: ModuleType, nodes: Fleet, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
 ) -> None:
-    monkeypatch.setattr(runner, "_WELL_S", -1)
     assert runner.drain("node2")["comment"] == "node2: 1 instance has moved"
     told = runner.reboot("node*", upgrade=True)
     assert (told["result"], told["left_out"]) == (True, [N1, N2])
@@ -466,11 +465,10 @@ def test_a_node_that_a_person_has_drained_is_not_rebooted(
 
 @pytest.mark.parametrize("what", ["broken_by_upgrade", "mute"])
 def test_a_node_whose_upgrade_has_ended_a_daemon_or_whose_health_is_unknown_is_in_doubt(
-    runner: ModuleType, nodes: Fleet, monkeypatch: pytest.MonkeyPatch, what: str
+    runner: ModuleType, nodes: Fleet, what: str
 ) -> None:
-    monkeypatch.setattr(runner, "_WELL_S", -1)
     getattr(nodes, what).add(N2)
-    told = runner.reboot("node2,node3", upgrade=True)
+    told = runner.reboot("node2,node3", upgrade=True, check_timeout=-1)
     assert (told["result"], told["left"]) == (False, [N2, N3])
     assert ("no longer active" if what != "mute" else "health is not known") in told["comment"]
 

@@ -64,9 +64,8 @@ _LONGEST_SAID = 300
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 15.0
 _BUSY_TIMEOUT_S = 900.0
 _GOING = ("running", "starting", "stopping")
-# A node that reboots is looked at so often, asked again after a minute, and has to be well so soon
-# after it is back.
-_BOOT_PAUSE_S, _ASK_AGAIN_S, _WELL_S = 5.0, 60.0, 300.0
+# A node that reboots is looked at so often, and asked again after a minute.
+_BOOT_PAUSE_S, _ASK_AGAIN_S = 5.0, 60.0
 # What a minion answers that applies states just now, or has a job of several functions: then Salt,
 # as of 3008.5, fails at the list of these when it looks for runs of states.
 _BUSY = "is running as PID"
@@ -469,16 +468,18 @@ def resume(
     display_progress: bool = False,
 ) -> Result:
     """
-    Go on with a move that is pending, as after its ``salt-run brine.migrate`` was killed.
+    Go on with a move that is pending, as after its ``salt-run brine.migrate`` was killed. A reboot
+    of nodes goes on as by ``salt-run brine.reboot``.
 
     :param operation: its id, as ``brine operations list`` shows it.
-    :param abort: have it go back, if it can, and carry that out.
+    :param abort: have it go back, if it can, and carry that out; a reboot is forgotten.
     :param patience: how long a node may be silent, in seconds; 300 by default.
     :param timeout: how long a minion may take to say that it is there, in seconds.
     :param display_progress: print how far it is, as Salt's events.
 
-    Returns what ``brine.migrate`` does; with *abort*, it succeeds if the move is undone. Of a move
-    that another call has ended, ``node`` is where the instance is, and decides that.
+    Returns what ``brine.migrate`` or ``brine.reboot`` does; with *abort*, it succeeds if the move
+    is undone. Of a move that another call has ended, ``node`` is where the instance is, and decides
+    that.
 
     CLI Example::
 
@@ -486,6 +487,9 @@ def resume(
     """
     try:
         _expect_master()
+        pending = _brine("operations", "list", "--json")
+        if any(one["id"] == str(operation) and one["kind"] == "reboot" for one in pending):
+            return reboot(abort=abort, timeout=timeout, display_progress=display_progress)
         patience_s = _PATIENCE_S if patience is None else float(patience)
         tell = _teller(display_progress)
         status = _move("next", str(operation))
@@ -969,7 +973,8 @@ def drain(
     :param display_progress: print how far each move is, as Salt's events.
 
     Returns ``moved``, by instance the node that has it now; ``failed``, by instance why it is still
-    there; and ``left``, those that do not run. It fails if one runs there still.
+    there; ``left``, those that do not run; and ``notes``, in lines. It fails if one runs there
+    still.
 
     CLI Example::
 
@@ -1008,7 +1013,8 @@ def fill(
 
 def undrain(node: str, timeout: int | None = None) -> Result:
     """
-    Have a node take instances again; nothing moves.
+    Have a node take instances again; nothing moves. What a drain has moved away comes home by
+    ``brine.fill``; once the node is drained again, it stays where it is.
 
     CLI Example::
 
@@ -1031,6 +1037,7 @@ def reboot(
     test: bool = False,
     abort: bool = False,
     boot_timeout: int = 900,
+    check_timeout: int = 300,
     timeout: int | None = None,
     display_progress: bool = False,
 ) -> Result:
@@ -1051,9 +1058,11 @@ def reboot(
     :param batch: how many nodes at a time, at most; fewer if the others can't hold all guests.
     :param cold: stop instances that can't move live for their move.
     :param jobs: how many instances move at a time.
-    :param test: only print the plan; without nodes, of what has begun and is left.
+    :param test: only print the plan; without nodes, of what has begun and is left. Of each batch
+        of nodes it has what the drain would return.
     :param abort: forget what has begun. Nodes that are drained stay so: see ``brine.fill``.
     :param boot_timeout: how long a node may take to come back, in seconds.
+    :param check_timeout: how long it may take to be well after that, in seconds.
     :param timeout: how long a minion may take to say that it is there, in seconds.
     :param display_progress: print each step, and how far each move is, as Salt's events.
 
@@ -1086,8 +1095,8 @@ def reboot(
                     wanted = {"nodes": names, "batch": int(batch), "upgrade": bool(upgrade)}
                     wanted |= {"cold": bool(cold), "jobs": int(jobs)}
                     now = _reboot_step("begin", wanted)
-            known: Result = {"boot_timeout_s": int(boot_timeout), "timeout": timeout}
-            known["tell"] = _teller(display_progress)
+            known: Result = {"timeout": timeout, "tell": _teller(display_progress)}
+            known |= {"boot_timeout_s": int(boot_timeout), "check_timeout_s": int(check_timeout)}
             return _rebooted(now, known, left_out)
     except BlockingIOError:
         return _ended(False, "another brine.reboot is at work")
@@ -1124,7 +1133,9 @@ def _drained(question: Result, cold: bool, how: Result) -> Result:
         _mark_leaving(plan)
         # One may have come before the mark; _placed looks once more after it has moved some.
         plan = plan if plan["moves"] else _plan(question, how["timeout"])
-    return _placed(question, plan, cold, how)
+    told = _placed(question, plan, cold, how)
+    text = "is the master, which is never marked as drained: instances may still come there"
+    return {**told, "notes": [f"{name} {text}" for name in plan.get("unmarked", [])]}
 
 
 def _filled(question: Result, cold: bool, how: Result) -> Result:
@@ -1201,13 +1212,19 @@ def _placed(question: Result, plan: Result, cold: bool, how: Result) -> Result:
             plan = _plan({**question, "barred": barred}, timeout)
     if test:  # nothing has moved, so the last plan has all
         moved |= {one["instance"]: one["target"] for one in plan["moves"]}
-    told: Result = {"moved": moved, "failed": {}, "left": {}}
-    for one in plan["stays"]:
-        told["failed" if one["is_fault"] else "left"][one["instance"]] = one["why"]
+    told: Result = {"moved": moved, **_staying(plan)}
     for one in [] if test else plan["pending"]:
         text = f"its move to {one['target']} is pending: brine operations resume {one['operation']}"
         told["failed"][one["instance"]] = barred.get(one["instance"], {}).get("*", text)
     told["moved"] = {name: at for name, at in moved.items() if name not in told["failed"]}
+    return told
+
+
+def _staying(plan: Result) -> dict[str, dict[str, str]]:
+    """By instance, why it stays: ``failed``, and ``left``, which does not run."""
+    told: dict[str, dict[str, str]] = {"failed": {}, "left": {}}
+    for one in plan["stays"]:
+        told["failed" if one["is_fault"] else "left"][one["instance"]] = one["why"]
     return told
 
 
@@ -1301,19 +1318,24 @@ def _reboot_plan(
     rest, batches = [*names], []
     while rest:
         planned = _plan({"verb": "batch", "nodes": rest, "batch": batch}, timeout)
-        batches.append({key: planned[key] for key in ("nodes", "moves", "stays")})
+        moved = {one["instance"]: one["target"] for one in planned["moves"]}
+        guests = {"moved": moved, **_staying(planned)}
+        told = {key: one for key, one in guests.items() if one}
+        batches.append({"nodes": planned["nodes"] or rest[:1], **told})
         if not planned["nodes"]:
             comment = f"the guests of {rest[0]} have no place on other nodes"
             return _ended(False, comment, batches=batches, left_out=left_out)
         rest = [name for name in rest if name not in planned["nodes"]]
-    comment = f"{len(names)} nodes would be rebooted, in {len(batches)} batches"
+    count = "1 node" if len(names) == 1 else f"{len(names)} nodes"
+    way = "1 batch" if len(batches) == 1 else f"{len(batches)} batches"
+    comment = f"{count} would be rebooted, in {way}"
     return _ended(True, comment, batches=batches, left_out=left_out)
 
 
 def _rebooted(now: Result, known: Result, left_out: Sequence[str]) -> Result:
     """Do what follows, until all nodes are rebooted, or something is in doubt.
 
-    :param known: ``boot_timeout_s``, ``timeout`` and ``tell``, of this call.
+    :param known: ``boot_timeout_s``, ``check_timeout_s``, ``timeout`` and ``tell``, of this call.
     """
     carry = {
         "choose": _choose,
@@ -1346,9 +1368,8 @@ def _choose(facts: Result, wanted: Result) -> Result:
     question = {"verb": "batch", "nodes": facts["nodes"], "batch": facts["batch"]}
     planned = _plan(question, wanted["timeout"])
     if not planned["nodes"]:
-        stays = [f"{one['instance']}: {one['why']}" for one in planned["stays"] if one["is_fault"]]
         text = f"the guests of {facts['nodes'][0]} have no place on other nodes"
-        raise _RefusedError("; ".join(stays) or text)
+        raise _RefusedError(_named(_staying(planned)["failed"]) or text)
     return {"nodes": planned["nodes"]}
 
 
@@ -1371,12 +1392,15 @@ def _fill_batch(facts: Result, wanted: Result) -> Result:
     question = {"verb": "fill", "nodes": facts["nodes"], "jobs": wanted["jobs"]}
     how = {"test": False, "timeout": wanted["timeout"], "tell": wanted["tell"]}
     told = _filled(question, wanted["cold"], how)
-    _changes_redistributed(wanted["timeout"])
+    done = _changes_redistributed(wanted["timeout"]) or {}
     _expect_no_failures(told)
     # A node that is a master candidate again has the daemon of candidates again.
-    names = facts["nodes"]
-    done = _redistributed("brine.confd", names, _nodes(), timeout=wanted["timeout"])
-    if wrong := _undone(done):
+    names = [name for name in facts["nodes"] if name not in done.get("nodes", {})]
+    wrong = {name: why for name, why in _undone(done).items() if name in facts["nodes"]}
+    if names:
+        now = _redistributed("brine.confd", names, _nodes(), timeout=wanted["timeout"])
+        wrong = {name: why for name, why in wrong.items() if name not in names} | _undone(now)
+    if wrong:
         raise _RefusedError(_named(wrong))
     return {}
 
@@ -1444,7 +1468,7 @@ def _boot(facts: Result, wanted: Result) -> Result:
 
 def _check(facts: Result, wanted: Result) -> Result:
     """Wait until nodes are as they have to be after their reboot."""
-    names, until = facts["nodes"], time.monotonic() + _WELL_S
+    names, until = facts["nodes"], time.monotonic() + wanted["check_timeout_s"]
     while True:
         now = _execute("brine.node_state", names, [], timeout=wanted["timeout"])
         looked = _reboot_step("look", {"before": facts["before"], "now": now, "check": True})

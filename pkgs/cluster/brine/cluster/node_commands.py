@@ -96,7 +96,9 @@ def print_plan(_: argparse.Namespace) -> int:
         return 0
     found = _drained(configuration, nodes, question)
     pending = _pending(configuration, nodes, fills=False)
-    print_json({"nodes": nodes, **found.to_json(), "pending": pending})
+    master = configuration.nodes[configuration.cluster.master_node].name
+    unmarked = [name for name in nodes if name == master]
+    print_json({"nodes": nodes, **found.to_json(), "pending": pending, "unmarked": unmarked})
     return 0
 
 
