@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from brine.common import paths, process
-from brine.common.cli import table
+from brine.common.tables import table
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, report_lines

@@ -13,8 +13,8 @@ import time
 
 from brine.cluster.cli import LEVELS
 from brine.cluster.lock_client import LockClient, LockServerGoneError, Row
-from brine.common.cli import print_table
 from brine.common.errors import UsageError, printable, warn
+from brine.common.tables import print_table
 
 _HEADING = ("LOCKS", "MODE", "STATE", "SINCE", "PID", "PURPOSE")
 _AGAIN_S = 0.5

@@ -1,4 +1,4 @@
-"""The ``brine`` command: the sub-commands that parts add, types of options, tables.
+"""The ``brine`` command: the sub-commands that parts add, and types of options.
 
 A distribution adds one by an entry point of the group ``brine.commands`` that names a
 :class:`Command`; installing ``brine-kvmd`` is what makes ``brine kvmd`` exist. It adds verbs to the
@@ -19,13 +19,14 @@ import re
 import signal
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from brine.common import __version__
 from brine.common.entry_points import EntryPoint, entry_points, installed_versions
 from brine.common.errors import BrineError, UsageError, die, nearest, root_hint
+from brine.common.tables import terminal_columns
 
 _OTHER_VERBS = {
     **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
@@ -185,11 +186,7 @@ class Parser(argparse.ArgumentParser):
 def _formatter(prog: str) -> argparse.HelpFormatter:
     """The help formatter of :mod:`argparse`, with the terminal's width given: argparse would load
     compression and more to find the width."""
-    try:
-        columns = int(os.environ.get("COLUMNS", 0)) or os.get_terminal_size(1).columns
-    except (ValueError, OSError):  # no number; no terminal, or closed
-        columns = 0
-    return argparse.HelpFormatter(prog, width=(columns if columns > 0 else 80) - 2)
+    return argparse.HelpFormatter(prog, width=(terminal_columns() or 80) - 2)
 
 
 def main(arguments: Sequence[str] | None = None, *, ahead: Any = None) -> int:
@@ -382,14 +379,6 @@ def length_of_time(text: str) -> int | None:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
-def table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """The lines of a table, its columns as wide as their widest cell; the heading comes first."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
 def print_done(text: str, *, as_json: bool = False, **facts: Any) -> None:
     """Print what a command did, such as ``started: web1``; or, for programs, an object of *facts*
     and the **result**, which is the text's first word."""
@@ -400,15 +389,6 @@ def print_json(value: Any) -> None:
     """Print JSON for people and programs, with all characters that standard output can have."""
     encoding = str(getattr(sys.stdout, "encoding", None)).lower()
     print(json.dumps(value, indent=2, ensure_ascii=not encoding.startswith("utf")))
-
-
-def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: str) -> None:
-    """Print a table. Without rows, print the text for that case, unless it is empty."""
-    lines = list(table([heading, *rows]))
-    if len(lines) > 1:
-        print(*lines, sep="\n")
-    elif none:
-        print(none)
 
 
 # The command that brine-common itself adds.

@@ -6,11 +6,12 @@ import argparse
 import json
 import time
 from dataclasses import asdict
-from datetime import UTC, datetime
 
-from brine.common.cli import print_table, undo_when_told_to_end
+from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, printable, tell_error
 from brine.common.operation import Facts, Operation, pending, remove_unfinished, settle_one, shown
+from brine.common.tables import print_table
+from brine.common.times import local_time
 
 _HEADING = ("ID", "SINCE", "KIND", "KEY", "STATE", "PROGRESS", "WAITS FOR")
 
@@ -30,12 +31,11 @@ def _told(one: Operation) -> Facts:
 
 
 def _row(one: Operation) -> tuple[str, ...]:
-    since = datetime.fromtimestamp(one.since, UTC).isoformat(timespec="seconds")
     waits_for = one.waits_for or ("brine operations settle" if one.is_interrupted() else "")
     if one.deadline and time.time() > one.deadline:
         waits_for = f"{waits_for}; its time is over".removeprefix("; ")
     words = (one.kind, one.key, str(one.state), _progress(one), waits_for)
-    return (one.id, since, *(printable(word) or "-" for word in words))
+    return (one.id, local_time(one.since), *(printable(word) or "-" for word in words))
 
 
 def _progress(one: Operation) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from datetime import UTC, datetime
 
-from brine.common.cli import print_table
 from brine.common.outbox import ClusterEvent, acknowledge, events
+from brine.common.tables import print_table
+from brine.common.times import local_time
 
 _HEADING = ("ID", "TIME", "KIND", "INSTANCE", "DATA")
 
@@ -25,9 +25,8 @@ def print_events(arguments: argparse.Namespace) -> int:
 
 
 def _row(event: ClusterEvent) -> tuple[str, ...]:
-    time_text = datetime.fromtimestamp(event.time, UTC).isoformat(timespec="seconds")
     data = " ".join(f"{key}={value}" for key, value in event.data.items())
-    return event.id, time_text, event.kind, event.name, data
+    return event.id, local_time(event.time), event.kind, event.name, data
 
 
 def acknowledge_events(arguments: argparse.Namespace) -> int:

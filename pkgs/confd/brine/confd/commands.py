@@ -10,9 +10,9 @@ from functools import cache
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import print_table
 from brine.common.errors import printable, tell_error, warn
 from brine.common.settings import load
+from brine.common.tables import print_table
 from brine.confd.cli import EVERY_PEER
 from brine.confd.client import (
     AnswerError,

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from brine.common import paths, uids
 from brine.common.cli import print_json
 from brine.common.errors import BrineError, UsageError, warn
 from brine.common.own_node import note_node
+from brine.common.times import iso_time, local_time
 from brine.config import nodes, ssconf
 from brine.config.apply import apply
 from brine.config.diff import Change, changes
@@ -138,17 +138,16 @@ def versions(arguments: argparse.Namespace) -> int:
     """``brine config versions``"""
     result, lines = [], []
     for version in _store(arguments).versions():
-        time = datetime.fromtimestamp(version.written, UTC)
         result.append(
             {
                 "serial": version.serial_no,
-                "written": time.isoformat(timespec="seconds"),
+                "written": iso_time(version.written),
                 "bytes": version.size,
                 "file": str(version.file),
             }
         )
-        local = time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        lines.append(f"{version.serial_no:>8}  {local}  {version.size:>10} bytes")
+        written = local_time(version.written)
+        lines.append(f"{version.serial_no:>8}  {written}  {version.size:>10} bytes")
     return _tell(arguments, result, lines or ["no version is kept"])
 
 

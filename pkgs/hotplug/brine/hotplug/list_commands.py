@@ -6,9 +6,9 @@ import argparse
 import json
 from typing import Any
 
-from brine.common.cli import print_table
 from brine.common.errors import UsageError, printable
 from brine.common.qmp.client import LIMIT_S
+from brine.common.tables import print_table
 from brine.hotplug.known_devices import Device, devices_of
 from brine.hotplug.qemu import Machine, monitor
 from brine.hotplug.target import Target, find_target, give_up_privileges, is_instance, waiting

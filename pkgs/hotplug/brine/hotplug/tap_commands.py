@@ -9,10 +9,10 @@ import pwd
 from collections.abc import Callable
 from dataclasses import asdict
 
-from brine.common.cli import print_table
 from brine.common.errors import UsageError, printable
 from brine.common.journal import log_command
 from brine.common.privileges import Capability, keep_only, may
+from brine.common.tables import print_table
 from brine.hotplug.net.gc import find_leftovers, remove_leftovers
 from brine.hotplug.net.records import Entry, list_taps
 from brine.hotplug.net.wiring import bring_up, take_down

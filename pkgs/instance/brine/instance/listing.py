@@ -6,15 +6,15 @@ import argparse
 import json
 import os
 import re
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brine.common.cli import print_table
 from brine.common.errors import tell_error
+from brine.common.tables import print_table
+from brine.common.times import iso_time, local_time
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.observe import Observed, Oper, look_at_all
@@ -95,9 +95,13 @@ def row(
         found["oper_state"],
         f"{found['memory_mib']} MiB",
         str(found["vcpus"]),
-        *((found["since"] or "-", found["node"]) if wide else ()),
+        *((_up_since(found), found["node"]) if wide else ()),
         "; ".join(filter(None, whys)) or "-",
     )
+
+
+def _up_since(found: Mapping[str, Any]) -> str:
+    return local_time(found["since"]) if found["since"] else "-"
 
 
 def summary(
@@ -127,7 +131,7 @@ def summary_of(
     started = running.started if running else {}
     runs = state.oper is Oper.RUNNING
     pid = unit.main_pid if unit and unit.main_pid else None
-    since = _utc(time_of(unit.since_us)) if runs and unit and unit.since_us else None
+    since = iso_time(time_of(unit.since_us)) if runs and unit and unit.since_us else None
     bind = str(started.get("vnc_bind", spec.vnc_bind))
     return {
         "name": spec.name,
@@ -158,13 +162,8 @@ def _halted(halt: Halt) -> dict[str, Any]:
         "reason": halt.reason or None,
         "device": halt.device or None,
         "no_space": halt.no_space,
-        "since": _utc(halt.since) if halt.since else None,
+        "since": iso_time(halt.since) if halt.since else None,
     }
-
-
-def _utc(seconds: float) -> str:
-    """A time in seconds since 1970, in ISO 8601."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(seconds))
 
 
 def _vnc(bind: str, pid: int) -> str | None:

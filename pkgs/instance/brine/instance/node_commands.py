@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
-from brine.common.cli import print_done, print_table
+from brine.common.cli import print_done
 from brine.common.errors import UsageError
+from brine.common.tables import print_table
+from brine.common.times import iso_time, local_time
 from brine.instance import store
 from brine.instance.claim_changes import forget_claim
 from brine.instance.claims import KnownClaims, notes
@@ -28,6 +29,8 @@ def claims(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return 0
+    for row in rows:
+        row["since"] = local_time(row["since"]) if row["since"] else None
     keys = ("name", "node", "serial", "since", "why")
     cells = [tuple(str(row[key] or "-") for key in keys) for row in rows]
     heading = ("NAME", "NODE", "SERIAL", "LEFT", "WHY")
@@ -52,13 +55,12 @@ def _rows() -> Iterator[dict[str, Any]]:
                 "why": bar.why,
             }
     for note in notes():
-        since = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(note.since))
         yield {
             "name": note.name,
             "uuid": note.uuid,
             "node": note.node,
             "serial": note.serial,
-            "since": since,
+            "since": iso_time(note.since),
             "defined": False,
             "why": "has left this node",
         }

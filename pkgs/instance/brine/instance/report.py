@@ -14,6 +14,7 @@ from brine.common.errors import BrineError, printable
 from brine.common.progress import size_text
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpError
+from brine.common.times import local_time
 from brine.hotplug.known_devices import devices_of
 from brine.hotplug.qemu import Machine
 from brine.instance.history import verdicts_on, with_reasons
@@ -163,7 +164,12 @@ def _pending_in_words(found: Mapping[str, Any]) -> str:
     return ", ".join(_pending_line(found, one) for one in found["restart_pending"])
 
 
+def _since_in_words(found: Mapping[str, Any]) -> str:
+    return local_time(found["since"])
+
+
 _IN_WORDS = {
+    "since": _since_in_words,
     "admin_state": _admin_state_in_words,
     "verdict": _verdict_in_words,
     "restart_pending": _pending_in_words,

@@ -15,10 +15,12 @@ from typing import Any
 from systemd import journal
 
 from brine.common import paths
-from brine.common.cli import length_of_time, print_table
+from brine.common.cli import length_of_time
 from brine.common.errors import BrineError, UsageError, printable
 from brine.common.message import KVMD_USER, is_from
 from brine.common.settings import SettingsError, load
+from brine.common.tables import print_table
+from brine.common.times import local_time
 from brine.kvmd import messages
 from brine.kvmd.settings import KvmdSettings
 from brine.kvmd.verdict import Who
@@ -158,9 +160,14 @@ def print_verdicts(arguments: argparse.Namespace) -> int:
 
 
 def _row(line: VerdictLine) -> tuple[str, ...]:
-    when = f"{datetime.fromisoformat(line.time).astimezone():%Y-%m-%d %H:%M:%S}"
     delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
-    return when, printable(line.instance), line.verdict, printable(line.cause), delay
+    return (
+        local_time(line.time),
+        printable(line.instance),
+        line.verdict,
+        printable(line.cause),
+        delay,
+    )
 
 
 def _require_journal() -> None:

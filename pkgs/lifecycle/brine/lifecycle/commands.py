@@ -9,8 +9,8 @@ import time
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, tell_error, warn
+from brine.common.tables import print_table
 from brine.instance import owner, store
 from brine.instance.messages import log_to_journal
 from brine.instance.observe import Observed, look_at_all

@@ -11,10 +11,11 @@ import time
 from typing import Any
 
 from brine.common import operation, paths
-from brine.common.cli import print_json, print_table
+from brine.common.cli import print_json
 from brine.common.errors import BrineError, root_hint, tell_error, warn
 from brine.common.operation import AnswerState, StepAnswer
 from brine.common.process import run_bounded
+from brine.common.tables import print_table
 from brine.instance.messages import log_to_journal
 from brine.moves import records, source_service, target_service
 from brine.moves.offer import make_offer

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
-from brine.common.cli import print_done, print_table
+from brine.common.cli import print_done
 from brine.common.errors import BrineError, printable, tell_error
 from brine.common.progress import size_text
+from brine.common.tables import print_table
 from brine.storage.file_directory import FileDirectory
 from brine.storage.lvm_units import LvmPv, LvmVg
 from brine.storage.settings import load_settings

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from brine.common.cli import print_table
 from brine.common.errors import BrineError, UsageError, printable, tell_error, warn
 from brine.common.progress import size_text
+from brine.common.tables import print_table
 from brine.storage.orphans import Orphan, orphans, possible_orphans, refuse_unknown
 from brine.storage.unit import UnitStatus
 

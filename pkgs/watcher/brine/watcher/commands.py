@@ -10,14 +10,15 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
 from brine.common import paths
-from brine.common.cli import length_of_time, print_done, print_table
+from brine.common.cli import length_of_time, print_done
 from brine.common.errors import BrineError, UsageError
 from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
+from brine.common.tables import print_table
+from brine.common.times import local_time
 from brine.instance import store
 from brine.instance.intent import any_events, correct_events
 from brine.instance.observe import Observed
@@ -60,10 +61,10 @@ def run_pass(arguments: argparse.Namespace) -> int:
     if until and not arguments.dry_run:
         if arguments.json:
             print("[]")
-        print(f"paused until {_clock(until)}; brine watcher resume ends it", file=sys.stderr)
+        print(f"paused until {local_time(until)}; brine watcher resume ends it", file=sys.stderr)
         return 0
     if until:
-        print(f"brine: warning: paused until {_clock(until)}: nothing is done", file=sys.stderr)
+        print(f"brine: warning: paused until {local_time(until)}: nothing is done", file=sys.stderr)
     return _pass(arguments, frozenset(Action), ended)
 
 
@@ -217,9 +218,9 @@ def print_status(arguments: argparse.Namespace) -> int:
         }
         print(json.dumps(found, indent=2))
         return 0
-    print(f"paused until {_clock(until)}" if until else "not paused")
+    print(f"paused until {local_time(until)}" if until else "not paused")
     rows = [
-        (name, str(one.count), _clock(one.last), "yes" if one.given_up else "no")
+        (name, str(one.count), local_time(one.last), "yes" if one.given_up else "no")
         for name, one in sorted(tries.items())
     ]
     print_table(("NAME", "TRIES", "LAST", "GIVEN UP"), rows, none="")
@@ -239,10 +240,6 @@ def forget_instance(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="seconds")
-
-
 # The pause.
 
 
@@ -259,7 +256,7 @@ def pause_passes(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"paused_until": until}))
     else:
-        print(f"paused until {_clock(until)}; brine watcher resume ends it")
+        print(f"paused until {local_time(until)}; brine watcher resume ends it")
     return 0
 
 

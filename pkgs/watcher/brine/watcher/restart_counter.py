@@ -14,6 +14,7 @@ from brine.common import paths
 from brine.common.errors import BrineError
 from brine.common.files import put_aside, read_regular, write_whole
 from brine.common.locks import LockedError, locked
+from brine.common.times import local_time
 from brine.instance.store import group
 from brine.instance.supervisor import Supervision
 
@@ -214,8 +215,9 @@ def reasons_to_wait() -> Callable[[str], str | None]:
         fault = f"whether the watcher is paused is unknown: {error}; {error.hint}"
         return lambda name: fault
     if until:
-        end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(until))
-        text = f"the watcher is paused until {end}; brine watcher resume ends the pause"
+        text = (
+            f"the watcher is paused until {local_time(until)}; brine watcher resume ends the pause"
+        )
         return lambda name: text
     counts = given_up()
 

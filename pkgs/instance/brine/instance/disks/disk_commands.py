@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
-from brine.common.cli import print_done, print_table, undo_when_told_to_end
+from brine.common.cli import print_done, undo_when_told_to_end
 from brine.common.errors import BrineError, UsageError, printable, warn
 from brine.common.progress import size_text
+from brine.common.tables import print_table
 from brine.hotplug import commands as hotplug_commands
 from brine.hotplug.session import remove_device, working_on
 from brine.hotplug.timeouts import Waits

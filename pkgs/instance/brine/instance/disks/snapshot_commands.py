@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import time
 from typing import Any
 
-from brine.common.cli import print_done, print_json, print_table, undo_when_told_to_end
+from brine.common.cli import print_done, print_json, undo_when_told_to_end
 from brine.common.errors import UsageError, printable, warn
 from brine.common.progress import size_text
+from brine.common.tables import print_table
+from brine.common.times import iso_time, local_time
 from brine.instance import messages, store
 from brine.instance.disks import snapshots
 from brine.instance.disks.interruption import telling_what_is_left
@@ -52,7 +53,7 @@ def _row(name: str, disks: list[DiskSnapshot]) -> dict[str, Any]:
     rows = [
         {
             **_disk(one.disk),
-            "since": one.snapshot.since,
+            "since": iso_time(one.snapshot.since),
             "used": one.snapshot.used,
             "size": one.snapshot.size or None,
             "why": one.snapshot.why,
@@ -67,8 +68,7 @@ def _cells(name: str, disks: list[DiskSnapshot]) -> list[str]:
     used = sum(one.snapshot.used for one in disks)
     why = next((one.snapshot.why for one in disks if one.snapshot.why), "-")
     names = ", ".join(called(one.disk) for one in disks)
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(since))
-    return [name, at, printable(names), size_text(used), printable(why)]
+    return [name, local_time(since), printable(names), size_text(used), printable(why)]
 
 
 def _remove(arguments: argparse.Namespace) -> int:
