@@ -129,6 +129,9 @@ def test_a_panic_is_told_where_systemd_saw_a_status(asked: list[object]) -> None
     ]
 
 
+LATE = "the next try comes with the watcher's next pass"
+
+
 def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node: Path) -> None:
     for name in ("web1", "web3", "runs"):
         note(name, Tries(5, 1.0, given_up=True))
@@ -137,12 +140,12 @@ def test_what_the_watcher_has_given_up_says_so_too(asked: list[object], own_node
     assert whys(*several, seen("runs", active=Active.ACTIVE)) == [
         (
             "it should be up but did not start: no such disk; "
-            "given up after 5 tries: the next comes late, or soon after brine watcher forget web1"
+            f"given up after 5 tries: {LATE}, or soon after brine watcher forget web1"
         ),
-        "it should be up but is down: its process ended with status 1",
+        f"it should be up but is down: its process ended with status 1; {LATE}",
         (
             "it should be up but is down: its process ended with status 1; "
-            "given up after 5 tries: the next comes late, or soon after brine watcher forget web3"
+            f"given up after 5 tries: {LATE}, or soon after brine watcher forget web3"
         ),
         "",
     ]

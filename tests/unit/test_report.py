@@ -15,6 +15,7 @@ import pytest
 
 from brine.common import paths, process
 from brine.common.tables import table
+from brine.common.times import local_time
 from brine.instance.listing import HEADING, WIDE_HEADING, row, summary
 from brine.instance.observe import Observed
 from brine.instance.report import details, report_lines
@@ -149,7 +150,7 @@ def test_a_wide_list_says_since_when_and_where() -> None:
     ago = datetime.now(UTC) - datetime.fromisoformat(since)
     assert timedelta(seconds=55) < ago < timedelta(seconds=80)
     assert since.endswith("+00:00")
-    assert told["UP SINCE"] == since
+    assert told["UP SINCE"] == local_time(datetime.fromisoformat(since).timestamp())
     assert told["NODE"] == os.uname().nodename
     assert row(seen(), wide=True)[-3] == "-"
 

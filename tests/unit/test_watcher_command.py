@@ -18,6 +18,7 @@ from brine.common import cli as brine
 from brine.common import outbox, paths
 from brine.common.errors import BrineError, UsageError
 from brine.common.locks import locked
+from brine.common.times import iso_time
 from brine.instance import store, supervisor
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.observe import Observed
@@ -226,7 +227,7 @@ def test_status_and_forget(watcher: Run) -> None:
         0,
         {
             "paused_until": None,
-            "tries": {"web1": {"count": 5, "last": 1.0, "given_up": True}},
+            "tries": {"web1": {"count": 5, "last": "1970-01-01T00:00:01+00:00", "given_up": True}},
             "volume_faults": [],
         },
     )
@@ -259,14 +260,16 @@ def test_others_are_told_what_the_watcher_does_not_start(
     with monkeypatch.context() as patch:
         patch.setattr(supervisor, "entry_points", lambda _group: [])
         assert supervisor.supervisor().reasons_to_wait()("web1") is None  # there is no watcher
-        assert supervisor.supervisor().given_up() == {}
+        assert supervisor.supervisor().attempts() == {}
     reason = supervisor.supervisor().reasons_to_wait()
     assert reason("web2") is None
     assert "given it up after 5 tries; brine instance start web1" in (reason("web1") or "")
     watcher(Unchanging(), "pause", "1h")
-    assert "the watcher is paused until " in (restart_counter.reasons_to_wait()("web2") or "")
+    assert "the watcher is paused until " in (
+        restart_counter.WATCHER.reasons_to_wait()("web2") or ""
+    )
     (own_node / "pause").write_text("tomorrow")
-    assert "is unknown" in (restart_counter.reasons_to_wait()("web2") or "")
+    assert "is unknown" in (restart_counter.WATCHER.reasons_to_wait()("web2") or "")
 
 
 def test_while_it_is_paused_nothing_is_done(watcher: Run) -> None:
@@ -305,7 +308,7 @@ def test_a_pause_takes_as_long_as_it_was_told_to(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
     status, output, _ = watcher(Unchanging(), "pause", "--json", text)
-    assert (status, json.loads(output)) == (0, {"paused_until": NOW + seconds})
+    assert (status, json.loads(output)) == (0, {"paused_until": iso_time(NOW + seconds)})
     # Also after a clock was set back a little.
     assert restart_counter.paused_until(NOW - 3600) == NOW + seconds
 

@@ -16,8 +16,8 @@ from brine.vm.end import EndCause
 from brine.vm.halt import Halt
 from brine.vm.markers import MarkerKind
 from brine.vm.spec import AdminState, Spec, parse
-from brine.watcher.decide import Action, Decision, Life, decide, end_of, life_of, tried
-from brine.watcher.restart_counter import NONE, Tries
+from brine.watcher.decide import Action, Decision, Life, decide, end_of, life_of
+from brine.watcher.restart_counter import NONE, Tries, with_one_more
 from brine.watcher.settings import WatcherSettings
 from unit.runs import marked_run, observed
 
@@ -327,7 +327,7 @@ def test_five_tries_each_after_twice_the_wait_and_then_one_every_eight_hours() -
     while (found := decide(CRASHED, tries, SETTINGS, now)).actions != (GIVE_UP,):
         if found.actions == (TRY,):
             waits.append(now - (tries.last or now))
-            tries = tried(tries, SETTINGS, now)
+            tries = with_one_more(tries, SETTINGS, now)
         else:
             now += 1
     # Each may be as early as the timer's passes are, compared with its settings.
@@ -338,7 +338,7 @@ def test_five_tries_each_after_twice_the_wait_and_then_one_every_eight_hours() -
         assert decide(CRASHED, tries, SETTINGS, now + 28799).was_told
         now += 28800
         assert decide(CRASHED, tries, SETTINGS, now).actions == (TRY,)
-        tries = tried(tries, SETTINGS, now)
+        tries = with_one_more(tries, SETTINGS, now)
 
 
 def test_who_allows_more_tries_has_them() -> None:
@@ -346,7 +346,7 @@ def test_who_allows_more_tries_has_them() -> None:
     assert decision(CRASHED, given_up).actions == ()
     assert decision(CRASHED, given_up, more).actions == (TRY,)
     # After which it is given up anew, and that is said.
-    assert decision(CRASHED, tried(given_up, more, NOW), more).actions == (GIVE_UP,)
+    assert decision(CRASHED, with_one_more(given_up, more, NOW), more).actions == (GIVE_UP,)
 
 
 def test_without_tries_nothing_is_started_again() -> None:
@@ -354,7 +354,7 @@ def test_without_tries_nothing_is_started_again() -> None:
 
 
 def test_a_try_before_a_clock_was_set_back_is_on_record_with_the_new_clock() -> None:
-    again = tried(Tries(1, NOW + 86400), SETTINGS, NOW)
+    again = with_one_more(Tries(1, NOW + 86400), SETTINGS, NOW)
     assert decide(CRASHED, again, SETTINGS, NOW + 539).actions == ()
     assert decide(CRASHED, again, SETTINGS, NOW + 540).actions == (TRY,)
 

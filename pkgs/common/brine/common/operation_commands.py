@@ -11,7 +11,7 @@ from brine.common.cli import undo_when_told_to_end
 from brine.common.errors import BrineError, printable, tell_error
 from brine.common.operation import Facts, Operation, pending, remove_unfinished, settle_one, shown
 from brine.common.tables import print_table
-from brine.common.times import local_time
+from brine.common.times import iso_time, local_time
 
 _HEADING = ("ID", "SINCE", "KIND", "KEY", "STATE", "PROGRESS", "WAITS FOR")
 
@@ -27,7 +27,12 @@ def print_operations(arguments: argparse.Namespace) -> int:
 
 
 def _told(one: Operation) -> Facts:
-    return {**shown(asdict(one)), "key": one.key, "in_progress": not one.is_interrupted()}
+    times = {
+        "since": iso_time(one.since),
+        "deadline": iso_time(one.deadline) if one.deadline else None,
+    }
+    told = shown(asdict(one)) | times
+    return {**told, "key": one.key, "in_progress": not one.is_interrupted()}
 
 
 def _row(one: Operation) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ _NARROWEST = 8
 
 
 class Colour(StrEnum):
-    """A colour of a cell, by what it tells; the value is its number in :manpage:`console_codes(4)`."""
+    """A colour of a cell; its value is the number in :manpage:`console_codes(4)`."""
 
     BAD = "31"
     WARNING = "33"

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 
 
-def local_time(when: float | str) -> str:
+def local_time(seconds: float) -> str:
     """A time for people, in the node's zone, such as ``2026-01-31 12:30:00+01:00``.
 
-    :param when: seconds since 1970, or ISO 8601.
+    :param seconds: since 1970.
     """
-    seconds = datetime.fromisoformat(when).timestamp() if isinstance(when, str) else when
     text = time.strftime("%Y-%m-%d %H:%M:%S%z", time.localtime(seconds))
     return f"{text[:-2]}:{text[-2:]}"
 

@@ -61,12 +61,16 @@ def with_reasons(several: Sequence[Observed]) -> list[Observed]:
     whys: dict[str, str] = {}
     with contextlib.suppress(OSError):  # there is no journal that could be asked
         whys = {**_failed_starts(down), **_kvmd_verdicts(down)}
-    given_up = supervisor().given_up() if down else {}
+    attempts = supervisor().attempts() if down and not supervisor().pause() else {}
     for seen in down:
-        if tries := given_up.get(seen.name):
-            what = f"given up after {tries} tries: the next comes late"
-            why = whys.get(seen.name, seen.state.why)
-            whys[seen.name] = f"{why}; {what}, or soon after brine watcher forget {seen.name}"
+        if found := attempts.get(seen.name):
+            why, coming = whys.get(seen.name, seen.state.why), found.next_text()
+            if found.given_up:
+                coming = (
+                    f"given up after {found.count} tries: {coming}, "
+                    f"or soon after brine watcher forget {seen.name}"
+                )
+            whys[seen.name] = f"{why}; {coming}"
     return [
         replace(seen, reason=whys[seen.name]) if seen.name in whys else seen for seen in several
     ]

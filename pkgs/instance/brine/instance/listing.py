@@ -12,12 +12,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brine.common.errors import tell_error
-from brine.common.tables import print_table
+from brine.common.errors import tell_error, warn
+from brine.common.tables import Cell, Colour, print_table
 from brine.common.times import iso_time, local_time
 from brine.instance.history import with_reasons
 from brine.instance.hypervisor_choice import hypervisor_of
-from brine.instance.observe import Observed, Oper, look_at_all
+from brine.instance.observe import Observed, Oper, Status, look_at_all
 from brine.instance.running_spec import RunningSpec, running_spec
 from brine.instance.store import InstanceError
 from brine.instance.supervisor import supervisor
@@ -55,6 +55,8 @@ def list_all(arguments: argparse.Namespace) -> int:
         heading = WIDE_HEADING if arguments.wide else HEADING
         cells = [row(one, volumes.get(one.name, ()), wide=arguments.wide) for one in seen]
         print_table(heading, cells, none="" if faults else "no instance is defined")
+        if pause := supervisor().pause():
+            warn(pause)
     for fault in faults:
         tell_error(fault)
     return 1 if faults else 0
@@ -82,7 +84,7 @@ def row(
     :param wide: with the time of its start, and its node.
     """
     found = summary_of(seen, running_spec(seen), volumes, with_vnc=False)
-    pending = ", ".join(found["restart_pending"] or ())
+    oper, pending = seen.state.oper, ", ".join(found["restart_pending"] or ())
     still = "paused" if found["paused"] else (found["halted"] or {}).get("state")
     # Only root can ask LVM.
     told = [one for one in volumes if not one.is_ok and not (one.is_unknown and os.geteuid())]
@@ -90,18 +92,24 @@ def row(
     whys += [f"restart pending: {pending}"] if pending else []
     return (
         found["name"],
-        f"{found['status']} ({still})" if still else found["status"],
+        _status_cell(f"{found['status']} ({still})" if still else found["status"]),
         found["admin_state"],
-        found["oper_state"],
+        Cell(oper, Colour.WARNING) if oper is Oper.USER_SHUTDOWN else oper,
         f"{found['memory_mib']} MiB",
         str(found["vcpus"]),
-        *((_up_since(found), found["node"]) if wide else ()),
+        *((_up_since(seen, found), found["node"]) if wide else ()),
         "; ".join(filter(None, whys)) or "-",
     )
 
 
-def _up_since(found: Mapping[str, Any]) -> str:
-    return local_time(found["since"]) if found["since"] else "-"
+def _status_cell(text: str) -> str:
+    if text.startswith("ERROR"):
+        return Cell(text, Colour.BAD)
+    return Cell(text, Colour.GOOD) if text == Status.RUNNING else text
+
+
+def _up_since(seen: Observed, found: Mapping[str, Any]) -> str:
+    return local_time(time_of(seen.unit.since_us)) if found["since"] and seen.unit else "-"
 
 
 def summary(

@@ -27,7 +27,8 @@ def claims(arguments: argparse.Namespace) -> int:
         return 0
     rows = list(_rows())
     if arguments.json:
-        print(json.dumps(rows, indent=2))
+        told = [{**row, "since": iso_time(row["since"]) if row["since"] else None} for row in rows]
+        print(json.dumps(told, indent=2))
         return 0
     for row in rows:
         row["since"] = local_time(row["since"]) if row["since"] else None
@@ -60,7 +61,7 @@ def _rows() -> Iterator[dict[str, Any]]:
             "uuid": note.uuid,
             "node": note.node,
             "serial": note.serial,
-            "since": iso_time(note.since),
+            "since": note.since,
             "defined": False,
             "why": "has left this node",
         }

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def _pending_in_words(found: Mapping[str, Any]) -> str:
 
 
 def _since_in_words(found: Mapping[str, Any]) -> str:
-    return local_time(found["since"])
+    return local_time(datetime.fromisoformat(found["since"]).timestamp())
 
 
 _IN_WORDS = {

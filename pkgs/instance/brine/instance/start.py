@@ -329,7 +329,7 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
             # The owner of an instance starts it, or the watcher when the owner is there.
             elif not seen.lacks_owner:
                 due.append(seen)
-    failed = frozenset(supervisor().tried())
+    failed = frozenset(supervisor().attempts())
     due.sort(key=lambda seen: (seen.spec.start_order, seen.name))
     last = [seen for seen in due if seen.name in failed]
     starts = _Starts(parallel, slot_s)

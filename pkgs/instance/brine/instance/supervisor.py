@@ -6,13 +6,38 @@ here imports it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from brine.common.entry_points import entry_points
+from brine.common.times import local_time
 
 _GROUP = "brine.supervisors"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The attempts to start an instance that has ended, none of which has lasted.
+
+    :param next: when the next one is due, in seconds since 1970; it may be over.
+    :param given_up: whether they come rarely from now on.
+    """
+
+    count: int
+    next: float
+    given_up: bool = False
+
+    def next_text(self) -> str:
+        """When the next one comes, for people."""
+        if self.next <= time.time():
+            return "the next try comes with the watcher's next pass"
+        return f"the next try comes at {local_time(self.next)}"
+
+
+def _no_pause() -> None:
+    return None
 
 
 def _no_tries(_name: str) -> bool:
@@ -27,32 +52,39 @@ def _not_kept(_name: str, _record: Any) -> None:
     pass
 
 
-def _no_reasons() -> Callable[[str], str | None]:
-    return lambda _name: None
-
-
 @dataclass(frozen=True, slots=True)
 class Supervision:
     """What others ask of it and tell it. The defaults are those of a node that has none.
 
-    :param tried: the names of instances that it tried to start, none of which has run since.
-    :param given_up: the number of tries of each instance that it has given up.
+    :param attempts: at instances, by name.
+    :param pause: why it starts no instance now; None if it does.
     :param forget: forget the tries of an instance, as an administrator acts on it; raises a
         BrineError if that fails.
-    :param reasons_to_wait: makes a function that tells why it would not start the instance of a
-        name now, and returns None if it would.
     :param record: the tries of an instance, as JSON has them, for the node that it moves to; None
         if there are none.
     :param keep: keep the tries of an instance that another node has told; raises a BrineError if
         they are no such record, or can't be kept.
     """
 
-    tried: Callable[[], Collection[str]] = frozenset
-    given_up: Callable[[], Mapping[str, int]] = dict
+    attempts: Callable[[], Mapping[str, Attempts]] = dict
+    pause: Callable[[], str | None] = _no_pause
     forget: Callable[[str], object] = _no_tries
-    reasons_to_wait: Callable[[], Callable[[str], str | None]] = _no_reasons
     record: Callable[[str], Mapping[str, Any] | None] = _no_record
     keep: Callable[[str, Any], None] = _not_kept
+
+    def reasons_to_wait(self) -> Callable[[str], str | None]:
+        """A function that tells why it would not start the instance of a name now, and returns
+        None if it would."""
+        pause, attempts = self.pause(), self.attempts()
+
+        def reason(name: str) -> str | None:
+            found = attempts.get(name)
+            if pause or not (found and found.given_up):
+                return pause
+            hint = f"brine instance start {name} starts it, and has the watcher begin anew"
+            return f"the watcher has given it up after {found.count} tries; {hint}"
+
+        return reason
 
 
 def supervisor() -> Supervision:

@@ -162,7 +162,7 @@ def print_verdicts(arguments: argparse.Namespace) -> int:
 def _row(line: VerdictLine) -> tuple[str, ...]:
     delay = "-" if line.delay_ms is None else f"{line.delay_ms:.1f} ms"
     return (
-        local_time(line.time),
+        local_time(datetime.fromisoformat(line.time).timestamp()),
         printable(line.instance),
         line.verdict,
         printable(line.cause),

@@ -12,6 +12,7 @@ from typing import Any
 from brine.common.errors import BrineError, UsageError, printable, tell_error, warn
 from brine.common.progress import size_text
 from brine.common.tables import print_table
+from brine.common.times import iso_time
 from brine.storage.orphans import Orphan, orphans, possible_orphans, refuse_unknown
 from brine.storage.unit import UnitStatus
 
@@ -96,7 +97,7 @@ def _facts(one: Orphan) -> dict[str, Any]:
         "path": status.path,
         "size": status.size,
         "used": status.used,
-        "since": status.since,
+        "since": iso_time(status.since) if status.since else None,
         "owner": status.owner,
         "disk": status.name,
         "snapshots": [each.name for each in status.snapshots],

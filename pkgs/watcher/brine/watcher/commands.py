@@ -18,7 +18,7 @@ from brine.common.errors import BrineError, UsageError
 from brine.common.files import write_whole
 from brine.common.locks import LockedError, locked
 from brine.common.tables import print_table
-from brine.common.times import local_time
+from brine.common.times import iso_time, local_time
 from brine.instance import store
 from brine.instance.intent import any_events, correct_events
 from brine.instance.observe import Observed
@@ -212,8 +212,10 @@ def print_status(arguments: argparse.Namespace) -> int:
     faults = told_faults()
     if arguments.json:
         found = {
-            "paused_until": until,
-            "tries": {name: asdict(one) for name, one in tries.items()},
+            "paused_until": iso_time(until) if until else None,
+            "tries": {
+                name: {**asdict(one), "last": iso_time(one.last)} for name, one in tries.items()
+            },
             "volume_faults": [{**one._asdict(), "fault": fault} for one, fault in faults.items()],
         }
         print(json.dumps(found, indent=2))
@@ -254,7 +256,7 @@ def pause_passes(arguments: argparse.Namespace) -> int:
         restart_counter.PAUSE_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         write_whole(restart_counter.PAUSE_FILE, f"{until}\n".encode(), alone=True)
     if arguments.json:
-        print(json.dumps({"paused_until": until}))
+        print(json.dumps({"paused_until": iso_time(until)}))
     else:
         print(f"paused until {local_time(until)}; brine watcher resume ends it")
     return 0

@@ -15,7 +15,7 @@ from brine.instance.xen.xl import Domain
 from brine.vm.end import EndCause
 from brine.vm.run import Run
 from brine.vm.spec import AdminState
-from brine.watcher.restart_counter import NONE, Tries
+from brine.watcher.restart_counter import NONE, Tries, due_at, is_slow
 from brine.watcher.settings import WatcherSettings
 
 
@@ -259,15 +259,15 @@ def _crashed(
     if tries.count >= settings.tries and not tries.given_up:
         text = f"{_lacking(why, seen)}, and is given up after {tries.count} tries"
         return Decision((Action.GIVE_UP,), text, is_odd=True)
-    is_slow = _is_slow(tries, settings)
-    number = f"try {tries.count + 1}" + ("" if is_slow else f" of {settings.tries}")
-    left_s = math.ceil(_due_at(tries, settings, now) - now)
+    is_rare = is_slow(tries, settings)
+    number = f"try {tries.count + 1}" + ("" if is_rare else f" of {settings.tries}")
+    left_s = math.ceil(due_at(tries, settings, now) - now)
     if left_s > 0 and seen.lacks == ():
         return Decision((Action.TRY,), f"{why}, and its missing parts are there now: {number}")
     why = _lacking(why, seen)
     if left_s <= 0:
         return Decision((Action.TRY,), f"{why}: {number}")
-    if not is_slow:
+    if not is_rare:
         return Decision(why=f"{why}: {number} is due in {left_s} s")
     text = f"{why}, and was given up after {tries.count} tries: the next is due in {left_s} s"
     return Decision(why=text, is_odd=True, was_told=True)
@@ -275,31 +275,3 @@ def _crashed(
 
 def _lacking(why: str, seen: Observed) -> str:
     return f"{why}, and lacks {', '.join(seen.lacks)}" if seen.lacks else why
-
-
-# How often an instance that crashed is started again, and when that becomes rare.
-
-_EARLY = 0.2
-"""The part of the first wait by which a pass may come too early. Passes are not quite regular;
-without this, a pass that comes a second early would double the wait."""
-
-
-def tried(tries: Tries, settings: WatcherSettings, now: float) -> Tries:
-    """The counter after one more try."""
-    return Tries(tries.count + 1, now, given_up=_is_slow(tries, settings))
-
-
-def _is_slow(tries: Tries, settings: WatcherSettings) -> bool:
-    """Whether an instance is given up: it is started rarely."""
-    return tries.given_up and tries.count >= settings.tries
-
-
-def _due_at(tries: Tries, settings: WatcherSettings, now: float) -> float:
-    """When the next try is due, in seconds since 1970."""
-    # After a clock was set back, an instance must not wait for years.
-    if tries.count == 0 or tries.last > now:
-        return now
-    if _is_slow(tries, settings):
-        return tries.last + settings.slow_interval
-    wait_s = settings.interval * 2.0 ** (tries.count - 1)
-    return tries.last + wait_s - _EARLY * settings.interval

@@ -48,9 +48,14 @@ from brine.watcher.decide import (
     end_of,
     has_not_run,
     is_reset,
-    tried,
 )
-from brine.watcher.restart_counter import NONE, DamagedCounterError, Tries, TriesError
+from brine.watcher.restart_counter import (
+    NONE,
+    DamagedCounterError,
+    Tries,
+    TriesError,
+    with_one_more,
+)
 from brine.watcher.settings import WatcherSettings
 
 _STUCK_S = 20.0
@@ -231,7 +236,7 @@ class Pass:
                         runs = self.instances.start(now)
                     case Action.TRY:
                         # On record first: a try that was killed is one, too.
-                        tries = tried(tries, self.settings, self.clock())
+                        tries = with_one_more(tries, self.settings, self.clock())
                         with restart_counter.changed() as counters:
                             counters[now.name] = tries
                         runs = self.instances.start(now)

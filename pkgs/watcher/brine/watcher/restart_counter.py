@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,8 @@ from brine.common.files import put_aside, read_regular, write_whole
 from brine.common.locks import LockedError, locked
 from brine.common.times import local_time
 from brine.instance.store import group
-from brine.instance.supervisor import Supervision
+from brine.instance.supervisor import Attempts, Supervision
+from brine.watcher.settings import WatcherSettings, load_settings
 
 log = logging.getLogger(__name__)
 
@@ -85,14 +86,6 @@ def _parse(data: Any) -> Tries:
     return tries
 
 
-def tried() -> Collection[str]:
-    """The names of instances with tries; empty if the record can't be read."""
-    try:
-        return load().keys()
-    except TriesError:
-        return ()
-
-
 def tries_of(name: str) -> dict[str, Any] | None:
     """The tries of an instance, as another node's watcher keeps them; None if there are none, or
     the record can't be read."""
@@ -115,14 +108,6 @@ def keep_tries(name: str, data: Any) -> None:
         raise TriesError(f"{name}: its tries: {error}") from error
     with changed() as record:
         record[name] = tries
-
-
-def given_up() -> dict[str, int]:
-    """The number of tries of each instance that is given up; empty if the record can't be read."""
-    try:
-        return {name: tries.count for name, tries in load().items() if tries.given_up}
-    except TriesError:
-        return {}
 
 
 @contextlib.contextmanager
@@ -206,30 +191,60 @@ def paused_until(now: float) -> float | None:
     return until if until > now else None
 
 
-def reasons_to_wait() -> Callable[[str], str | None]:
-    """A function that tells why the watcher would not start the instance of a name now. It returns
-    None if the watcher would."""
+def _pause() -> str | None:
+    """Why the watcher starts no instance now; None if it does."""
     try:
         until = paused_until(time.time())
     except BrineError as error:
-        fault = f"whether the watcher is paused is unknown: {error}; {error.hint}"
-        return lambda name: fault
-    if until:
-        text = (
-            f"the watcher is paused until {local_time(until)}; brine watcher resume ends the pause"
-        )
-        return lambda name: text
-    counts = given_up()
-
-    def reason(name: str) -> str | None:
-        if name not in counts:
-            return None
-        hint = f"brine instance start {name} starts it, and has the watcher begin anew"
-        return f"the watcher has given it up after {counts[name]} tries; {hint}"
-
-    return reason
+        return f"whether the watcher is paused is unknown: {error}; {error.hint}"
+    if until is None:
+        return None
+    return f"the watcher is paused until {local_time(until)}; brine watcher resume ends the pause"
 
 
-WATCHER = Supervision(
-    tried, given_up, forget_counter, reasons_to_wait, record=tries_of, keep=keep_tries
-)
+# How often an instance that crashed is started again, and when that becomes rare.
+
+_EARLY = 0.2
+"""The part of the first wait by which a pass may come too early. Passes are not quite regular;
+without this, a pass that comes a second early would double the wait."""
+
+
+def with_one_more(tries: Tries, settings: WatcherSettings, now: float) -> Tries:
+    """The counter after one more try."""
+    return Tries(tries.count + 1, now, given_up=is_slow(tries, settings))
+
+
+def is_slow(tries: Tries, settings: WatcherSettings) -> bool:
+    """Whether an instance is given up: it is started rarely."""
+    return tries.given_up and tries.count >= settings.tries
+
+
+def due_at(tries: Tries, settings: WatcherSettings, now: float) -> float:
+    """When the next try is due, in seconds since 1970."""
+    # After a clock was set back, an instance must not wait for years.
+    if tries.count == 0 or tries.last > now:
+        return now
+    if is_slow(tries, settings):
+        return tries.last + settings.slow_interval
+    wait_s = settings.interval * 2.0 ** (tries.count - 1)
+    return tries.last + wait_s - _EARLY * settings.interval
+
+
+def _attempts() -> dict[str, Attempts]:
+    """The tries of all instances by name; empty if the record can't be read."""
+    try:
+        found = load()
+    except TriesError:
+        return {}
+    try:
+        settings = load_settings() if found else WatcherSettings()
+    except BrineError:  # passes do nothing until it is mended, and say so
+        settings = WatcherSettings()
+    now = time.time()
+    return {
+        name: Attempts(one.count, due_at(one, settings, now), given_up=one.given_up)
+        for name, one in found.items()
+    }
+
+
+WATCHER = Supervision(_attempts, _pause, forget_counter, record=tries_of, keep=keep_tries)
