@@ -411,4 +411,4 @@ def test_a_disk_of_another_that_runs_is_refused_by_every_way(pair: list[Vm], ima
     first.plug("disk", "--path", image)
     for options in ((), ("--dry-run",), ("--no-hotplug",)):
         said = second.refusal("disk", "add", "--path", image, *options)
-        assert f"{image} is a disk of web1 too, {image}" in said
+        assert f"{image} is also a disk of web1" in said

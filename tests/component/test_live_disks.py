@@ -231,10 +231,10 @@ def test_a_guest_keeps_a_disk_on_ide_until_its_next_start(
         assert "until its next start" in capsys.readouterr().out
         assert os.path.exists(disk.path)
         assert "old" not in [one.name for one in store.load(NAME).disks]
-        with pytest.raises(SpecError, match=f"{plain} is a disk of {NAME} too"):
+        with pytest.raises(SpecError, match=f"{plain} is also a disk of {NAME}"):
             define_instance({**web1({"path": plain}), "name": "web2"})
         assert brine("disk", "add", NAME, "--size", "4M", "--name", "new") == 0
-        with pytest.raises(InstanceError, match=f"{disk.path} is a disk of {NAME} too"):
+        with pytest.raises(InstanceError, match=f"{disk.path} is also a disk of {NAME}"):
             refuse_in_use(completed({**web1({"path": disk.path}), "name": "web2"}))
     kept = [live.disk(name).path for name in ("root", "data", "new")]
     assert {one.path for one in with_last_run(store.load(NAME)).disks} == {*kept, plain}

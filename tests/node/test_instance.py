@@ -1058,7 +1058,7 @@ def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node
     assert run_in_guest(node, "web2", "head -n 1 /dev/vda") == "of the base\n"
     assert (folder / "base.img").read_bytes().startswith(b"of the base\n")
 
-    with pytest.raises(CommandError, match=r"base\.img is a disk of web. too"):
+    with pytest.raises(CommandError, match=r"base\.img is also a disk of web."):
         define(node, "web3", disks=[{"path": f"{DISKS}/base.img", "format": "raw"}])
     node.run(["brine", "disk", "remove", "web1", f"{DISKS}/web1.qcow2"])
     assert qmp(node, "web1", "query-named-block-nodes") == []

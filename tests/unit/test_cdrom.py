@@ -121,7 +121,7 @@ def claimed_by_web1(disk: str) -> bool:
     try:
         refuse_in_use(completed({"name": "web2", "disks": [{"path": disk, "format": "raw"}]}))
     except InstanceError as error:
-        return "is a disk of web1 too" in str(error)
+        return "is also a disk of web1" in str(error)
     return False
 
 
@@ -180,7 +180,7 @@ def test_what_another_instance_writes_never_comes_into_the_drive(
     is_open = {**_DRIVE, "tray_open": True}
     qemu = runs(systemctl, qemus, answers={"query-name": connect, "query-block": [is_open]})
     qemus.start(InstanceFiles("web2").qmp)
-    with pytest.raises(BrineError, match="is a disk of web2 too"):
+    with pytest.raises(BrineError, match="is also a disk of web2"):
         change_medium("web1", iso)
     assert "blockdev-insert-medium" not in qemu.received
 

@@ -67,7 +67,7 @@ def test_the_second_one_is_refused_by_the_name_of_the_first(disk: Path, how: str
         other = linked(disk)
     with pytest.raises(SpecError) as told:
         define_instance(with_disk("web2", other))
-    assert str(told.value) == f"/disks/0/path: {other} is a disk of web1 too, {disk}"
+    assert str(told.value) == f"/disks/0/path: {other} is also a disk of web1, as {disk}"
     assert store.names() == ["web1"]
 
 
@@ -79,7 +79,7 @@ def test_nodes_of_the_same_device_are_the_same_disk(disk: Path) -> None:
     except PermissionError:
         pytest.skip("only root can make devices")
     define_instance(with_disk("web1", first))
-    with pytest.raises(SpecError, match=f"{second} is a disk of web1 too, {first}"):
+    with pytest.raises(SpecError, match=f"{second} is also a disk of web1, as {first}"):
         refuse_conflicts(completed(with_disk("web2", second)), None)
     refuse_conflicts(completed(with_disk("web2", other)), None)
 
@@ -87,7 +87,7 @@ def test_nodes_of_the_same_device_are_the_same_disk(disk: Path) -> None:
 def test_one_that_nobody_writes_may_be_shared(disk: Path) -> None:
     define_instance(with_disk("web1", disk, read_only=True))
     define_instance(with_disk("web2", disk, read_only=True))
-    with pytest.raises(SpecError, match="is a disk of web1 too"):
+    with pytest.raises(SpecError, match="is also a disk of web1"):
         define_instance(with_disk("web3", disk))
 
 
@@ -95,13 +95,13 @@ def test_what_another_writes_is_no_medium_of_a_drive(disk: Path) -> None:
     drive = {"cdroms": [str(disk)]}
     define_instance({"name": "web1", **drive})
     define_instance({"name": "web2", **drive})
-    with pytest.raises(SpecError, match="^/disks/0/path: .* is a disk of web1 too"):
+    with pytest.raises(SpecError, match="^/disks/0/path: .* is also a disk of web1"):
         define_instance(with_disk("web3", disk))
     define_instance(with_disk("web3", disk, read_only=True))
     other = disk.with_name("other")
     define_instance(with_disk("db1", other))
     define_instance({"name": "web1"})
-    with pytest.raises(SpecError, match="^/cdroms/0: .* is a disk of db1 too"):
+    with pytest.raises(SpecError, match="^/cdroms/0: .* is also a disk of db1"):
         define_instance({"name": "web1", "cdroms": [str(other)]})
     with pytest.raises(SpecError, match="^/cdroms/0: .* is another of its disks too"):
         define_instance({**with_disk("db1", other), "cdroms": [str(other)]})
@@ -114,7 +114,7 @@ def test_that_of_one_that_is_offline_is_free(disk: Path) -> None:
     (paths.SPECS_DIR / "web9.json").write_text('{"disks": [5, {"path": 5}]}')
     define_instance(with_disk("web2", disk))
     # Who wants it back is refused, and named.
-    with pytest.raises(SpecError, match="is a disk of web2 too"):
+    with pytest.raises(SpecError, match="is also a disk of web2"):
         define_instance({**with_disk("web1", disk, cache="unsafe"), "admin_state": "down"})
 
 
@@ -125,7 +125,7 @@ def test_that_of_a_damaged_spec_is_what_it_was_started_with(disk: Path) -> None:
     runtime = {"spec": started, "nics": started["nics"], "disks": started["disks"]}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
     file.write_text("{")
-    with pytest.raises(SpecError, match="is a disk of web1 too"):
+    with pytest.raises(SpecError, match="is also a disk of web1"):
         define_instance(with_disk("web2", disk))
     mac = {"link": "br0", "mac": started["nics"][0]["mac"]}
     with pytest.raises(SpecError, match="is the MAC address of web1"):
@@ -155,7 +155,7 @@ def test_a_disk_that_a_spec_names_which_cant_be_used_is_its_instances(
         last = {"spec": {"disks": [{"path": "/of/last"}]}, "nics": [], "disks": []}
         (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(last))
     for keys in ({}, {"read_only": True}):
-        with pytest.raises(SpecError, match="is a disk of web1 too"):
+        with pytest.raises(SpecError, match="is also a disk of web1"):
             define_instance(with_disk("web2", disk, **keys))
     # What is below a disk, and what is read only, may be shared.
     shared = '{"disks": [{"path": "/a", "backing": {"path": "%s"}}, {"read_only": true, "path": "%s'
@@ -185,7 +185,7 @@ def test_what_is_plugged_in_counts_and_what_is_unplugged_does_not(disk: Path) ->
     started = json.loads((paths.SPECS_DIR / "web1.json").read_text())
     runtime = {"spec": started, "nics": [], "disks": [{"path": str(plugged)}]}
     (paths.RUNTIME_DIR / "web1.json").write_text(json.dumps(runtime))
-    with pytest.raises(SpecError, match="is a disk of web1 too"):
+    with pytest.raises(SpecError, match="is also a disk of web1"):
         define_instance(with_disk("web2", plugged))
     define_instance(with_disk("web2", disk))
 
@@ -210,7 +210,7 @@ def test_one_that_runs_has_its_disks_to_itself(
     link = linked(disk)
     with pytest.raises(InstanceError) as told:
         refuse_in_use(completed(with_disk("web2", link)))
-    assert str(told.value) == f"web2: {link} is a disk of web1 too, {disk}, which runs"
+    assert str(told.value) == f"web2: {link} is also a disk of web1, as {disk}, which runs"
     assert "stop web1" in (told.value.hint or "")
     refuse_in_use(completed(with_disk("web1", disk)))
 
@@ -262,7 +262,7 @@ def test_the_dead_disk_of_another_keeps_nobody_from_a_start(
     with identities_lock(partial(refuse_in_use, completed(with_disk("web2", other)))):
         pass
     # What answers there counts.
-    with pytest.raises(InstanceError, match="is a disk of web1 too"):
+    with pytest.raises(InstanceError, match="is also a disk of web1"):
         refuse_in_use(completed(with_disk("web2", linked(disk))))
 
 
@@ -293,7 +293,7 @@ def test_a_disk_that_another_gets_meanwhile_is_asked_without_the_lock(
         return stat_of(asked, *given, **keys)
 
     monkeypatch.setattr(os, "stat", answer)
-    with pytest.raises(InstanceError, match="is a disk of web1 too"), identities_lock(check):
+    with pytest.raises(InstanceError, match="is also a disk of web1"), identities_lock(check):
         pass
     assert is_free
 

@@ -78,11 +78,11 @@ def test_a_qcow2_image_that_is_to_be_raw_is_told(
 @pytest.mark.parametrize(
     ("content", "named", "hint"),
     [
-        (b"QFI\xfb", "qcow2", 'say "format": "qcow2"'),
+        (b"QFI\xfb", "qcow2", 'add "format": "qcow2"'),
         (b"KDMV", "VMDK", "qemu-img convert -O qcow2"),
         (bytes(64) + bytes.fromhex("7f10dabe"), "VDI", "qemu-img convert -O qcow2"),
         (b"vhdxfile", "VHDX", "qemu-img convert -O qcow2"),
-        (b"LUKS\xba\xbe", "LUKS", 'say "format": "raw"'),
+        (b"LUKS\xba\xbe", "LUKS", 'add "format": "raw"'),
     ],
 )
 def test_another_formats_image_is_raw_only_if_somebody_says_so(
@@ -90,7 +90,7 @@ def test_another_formats_image_is_raw_only_if_somebody_says_so(
 ) -> None:
     image = tmp_path / "image"
     image.write_bytes(content.ljust(512, b"\0"))
-    with pytest.raises(DiskError, match=f"begins as {named} does") as caught:
+    with pytest.raises(DiskError, match=f"is a {named} file") as caught:
         opened(made_of(image, format_source="default")).__enter__()
     assert hint in str(caught.value.hint)
     with opened(made_of(image)) as files:
@@ -192,7 +192,7 @@ def test_a_disk_of_another_is_refused_by_any_name(disk: Disk) -> None:
     link.symlink_to(disk.path)
     assert (
         refused(Disk(uuid=disk.uuid, path=str(link)))
-        == f"{link} is a disk of web1 too, {disk.path}"
+        == f"{link} is also a disk of web1, as {disk.path}"
     )
     assert refused(disk, None)  # of a QEMU that is no instance
     refuse_taken("web1", disk.identities())
@@ -207,9 +207,9 @@ def test_one_that_nobody_writes_may_be_shared(disk: Disk) -> None:
 def test_what_was_plugged_in_or_on_ide_counts_also_when_it_has_ended(disk: Disk) -> None:
     spec = is_defined("web1")
     has_run("web1", row(disk), spec=spec)
-    assert "is a disk of web1 too" in refused(disk)
+    assert "is also a disk of web1" in refused(disk)
     has_run("web1", spec=is_defined("web1", row(disk, interface="ide")))
-    assert "is a disk of web1 too" in refused(disk)
+    assert "is also a disk of web1" in refused(disk)
 
 
 def test_what_was_unplugged_is_free(disk: Disk, qemus: FakeQemus) -> None:
@@ -230,7 +230,7 @@ def test_a_disk_that_is_not_there_at_the_next_start_is_free_unless_it_is_in_use(
         is_defined("web1")
     if runs:
         qemus.start(paths.CONTROL_DIR / "web1.qmp")
-        assert "is a disk of web1 too" in refused(disk)
+        assert "is also a disk of web1" in refused(disk)
     else:
         refuse_taken("web2", disk.identities())
 

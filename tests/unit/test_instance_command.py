@@ -74,7 +74,10 @@ def spec() -> dict[str, Any]:
         (["start", "--all", "--json"], "--json goes with names of instances"),
         (["stop", "--all"], "required: INSTANCE"),
         *(
-            (["stop", "web1", "--timeout", word], f"no seconds above 0 and below 1000000: '{word}'")
+            (
+                ["stop", "web1", "--timeout", word],
+                f"less than 1000000 seconds, but is '{word}'",
+            )
             for word in ("0", "-1", "nan", "1e9", "soon")
         ),
         (["reboot", "web1", "--reset", "--force"], "--reset "),
@@ -97,7 +100,11 @@ def test_a_wrong_command_line_gets_one_line_and_a_hint(
 
 @pytest.mark.parametrize(
     ("said", "meant"),
-    [("ls", "list"), ("create", "define"), ("delete", "undefine"), ("strat", "start")],
+    [
+        *(("ls", "list"), ("show", "info"), ("create", "define"), ("delete", "undefine")),
+        *(("destroy", "stop --force"), ("kill", "stop --force"), ("modify", "edit")),
+        ("strat", "start"),
+    ],
 )
 def test_a_verb_of_others_is_a_hint(web1: Run, said: str, meant: str) -> None:
     status, _, err = web1(said)
@@ -376,7 +383,7 @@ def test_an_instance_gets_the_disk_that_another_of_the_list_gives_up(
         status, out, _ = brine("define", "-", "--json", *dry_run, stdin=both)
         first, second = json.loads(out)["instances"]
         assert (status, first["changed"]) == (1, True)
-        assert "/dev/vg/other is a disk of db1 too" in second["error"]
+        assert "/dev/vg/other is also a disk of db1" in second["error"]
 
 
 def test_a_live_definition_tells_the_state_that_it_found(web1: Run) -> None:
@@ -526,7 +533,7 @@ def test_start_and_stop_say_what_they_did(
         assert web1("start", "web1") == (0, "unchanged: web1 runs\n", "")
     assert spec()["admin_state"] == "up"
     systemctl.unit(UNIT, ActiveState="inactive")
-    noted = "noted: web1 is down already, and should be from now on\n"
+    noted = "noted: web1 is already down; it will not start with the node\n"
     assert web1("stop", "web1") == (0, noted, "")
     assert web1("stop", "web1") == (0, "unchanged: web1 does not run\n", "")
     assert spec()["admin_state"] == "down"

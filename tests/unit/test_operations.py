@@ -206,7 +206,7 @@ def test_a_newer_spec_runs_as_far_as_it_is_known_and_is_not_defined() -> None:
 def test_an_image_is_defined_as_raw_only_if_the_spec_says_so(tmp_path: Path) -> None:
     image = tmp_path / "image"
     image.write_bytes(b"QFI\xfb".ljust(512, b"\0"))
-    with pytest.raises(SpecError, match="/disks/0/format: .*begins as qcow2 does") as caught:
+    with pytest.raises(SpecError, match="/disks/0/format: .*is a qcow2 file") as caught:
         define_instance({"name": "new", "disks": [{"path": str(image)}]})
     assert '"format": "qcow2"' in str(caught.value.hint)
     define_instance({"name": "new", "disks": [{"path": str(image), "format": "raw"}]})

@@ -419,7 +419,7 @@ def test_a_person_is_told_in_lines(qemus: FakeQemus) -> None:
     known = dict(line.split(":", 1) for line in lines)
     assert known["Instance"].strip() == "web1"
     assert known["Status"].strip() == "running"
-    assert known["Admin state"].strip() == "up, said by the admin"
+    assert known["Admin state"].strip() == "up, set by an administrator"
     assert known["QEMU's process"].strip() == "4711"
     assert known["QEMU says"].strip() == "running"
     assert "Why" not in known

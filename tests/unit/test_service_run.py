@@ -145,7 +145,7 @@ def test_a_disk_that_looks_like_an_image_is_not_started_as_raw_by_default(
         run()
     said = capsys.readouterr().err
     assert "web1: /disks/0/format" in said
-    assert "begins as qcow2 does, and its format is not said" in said
+    assert "is a qcow2 file, and the disk has no format" in said
     defined(disks=[{"path": str(image), "cache": "writeback", "format": "raw"}])
     run()
     # Once it was started, what its guest writes keeps no later start away.

@@ -50,7 +50,7 @@ SPEC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "cores": (0, [1, 1024], TOPOLOGY),
     "threads": (0, [1, 1024], TOPOLOGY),
     "memory_mib": (1024, [1, 1 << 32], [*NUMBER, 0, -1, (1 << 32) + 1]),
-    "firmware": ("", ["/usr/share/OVMF/OVMF_CODE.fd", "uefi"], [*PATH, "UEFI", "bios"]),
+    "firmware": ("", ["/usr/share/ovmf/OVMF.fd", "uefi"], [*PATH, "UEFI", "bios"]),
     "kernel": ("", ["/boot/vmlinuz"], PATH),
     "initrd": ("", ["/boot/initrd.img"], PATH),
     "append": ("", ["root=/dev/vda ro"], TEXT),
@@ -203,6 +203,13 @@ def test_there_and_back_through_json() -> None:
         ({"disks": [{"path": "/a", "readonly": True}]}, "/disks/0/readonly", "read_only"),
         ({"nics": [{}, {"ip": "192.0.2.1"}]}, "/nics/1/ip", "ips"),
         ({"security_model": "users"}, "/security_model", "did you mean user?"),
+        ({"autostart": True}, "/autostart", "did you mean admin_state?"),
+        ({"admin_state": "on"}, "/admin_state", 'did you mean "up"?'),
+        ({"admin_state": "stopped"}, "/admin_state", 'did you mean "down"?'),
+        ({"firmware": "efi"}, "/firmware", 'did you mean "uefi"?'),
+        ({"firmware": "UEFI"}, "/firmware", 'did you mean "uefi"?'),
+        ({"memory_mib": "1G"}, "/memory_mib", "the unit is MiB: write 1024"),
+        ({"disks": [{"size_mib": "20 GiB"}]}, "/disks/0/size_mib", "write 20480"),
     ],
 )
 def test_what_is_misspelt_names_the_nearest(data: Any, where: str, hint: str) -> None:
@@ -210,6 +217,26 @@ def test_what_is_misspelt_names_the_nearest(data: Any, where: str, hint: str) ->
         parse(Spec, {"name": "web1", **data})
     assert told.value.where == where
     assert hint in (told.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"qemu": "/usr/bin/qemu-system-aarch64"}, "Brine runs /usr/bin/qemu-system-x86_64"),
+        ({"firmware": "/usr/share/OVMF/OVMF_CODE_4M.ms.fd"}, 'write "uefi"'),
+        ({"firmware": "/usr/share/OVMF/OVMF_VARS.fd"}, 'write "uefi"'),
+        ({"firmware": "/usr/share/edk2/x64/edk2-x86_64-code.fd"}, 'write "uefi"'),
+    ],
+)
+def test_what_does_not_work_is_told_with_what_does(data: Any, said: str) -> None:
+    with pytest.raises(SpecError) as told:
+        parse(Spec, {"name": "web1", **data})
+    assert said in str(told.value)
+
+
+def test_a_firmware_in_one_file_and_an_own_qemu_are_taken() -> None:
+    data = {"firmware": "/usr/share/ovmf/OVMF.fd", "qemu": "/opt/qemu/bin/qemu-system-i386"}
+    assert parse(Spec, {"name": "web1", **data}).firmware == data["firmware"]
 
 
 @pytest.mark.parametrize(

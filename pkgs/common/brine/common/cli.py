@@ -29,10 +29,13 @@ from brine.common.errors import BrineError, UsageError, die, nearest, root_hint
 from brine.common.tables import terminal_columns
 
 _OTHER_VERBS = {
-    **dict.fromkeys(("ls", "show", "ps", "status"), "list"),
+    **dict.fromkeys(("ls", "ps", "status"), "list"),
+    **dict.fromkeys(("show", "describe", "get", "dominfo"), "info"),
     **dict.fromkeys(("create", "new", "add"), "define"),
-    **dict.fromkeys(("delete", "remove", "rm", "destroy"), "undefine"),
+    **dict.fromkeys(("modify", "set", "change", "update", "configure"), "edit"),
+    **dict.fromkeys(("delete", "remove", "rm"), "undefine"),
     **dict.fromkeys(("shutdown", "poweroff", "halt"), "stop"),
+    **dict.fromkeys(("destroy", "kill"), "stop --force"),
     **dict.fromkeys(("restart", "reset"), "reboot"),
     "boot": "start",
 }
@@ -178,8 +181,11 @@ class Parser(argparse.ArgumentParser):
         if found := _UNKNOWN_VERB.search(message):
             said, known = found[1], re.findall(r"[\w-]+", found[2])
             other = _OTHER_VERBS.get(said, "")
+            if other == "info" and other not in known:
+                other = "list"
             message = f"there is no {self.prog} {said}"
-            hint = f"did you mean {other}?" if other in known else nearest(said, known)
+            is_known = other.partition(" ")[0] in known
+            hint = f"did you mean {other}?" if is_known else nearest(said, known)
         die(self.prog.split()[0], UsageError(message, hint=hint), 2)
 
 
@@ -341,7 +347,8 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e6:
-        raise ArgumentTypeError(f"no seconds above 0 and below 1000000: {text!r}")
+        text = f"must be more than 0 and less than 1000000 seconds, but is {text!r}"
+        raise ArgumentTypeError(text)
     return value
 
 
@@ -363,7 +370,7 @@ def size(text: str) -> int:
     """A type for sizes such as ``10G``, in bytes; ``GiB`` is the same."""
     match = re.fullmatch(r"([0-9]{1,9})(?:\.([0-9]{1,3}))?([KMGT])(?:iB)?", text)
     if match is None:
-        raise ArgumentTypeError(f"no size such as 512M or 10G: {text!r:.60}")
+        raise ArgumentTypeError(f"must be a size such as 512M or 10G, but is {text!r:.60}")
     whole, part, unit = match.groups()
     found = int(float(f"{whole}.{part or 0}") * _SIZES[unit])
     if not found:

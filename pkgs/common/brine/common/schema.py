@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -83,6 +84,7 @@ def key(
     choices: tuple[str, ...] = (),
     check: Callable[[str], str | None] | None = None,
     tidy: Callable[[str], str] | None = None,
+    meant: Mapping[str, str] = types.MappingProxyType({}),
     secret: bool = False,
 ) -> Any:
     """A key, with what its value may be.
@@ -93,10 +95,11 @@ def key(
     :param choices: of a string, or of each in a list.
     :param check: says what is wrong with a string, or None; so it does of each in a list.
     :param tidy: makes of a string, or of each, the usual one of those that mean the same.
+    :param meant: the strings that people mean by other words, in lower case.
     :param secret: no message shows the value.
     """
     limits: dict[str, Any] = {"minimum": minimum, "maximum": maximum, "choices": choices}
-    limits |= {"check": check, "tidy": tidy}
+    limits |= {"check": check, "tidy": tidy, "meant": meant}
     metadata = {"key": name, "secret": secret, "limits": limits}
     return dataclasses.field(default=default, metadata=metadata)
 
@@ -155,11 +158,15 @@ class KeySchema(NamedTuple):
         choices, check = self.limits.get("choices"), self.limits.get("check")
         if choices and value not in choices:
             text = f"must be one of {', '.join(choices)}, but is {shown(value)}"
-            raise SchemaError(text, where=where, hint=nearest(value, choices))
+            raise SchemaError(text, where=where, hint=self._hint(value) or nearest(value, choices))
         if check and (fault := check(value)):
-            raise SchemaError(fault, where=where)
+            raise SchemaError(fault, where=where, hint=self._hint(value))
         tidy = self.limits.get("tidy")
         return tidy(value) if tidy else value
+
+    def _hint(self, value: str) -> str | None:
+        meant = self.limits.get("meant", {}).get(value.lower())
+        return f'did you mean "{meant}"?' if meant else None
 
     def _number(self, value: float, where: str) -> float:
         try:
@@ -259,10 +266,13 @@ def _wrong_type(
     noun: str, value: Any, where: str, secret: bool, kinds: Collection[type] = ()
 ) -> SchemaError:
     text = f"must be {noun}, but is {shown(value, secret=secret)}"
-    return SchemaError(text, where=where, hint=None if secret else _meant(value, kinds))
+    return SchemaError(text, where=where, hint=None if secret else _meant(value, kinds, where))
 
 
-def _meant(value: Any, kinds: Collection[type]) -> str | None:
+_MIB = {"M": 1, "G": 1024, "T": 1024**2}
+
+
+def _meant(value: Any, kinds: Collection[type], where: str) -> str | None:
     """A hint for a value of the wrong type, if the author's meaning is plain."""
     if str in kinds and type(value) in (int, float):
         # The written text is not known: YAML reads 52:54:00:11:22:33 and 010 as other numbers.
@@ -271,6 +281,9 @@ def _meant(value: Any, kinds: Collection[type]) -> str | None:
         return "put it in quotes"  # YAML makes true of on, and dates of what looks like one
     if int in kinds and isinstance(value, str) and value.strip().isdecimal():
         return f"leave out the quotes: {value.strip()}"
+    size = re.fullmatch(r"([0-9]{1,9}) ?([MGT])(i?B)?", value) if isinstance(value, str) else None
+    if size and int in kinds and where.endswith("_mib"):
+        return f"the unit is MiB: write {int(size[1]) * _MIB[size[2]]}"
     if bool in kinds and str(value).lower() in ("0", "1", "yes", "no", "on", "off"):
         return "true" if str(value).lower() in ("1", "yes", "on") else "false"
     return None

@@ -163,7 +163,7 @@ def _look_to_change(name: str) -> Observed:
 # The verbs of ``brine instance`` for a running instance.
 
 _STOPPED = {
-    Stopped.NOTED: "is down already, and should be from now on",
+    Stopped.NOTED: "is already down; it will not start with the node",
     Stopped.CLEANED_UP: "was down already, and what was left of it is gone",
     Stopped.UNCHANGED: "does not run",
 }

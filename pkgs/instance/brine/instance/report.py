@@ -123,7 +123,7 @@ def report_lines(found: Mapping[str, Any]) -> Iterator[str]:
         for value in _values(key, found):
             yield f"{label + ':':<{_WIDTH}} {value}"
     if found["last_words"]:
-        yield "Last words, of which brine instance log has more:"
+        yield "Last console output (brine instance log has more):"
         yield from (f"  {line}" for line in found["last_words"])
     for warning in _warnings(found, is_qemu=is_qemu):
         yield f"{'Warning:':<{_WIDTH}} {warning}"
@@ -151,8 +151,12 @@ def _warnings(found: Mapping[str, Any], *, is_qemu: bool) -> Iterator[str]:
         yield f"set, and without effect: {', '.join(found['ignored'])}"
 
 
+_SOURCES = {"admin": "an administrator", "user": "its user"}
+
+
 def _admin_state_in_words(found: Mapping[str, Any]) -> str:
-    return f"{found['admin_state']}, said by the {found['admin_state_source']}"
+    source = found["admin_state_source"]
+    return f"{found['admin_state']}, set by {_SOURCES.get(source, source)}"
 
 
 def _verdict_in_words(found: Mapping[str, Any]) -> str:

@@ -424,7 +424,7 @@ def storage_of(spec: Spec) -> frozenset[str]:
 # ``brine instance start``, which loads less than the other verbs.
 
 _STARTED = {
-    Started.NOTED: "runs already, and should from now on",
+    Started.NOTED: "already runs; it will start with the node",
     Started.UNCHANGED: "runs",
 }
 

@@ -143,7 +143,9 @@ class Conflict(NamedTuple):
         if wanted.kind is not IdentityKind.DISK:
             text = f"{wanted.value} is the {wanted.kind} of {owner}"
         else:
-            text = f"{wanted.value} is a disk of {owner} too, {self.there.value}"
+            path = self.there.value
+            name = f", as {path}" if path != wanted.value else ""
+            text = f"{wanted.value} is also a disk of {owner}{name}"
         return f"{text}, which runs" if self.runs else text
 
     @property

@@ -149,13 +149,13 @@ def _refuse_unsaid_format(disk: Disk, descriptor: int) -> None:
     if found == disk.format:
         return
     if found in FORMATS:
-        hint = f'say "format": "{found}"; or "format": "raw", if the guest is to see that header'
+        hint = f'add "format": "{found}"; or "format": "raw", if the guest is to see that header'
     elif found == "LUKS":
-        hint = 'say "format": "raw", and the guest sees it encrypted'
+        hint = 'add "format": "raw": the guest sees it encrypted'
     else:
         hint = f"qemu-img convert -O qcow2 {disk.path} {Path(disk.path).with_suffix('.qcow2')}"
-        hint += ' makes one that can be used; or say "format": "raw"'
-    text = f"{disk.path}: begins as {found} does, and its format is not said"
+        hint += ' makes one that can be used; or add "format": "raw"'
+    text = f"{disk.path} is a {found} file, and the disk has no format"
     raise DiskError(text, hint=hint)
 
 

@@ -25,9 +25,10 @@ def path_key(
     default: Any = dataclasses.MISSING,
     pattern: str = "/.*",
     fault: str = "must be an absolute path",
+    **limits: Any,
 ) -> Any:
-    """A key that is an absolute path."""
-    return key(default, check=like(pattern, fault), tidy=tidy_path)
+    """A key that is an absolute path, with the further *limits* of a key."""
+    return key(default, check=like(pattern, fault), tidy=tidy_path, **limits)
 
 
 def uuid_key() -> Any:

@@ -120,6 +120,27 @@ def _slice_fault(text: str) -> str | None:
     return None
 
 
+def _qemu_fault(text: str) -> str | None:
+    other = re.fullmatch(r"qemu-system-(?!x86_64$|i386$)[a-z0-9_]+", text.rpartition("/")[2])
+    if text.startswith("/") and other:
+        return f"{other[0]} emulates another kind of machine: Brine runs {USUAL_QEMU}"
+    return None if text.startswith("/") else "must be an absolute path"
+
+
+def _firmware_fault(text: str) -> str | None:
+    if re.search(r"[_-](code|vars)\b[^/]*$", text.lower().replace("_4m", "")):
+        return f'is one of the two files of a firmware: write "{UEFI}", and Brine uses the node\'s'
+    is_sound = text in ("", UEFI) or text.startswith("/")
+    return None if is_sound else f"is neither {UEFI} nor an absolute path"
+
+
+_ADMIN_STATES = {
+    **dict.fromkeys(("on", "true", "yes", "running", "started", "start", "enabled"), "up"),
+    **dict.fromkeys(("off", "false", "no", "stopped", "stop", "shutoff", "disabled"), "down"),
+}
+_FIRMWARES = dict.fromkeys(("efi", "uefi", "ovmf", "edk2"), UEFI)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerSpec:
     """The owner of an instance, which does not run without it. See brine-lifecycle(7).
@@ -147,8 +168,10 @@ class Spec:
         **dict.fromkeys(("memory", "mem", "ram"), "memory_mib"),
         **dict.fromkeys(("interfaces", "networks"), "nics"),
         **dict.fromkeys(("cdrom", "iso"), "cdroms"),
-        "cpus": "vcpus",
-        "drives": "disks",
+        **dict.fromkeys(("autostart", "onboot"), "admin_state"),
+        **dict.fromkeys(("cpus", "smp"), "vcpus"),
+        **dict.fromkeys(("drives", "hdd"), "disks"),
+        **dict.fromkeys(("bios", "uefi", "loader"), "firmware"),
     }
 
     version: int = key(VERSION, minimum=1)
@@ -157,10 +180,10 @@ class Spec:
     hypervisor: str = key("kvm", choices=("kvm", "xen-pvm", "xen-pvh"))
     node: str = key("", check=like(_NODE, "is no name of a node, such as node1.example.com"))
     claim_serial: int = key(0, minimum=0, maximum=_LARGEST_SERIAL)
-    admin_state: str = key("down", choices=tuple(AdminState))
+    admin_state: str = key("down", choices=tuple(AdminState), meant=_ADMIN_STATES)
     admin_state_source: str = key("admin", choices=tuple(Source))
     tags: tuple[str, ...] = key(())
-    qemu: str = path_key(USUAL_QEMU)
+    qemu: str = key(USUAL_QEMU, check=_qemu_fault, tidy=tidy_path)
     machine: str = key("pc", check=machine_fault)
     accel: str = key("kvm", choices=("kvm", "tcg"))
     cpu: str = key("")
@@ -169,7 +192,7 @@ class Spec:
     cores: int = key(0, **WHOLE["topology"])
     threads: int = key(0, **WHOLE["topology"])
     memory_mib: int = key(1024, **WHOLE["memory_mib"])
-    firmware: str = path_key("", f"{UEFI}|/.*", f"is neither {UEFI} nor an absolute path")
+    firmware: str = key("", check=_firmware_fault, tidy=tidy_path, meant=_FIRMWARES)
     kernel: str = path_key("")
     initrd: str = path_key("")
     append: str = key("")
