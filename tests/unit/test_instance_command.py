@@ -72,7 +72,9 @@ def spec() -> dict[str, Any]:
         (["start"], "which instance?"),
         (["start", "web1", "--all"], "--all, or that one?"),
         (["start", "--all", "--json"], "--json goes with names of instances"),
-        (["stop", "--all"], "required: INSTANCE"),
+        (["stop"], "which instance?"),
+        (["stop", "web1", "--all"], "--all, or that one?"),
+        (["stop", "--all", "--parallel", "0"], "must be from 1 to 1000"),
         *(
             (
                 ["stop", "web1", "--timeout", word],
@@ -647,6 +649,45 @@ def test_options_are_passed_on(
     assert web1("stop", "web1", "--force", "--timeout", "1.5")[1] == "stopped: web1\n"
     assert web1("reboot", "web1", "--timeout", "7")[1] == "rebooted: web1\n"
     assert asked == [("web1", False, None), ("web1", True, 1.5), ("web1", False, 7.0)]
+
+
+def test_all_that_run_are_stopped_in_their_order(
+    web1: Run, brine: Run, systemctl: ScriptedSystemctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert web1("stop", "--all") == (0, "no instance runs\n", "")
+    assert json.loads(web1("stop", "--all", "--json")[1]) == {"instances": []}
+    for name, order in (("db1", 50), ("app1", 200), ("app2", 200), ("off1", 10)):
+        assert brine("define", "-", stdin={"name": name, "start_order": order})[0] == 0
+    for name in ("web1", "db1", "app1", "app2"):
+        systemctl.unit(unit_of(name), **RUNNING)
+    monkeypatch.setattr(operations, "stop_instance", lambda name, **_: Stopped.STOPPED)
+    status, out, err = web1("stop", "--all", "--parallel", "1")
+    assert (status, err) == (0, "")
+    assert out.splitlines() == [
+        *("stopped: app1 (1 of 4)", "stopped: app2 (2 of 4)"),
+        *("stopped: web1 (3 of 4)", "stopped: db1 (4 of 4)"),
+    ]
+    rows = json.loads(web1("stop", "--all", "--json")[1])["instances"]
+    assert [row["name"] for row in rows] == ["app1", "app2", "web1", "db1"]
+
+
+def test_verbs_take_several_instances(
+    web1: Run, brine: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert brine("define", "-", stdin={"name": "db1"})[0] == 0
+    monkeypatch.setattr(operations, "pause_instance", lambda name: name == "db1")
+    status, out, _ = web1("pause", "web1", "db1")
+    assert (status, sorted(out.splitlines())) == (
+        0,
+        ["paused: db1", "unchanged: web1 is paused"],
+    )
+    assert [one["name"] for one in json.loads(web1("info", "web1", "db1", "--json")[1])] == [
+        "web1",
+        "db1",
+    ]
+    assert web1("info", "web1", "db1")[1].count("Instance:") == 2
+    assert web1("undefine", "web1", "db1")[0] == 0
+    assert web1("list")[1] == "no instance is defined\n"
 
 
 # console

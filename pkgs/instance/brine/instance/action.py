@@ -18,7 +18,7 @@ from brine.instance.observe import Observed, Oper, look, look_at_all
 from brine.instance.parallel import ProcessEnd, in_processes
 from brine.instance.store import system_error
 
-_MOST_AT_ONCE = 50
+MOST_AT_ONCE = 50
 
 
 class Done(NamedTuple):
@@ -82,14 +82,17 @@ class ActionResult(NamedTuple):
 
 
 def act_on(arguments: argparse.Namespace, act: Act, *, runs: str = "runs") -> int:
-    """Do a verb on one instance, print its result, and return the exit status.
+    """Do a verb on one instance, print its result, and return the exit status. On several, it is
+    done as by :func:`act_on_each`.
 
     :param runs: is said of a running instance if the command is interrupted.
-    :raises BrineError: if the verb fails.
+    :raises BrineError: if the verb fails for the only one.
     """
+    if len(arguments.name) > 1:
+        return act_on_each(arguments, act, runs=runs)
     undo_when_told_to_end()
     messages.log_to_journal("brine")
-    name = arguments.name
+    (name,) = arguments.name
     try:
         result = ActionResult(name, act(name))
     except KeyboardInterrupt:
@@ -106,25 +109,31 @@ def act_on_each(
     act: Act,
     *,
     runs: str = "runs",
-    at_most: int = _MOST_AT_ONCE,
+    at_most: int = MOST_AT_ONCE,
+    groups: Sequence[Sequence[str]] = (),
 ) -> int:
     """Do a verb on several instances, side by side. One that fails stops no other.
 
     :param at_most: so many at the same time.
+    :param groups: the names, in groups of which each ends before the next one begins; each line
+        then says how many are done. Empty makes one group of those that the command line names.
     """
     undo_when_told_to_end()
     messages.log_to_journal("brine")
-    names = list(dict.fromkeys(arguments.name))
+    parts = groups or [list(dict.fromkeys(arguments.name))]
+    names = [name for part in parts for name in part]
     results: dict[str, ActionResult] = {}
     try:
-        with closing(_results(names, act, at_most)) as found:
-            for result in found:
-                results[result.name] = result
-                if result.error:
-                    tell_error(result.error)
-                elif not arguments.json:
-                    # In one piece: print() itself may be interrupted before the end of the line.
-                    print(f"{result}\n", end="", flush=True)
+        for part in parts:
+            with closing(_results(part, act, at_most)) as found:
+                for result in found:
+                    results[result.name] = result
+                    count = f" ({len(results)} of {len(names)})" if groups else ""
+                    if result.error:
+                        tell_error(result.error)
+                    elif not arguments.json:
+                        # In one piece: print() itself may be interrupted before the line's end.
+                        print(f"{result}{count}\n", end="", flush=True)
     except KeyboardInterrupt:
         for name in names:
             if name not in results:

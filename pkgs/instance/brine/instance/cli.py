@@ -24,16 +24,18 @@ def _pair(text: str) -> tuple[str, str]:
 def _configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
-    def verb(name: str, run: str, text: str, *, of_one: bool = True) -> argparse.ArgumentParser:
+    def verb(
+        name: str, run: str, text: str, *, of_one: bool = True, of: str | None = None
+    ) -> argparse.ArgumentParser:
         added = add_verb(verbs, name, run, text)
-        if of_one:
-            added.add_argument("name", metavar="INSTANCE", type=instance_name)
+        if of_one or of:
+            added.add_argument("name", metavar="INSTANCE", type=instance_name, nargs=of)
         return added
 
     text = "list the instances with their states"
     listing = verb("list", "brine.instance.listing:list_all", text, of_one=False)
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
-    info = verb("info", "brine.instance.report:info", "show what is known of an instance")
+    info = verb("info", "brine.instance.report:info", "show what is known of instances", of="+")
     text = "define an instance from a spec, or several from a list of specs"
     define = verb("define", f"{_DEFINITION}:define", text, of_one=False)
     text = "the spec, or a list; JSON, or YAML if its name says so; - is standard input, in either"
@@ -67,8 +69,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     importing.add_argument("--memory-mib", type=size, metavar="MIB", help="the guest's memory")
     importing.add_argument("--vcpus", type=count, metavar="N", help="the guest's processors")
     importing.add_argument("--accel", choices=("kvm", "tcg"), help="tcg emulates the processor")
-    text = "forget an instance that does not run"
-    undefine = verb("undefine", f"{_DEFINITION}:undefine", text)
+    text = "forget instances that do not run"
+    undefine = verb("undefine", f"{_DEFINITION}:undefine", text, of="+")
     text = "delete the volumes of its disks that Brine has made or adopted, with all data"
     undefine.add_argument("--delete-volumes", action="store_true", help=text)
     undefine.add_argument("--yes", action="store_true", help="do not ask before that")
@@ -82,24 +84,26 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     clone.add_argument("--unit", metavar="UNIT", default="", help=text)
     text = "use OTHER in the place of ADDRESS"
     clone.add_argument("--address", metavar="ADDRESS=OTHER", help=text, **pairs)
-    start = verb("start", "brine.instance.start:start", "start instances", of_one=False)
-    start.add_argument("name", metavar="INSTANCE", type=instance_name, nargs="*")
+    start = verb("start", "brine.instance.start:start", "start instances", of="*")
     text = "start all instances that should be up and are down"
     start.add_argument("--all", action="store_true", help=text)
     text = "do not forget the watcher's tries, for programs that start it again and again"
     start.add_argument("--keep-tries", action="store_true", help=text)
-    stop = verb("stop", f"{_OPERATIONS}:stop", "shut instances' guests down", of_one=False)
-    stop.add_argument("name", metavar="INSTANCE", type=instance_name, nargs="+")
-    text = "shut an instance's guest down, and start it with its present spec"
-    reboot = verb("reboot", f"{_OPERATIONS}:reboot", text)
+    stop = verb("stop", f"{_OPERATIONS}:stop", "shut instances' guests down", of="*")
+    text = "stop all instances that run, those with the highest start_order first"
+    stop.add_argument("--all", action="store_true", help=text)
+    text = "stop N at the same time (default: 50)"
+    stop.add_argument("--parallel", metavar="N", type=whole_number(1, 1000), help=text)
+    text = "shut instances' guests down, and start them with their present specs"
+    reboot = verb("reboot", f"{_OPERATIONS}:reboot", text, of="+")
     for ending in (stop, reboot):
         text = "how long the guest may take (default: shutdown_timeout of its spec)"
         ending.add_argument("--timeout", type=seconds, metavar="SECONDS", help=text)
         text = "end it if the guest does not shut down in time"
         ending.add_argument("--force", action="store_true", help=text)
     reboot.add_argument("--reset", action="store_true", help="press the reset button instead")
-    pause = verb("pause", f"{_OPERATIONS}:pause", "stop an instance's processors")
-    resume = verb("resume", f"{_OPERATIONS}:resume", "resume a paused instance")
+    pause = verb("pause", f"{_OPERATIONS}:pause", "stop instances' processors", of="+")
+    resume = verb("resume", f"{_OPERATIONS}:resume", "resume paused instances", of="+")
     edit = verb("edit", f"{_DEFINITION}:edit", "edit an instance's spec with your editor")
     text = "also plug NICs and disks into a running instance, and take them out"
     for each in (define, edit):

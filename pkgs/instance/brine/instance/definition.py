@@ -461,16 +461,23 @@ def _run_editor(file: Path) -> None:
 
 
 def undefine(arguments: argparse.Namespace) -> int:
-    spec = store.load_sound(arguments.name)
-    disks = [disk for disk in spec.disks if disk.unit] if spec else []
+    names = list(dict.fromkeys(arguments.name))
+    specs = {name: store.load_sound(name) for name in names}
+    volumes = {
+        name: [disk for disk in spec.disks if disk.unit] if spec else []
+        for name, spec in specs.items()
+    }
     if arguments.delete_volumes:
-        store.load(arguments.name)  # a damaged spec does not tell which they are
-        refuse_to_delete(arguments.name, disks)
-        if disks and not arguments.yes:
-            _ask_to_delete(arguments.name, disks)
+        for name in names:
+            store.load(name)  # a damaged spec does not tell which they are
+            refuse_to_delete(name, volumes[name])
+        for name, disks in volumes.items():
+            if disks and not arguments.yes:
+                _ask_to_delete(name, disks)
 
     def act(name: str) -> Done:
-        undefine_instance(name, over=spec if arguments.delete_volumes else None)
+        disks = volumes[name]
+        undefine_instance(name, over=specs[name] if arguments.delete_volumes else None)
         deleted = [one.path for one in disks if arguments.delete_volumes and delete_volume(one)]
         kept = [one.path for one in disks if one.path not in deleted]
         more = [f"; {word}: {', '.join(found)}" for word, found in _named(deleted, kept) if found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -11,13 +12,13 @@ from brine.common.errors import UsageError, warn
 from brine.common.process import TERM_TIMEOUT_S, Process
 from brine.common.qmp.wire import QmpClosedError
 from brine.hotplug.transaction import being_released
-from brine.instance import messages, store
-from brine.instance.action import Done, act_on, act_on_each
+from brine.instance import messages, store, unit
+from brine.instance.action import MOST_AT_ONCE, Done, act_on, act_on_each
 from brine.instance.claims import refuse_barred, refuse_elsewhere
 from brine.instance.hypervisor_choice import hypervisor_of
 from brine.instance.intent import offline
 from brine.instance.kvm.guest import monitor_of, press_reset
-from brine.instance.observe import Observed, Oper, look
+from brine.instance.observe import GOING, Observed, Oper, look, look_at_all, oper_of
 from brine.instance.start import being_stopped, start_instance
 from brine.instance.stop import (
     StopLimits,
@@ -170,12 +171,33 @@ _STOPPED = {
 
 
 def stop(arguments: argparse.Namespace) -> int:
+    if bool(arguments.name) == arguments.all:
+        text = "--all, or that one?" if arguments.all else "which instance?"
+        raise UsageError(text, hint="give names of instances, or --all")
 
     def act(name: str) -> Done:
         done = stop_instance(name, force=arguments.force, timeout_s=arguments.timeout)
         return Done(done.value, done is not Stopped.UNCHANGED, _STOPPED.get(done, ""))
 
-    return act_on_each(arguments, act, runs="runs on, and may still do what it was asked")
+    groups = running_groups() if arguments.all else []
+    if arguments.all and not groups:
+        print(json.dumps({"instances": []}, indent=2) if arguments.json else "no instance runs")
+        return 0
+    text, at_most = "runs on, and may still do what it was asked", arguments.parallel
+    return act_on_each(arguments, act, runs=text, at_most=at_most or MOST_AT_ONCE, groups=groups)
+
+
+def running_groups() -> list[list[str]]:
+    """The instances that run, or are starting, in groups of one ``start_order``, the highest first;
+    one without a usable spec comes last."""
+    orders: dict[int, list[str]] = {}
+    for seen in look_at_all():
+        if isinstance(seen, InstanceError):
+            if (found := unit.find_unit(seen.name)) and oper_of(found) in GOING:
+                orders.setdefault(-1, []).append(seen.name)
+        elif seen.is_going:
+            orders.setdefault(seen.spec.start_order, []).append(seen.name)
+    return [sorted(orders[order]) for order in sorted(orders, reverse=True)]
 
 
 def reboot(arguments: argparse.Namespace) -> int:

@@ -358,7 +358,12 @@ def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str
 
 
 def info(arguments: argparse.Namespace) -> int:
-    (seen,) = with_reasons([look(arguments.name)])
-    found = details(seen, supervisor().reasons_to_wait()(seen.name))
-    print(json.dumps(found, indent=2) if arguments.json else "\n".join(report_lines(found)))
+    names = list(dict.fromkeys(arguments.name))
+    several = with_reasons([look(name) for name in names])
+    held_back = supervisor().reasons_to_wait()
+    found = [details(seen, held_back(seen.name)) for seen in several]
+    if arguments.json:
+        print(json.dumps(found[0] if len(found) == 1 else found, indent=2))
+    else:
+        print("\n\n".join("\n".join(report_lines(one)) for one in found))
     return 0
