@@ -104,7 +104,7 @@ def test_a_wrong_command_line_gets_one_line_and_a_hint(
     ("said", "meant"),
     [
         *(("ls", "list"), ("show", "info"), ("create", "define"), ("delete", "undefine")),
-        *(("destroy", "stop --force"), ("kill", "stop --force"), ("modify", "edit")),
+        *(("destroy", "stop --force"), ("kill", "stop --force"), ("modify", "set")),
         ("strat", "start"),
     ],
 )
@@ -688,6 +688,45 @@ def test_verbs_take_several_instances(
     assert web1("info", "web1", "db1")[1].count("Instance:") == 2
     assert web1("undefine", "web1", "db1")[0] == 0
     assert web1("list")[1] == "no instance is defined\n"
+
+
+def test_keys_are_set_without_an_editor(web1: Run) -> None:
+    status, out, err = web1("set", "web1", "memory_mib=2G", "vcpus=2", "tags=a,b", "cpu=qemu64")
+    assert (status, err) == (0, "")
+    assert out.startswith("defined: web1")
+    known = spec()
+    assert (known["memory_mib"], known["vcpus"], known["tags"]) == (2048, 2, ["a", "b"])
+    assert known["cpu"] == "qemu64"
+    told = json.loads(web1("set", "web1", "vcpus=", "cpu=", "--dry-run", "--json")[1])
+    assert (told["spec"]["vcpus"], told["spec"]["cpu"], told["dry_run"]) == (1, "", True)
+    assert spec() == known
+    web1("set", "web1", "vcpus=", "tags=", 'boot_order=["network"]')
+    assert (spec()["vcpus"], spec()["tags"], spec()["boot_order"]) == (1, [], ["network"])
+    assert web1("set", "web1", "vcpus=1")[1].startswith("unchanged: web1")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said", "hint"),
+    [
+        ("memory_mib", "not KEY=VALUE", "memory_mib=4096"),
+        ("memory=1", "no key 'memory'", "did you mean memory_mib?"),
+        ("vcpu=1", "no key 'vcpu'", "did you mean vcpus?"),
+        ("name=db1", "name can't be set", "rename"),
+        ("memory_mib=10x", "memory_mib must be a size", "memory_mib=4G"),
+        ("vcpus=two", "/vcpus: must be a whole number, but is 'two'", None),
+        ("admin_state=on", "/admin_state: must be one of", 'did you mean "up"?'),
+        ("disks=/dev/vg/x", "/disks", None),
+    ],
+)
+def test_what_can_not_be_set_changes_nothing(
+    web1: Run, assignment: str, said: str, hint: str | None
+) -> None:
+    before = spec()
+    status, out, err = web1("set", "web1", "vcpus=2", assignment)
+    assert (status in (1, 2), out) == (True, "")
+    assert said in err.splitlines()[0]
+    assert (hint or "") in err
+    assert spec() == before
 
 
 # console

@@ -32,7 +32,7 @@ _OTHER_VERBS = {
     **dict.fromkeys(("ls", "ps", "status"), "list"),
     **dict.fromkeys(("show", "describe", "get", "dominfo"), "info"),
     **dict.fromkeys(("create", "new", "add"), "define"),
-    **dict.fromkeys(("modify", "set", "change", "update", "configure"), "edit"),
+    **dict.fromkeys(("modify", "change", "update", "configure"), "set"),
     **dict.fromkeys(("delete", "remove", "rm"), "undefine"),
     **dict.fromkeys(("shutdown", "poweroff", "halt"), "stop"),
     **dict.fromkeys(("destroy", "kill"), "stop --force"),

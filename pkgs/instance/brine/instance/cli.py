@@ -105,6 +105,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     pause = verb("pause", f"{_OPERATIONS}:pause", "stop instances' processors", of="+")
     resume = verb("resume", f"{_OPERATIONS}:resume", "resume paused instances", of="+")
     edit = verb("edit", f"{_DEFINITION}:edit", "edit an instance's spec with your editor")
+    text = "change keys of an instance's spec, and what runs of it where that is possible"
+    setting = verb("set", f"{_DEFINITION}:set_keys", text)
+    text = "such as memory_mib=4096; without VALUE, the default"
+    setting.add_argument("assignments", metavar="KEY=VALUE", nargs="+", help=text)
     text = "also plug NICs and disks into a running instance, and take them out"
     for each in (define, edit):
         each.add_argument("--live", action="store_true", help=text)
@@ -125,9 +129,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "attach to an instance's serial line; Ctrl-] leaves"
     verb("console", "brine.instance.console:console", text)
     changing = [define, importing, undefine, rename, clone, start, stop, reboot, pause, resume]
-    for each in (listing, info, log, cdrom, *changing):
+    for each in (listing, info, log, cdrom, setting, *changing):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")
-    for each in (define, clone, cdrom):
+    for each in (define, clone, cdrom, setting):
         each.add_argument("--dry-run", action="store_true", help="only say what would be done")
     text = "only print the spec, and define nothing"
     importing.add_argument("--dry-run", action="store_true", help=text)

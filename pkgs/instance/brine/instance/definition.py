@@ -21,8 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from brine.common.background import begun
-from brine.common.cli import print_done, undo_when_told_to_end
-from brine.common.errors import BrineError, UsageError, install_hint, printable, tell_error, warn
+from brine.common.cli import print_done, size, undo_when_told_to_end
+from brine.common.errors import (
+    BrineError,
+    UsageError,
+    install_hint,
+    nearest,
+    printable,
+    tell_error,
+    warn,
+)
+from brine.common.schema import shape_of
 from brine.common.unix_socket import is_listening
 from brine.config.schema import parse_json
 from brine.instance import store
@@ -44,6 +53,12 @@ from brine.vm.spec import AS_ROOT, Spec, SpecError, to_json
 
 _YAML = re.compile(rb"\s*(#|---|\w+:)")  # as no JSON object begins
 _OCTAL = re.compile("[-+]?0[0-7_]+")
+_FIXED = {
+    "name": "brine instance rename gives an instance another name",
+    "uuid": "an instance keeps its UUID",
+    "version": "Brine writes it",
+}
+"""Keys that ``brine instance set`` does not change, and what to do."""
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge")
 
 
@@ -435,6 +450,59 @@ def edit(arguments: argparse.Namespace) -> int:
         undo_when_told_to_end()
         results = _changed_live(results, _observed([name]), dry_run=False)
     return tell_lines(results)
+
+
+def set_keys(arguments: argparse.Namespace) -> int:
+    """``brine instance set``."""
+    log_to_journal("brine")
+    undo_when_told_to_end()
+    name, dry_run = arguments.name, arguments.dry_run
+    before = store.load(name)
+    data = to_json(before) | dict(map(_assigned, arguments.assignments))
+    defined = define_instance(data, over=before, dry_run=dry_run)
+    if not dry_run:
+        _show_growth(defined)
+    results = [DefinitionResult(SpecInput(name, name), defined)]
+    results = _changed_live(results, _observed([name]), dry_run=dry_run)
+    if not arguments.json:
+        return tell_lines(results, dry_run=dry_run)
+    status = tell_errors(results)
+    print(json.dumps({**results[0].to_json(), "dry_run": dry_run}, indent=2))
+    return status
+
+
+def _assigned(assignment: str) -> tuple[str, Any]:
+    """The key and the value of ``KEY=VALUE``. An empty value is the default; a list of strings may
+    be written with commas, and a key in MiB as a size.
+
+    :raises UsageError: if it is none, or of a key that this verb does not change.
+    """
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise UsageError(f"not KEY=VALUE: {assignment!r}", hint="such as memory_mib=4096")
+    known = shape_of(Spec).by_key
+    if key not in known:
+        usual = Spec.OTHER_WORDS.get(key.lower())
+        hint = f"did you mean {usual}?" if usual else nearest(key, known)
+        raise UsageError(f"a spec has no key {key!r}", hint=hint)
+    if key in _FIXED:
+        raise UsageError(f"{key} can't be set", hint=_FIXED[key])
+    kinds = known[key].kinds
+    if not text:
+        return key, known[key].usual
+    if kinds == {str}:
+        return key, text
+    if list in kinds and not text.startswith("["):
+        return key, text.split(",")
+    if key.endswith("_mib") and text[-1].isalpha():
+        try:
+            return key, size(text) >> 20
+        except argparse.ArgumentTypeError as error:
+            raise UsageError(f"{key} {error}", hint=f"such as {key}=4096 or {key}=4G") from None
+    try:
+        return key, json.loads(text)
+    except ValueError:
+        return key, text  # which its schema refuses, and says what it should be
 
 
 def _folder_for_edits() -> str:
