@@ -170,6 +170,24 @@ def test_what_is_no_configuration_is_refused(data: bytes, message: str) -> None:
         Configuration.parse(data)
 
 
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        (b'{"a": 1, # mine\n"b": 2}', "no comments"),
+        (b"// mine\n{}", "no comments"),
+        (b'{"a": 1 /* mine */}', "no comments"),
+        (b'{"a": 1,}', "no comma after the last"),
+        (b"[1, 2,\n]", "no comma after the last"),
+        (b"{'a': 1}", "double quotes"),
+        (b"", "is empty"),
+    ],
+)
+def test_what_is_usual_elsewhere_is_named(data: bytes, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Configuration.parse(data)
+    assert hint in (caught.value.hint or "")
+
+
 @given(st.binary(max_size=200) | JSON_VALUES.map(lambda value: json.dumps(value).encode()))
 def test_no_bytes_do_worse_than_an_error(data: bytes) -> None:
     with pytest.raises(ConfigError):

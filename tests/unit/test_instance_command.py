@@ -140,6 +140,8 @@ def test_a_spec_may_be_yaml_and_a_fault_names_file_and_line(web1: Run, tmp_path:
     plain.write_text('{"name": "db1",\n "vcpus": }')
     _, _, err = web1("define", str(plain))
     assert f"{plain}: not valid JSON at byte 26, line 2" in err
+    plain.write_text('{"name": "db1",  # mine\n "vcpus": 2}')
+    assert "name ends in .yaml" in web1("define", str(plain))[2].splitlines()[1]
     for data in (b"# mine\nname: db1\nvcpus: 2\n", b"name: db1\nvcpus: 2\n"):
         assert web1("define", "-", "--dry-run", stdin=data)[0] == 0
     assert "standard input: not valid YAML at line" in web1("define", "-", stdin=b"name: [\n")[2]

@@ -278,6 +278,9 @@ def read_input(name: str, hint: str, *, most: int = -1) -> Any:
         raise ConfigError(f"{name}: {error}", hint=error.hint or hint) from error
 
 
+NO_COMMENTS = "JSON has no comments"
+
+
 def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
     """The JSON in *data*: UTF-8 only, finite numbers only, and no half of a surrogate pair, which
     could not be written again.
@@ -301,7 +304,7 @@ def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
         raise ConfigError("not usable JSON: half of a surrogate pair is no character") from None
     except json.JSONDecodeError as error:
         offset = len(error.doc[: error.pos].encode())
-        hint = "the file is empty" if not data.strip() else None
+        hint = _json_hint(error) if data.strip() else "the file is empty"
         text = f"not valid JSON at byte {offset}, line {error.lineno}: {error.msg}"
         raise ConfigError(text, hint=hint) from None
     except RecursionError:
@@ -311,6 +314,19 @@ def parse_json(data: bytes, *, unique_keys: bool = False) -> Any:
         text = "a number has thousands of digits" if has_digits else str(error)
         raise ConfigError(f"not usable JSON: {text}") from None
     return value
+
+
+def _json_hint(error: json.JSONDecodeError) -> str | None:
+    """What is usual elsewhere, and is no JSON."""
+    rest = error.doc[error.pos :].lstrip()
+    if rest.startswith(("#", "//", "/*")):
+        return NO_COMMENTS
+    if rest.startswith("'"):
+        return "JSON has double quotes only"
+    # Python 3.13 points at the comma itself.
+    if re.match(r",?\s*[]}]", rest) and error.doc[: error.pos + 1].rstrip("]} \n\t").endswith(","):
+        return "JSON has no comma after the last item"
+    return None
 
 
 def _finite(text: str) -> float:

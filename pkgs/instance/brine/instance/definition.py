@@ -33,7 +33,7 @@ from brine.common.errors import (
 )
 from brine.common.schema import shape_of
 from brine.common.unix_socket import is_listening
-from brine.config.schema import parse_json
+from brine.config.schema import NO_COMMENTS, parse_json
 from brine.instance import store
 from brine.instance.action import Done, act_on
 from brine.instance.disks.live import show_growth
@@ -614,7 +614,14 @@ def _input(file: str) -> Any:
     data = content_of(file)
     is_yaml = file.endswith((".yaml", ".yml")) or (file == "-" and _YAML.match(data))
     with naming(file, BrineError):
-        return _yaml(data) if is_yaml else parse_json(data, unique_keys=True)
+        if is_yaml:
+            return _yaml(data)
+        try:
+            return parse_json(data, unique_keys=True)
+        except BrineError as error:
+            if error.hint == NO_COMMENTS:
+                error.hint = f"{NO_COMMENTS}; YAML has, in a file whose name ends in .yaml"
+            raise
 
 
 def _yaml(data: bytes) -> Any:

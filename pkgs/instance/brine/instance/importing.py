@@ -67,6 +67,9 @@ def import_machine(arguments: argparse.Namespace) -> int:
         warn(f"{spec.name}: no counterpart: {printable(what)}")
     for what in odd:
         warn(f"{spec.name}: {printable(what)}")
+    if arguments.image and not spec.nics:
+        hint = f"--link BRIDGE gives it one, or brine nic add {spec.name} --link BRIDGE later"
+        warn(f"{spec.name} has no NIC", hint=hint)
     if arguments.dry_run:
         print(json.dumps(data, indent=2))
     else:
