@@ -239,6 +239,8 @@ def _run(arguments: Sequence[str], ahead: Any) -> int:
         return 0
     if noun == "--version":
         return _print_version(arguments[1:])
+    if noun == "--complete":
+        return _print_completions(arguments[1:], nouns)
     if noun not in nouns:
         if noun.startswith("-"):
             raise UsageError(f"there is no option {noun}", hint="see brine --help")
@@ -278,6 +280,18 @@ def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
         if entry.name == noun:
             entry.load()(parser.verbs)
     return parser
+
+
+def _print_completions(words: Sequence[str], nouns: Mapping[str, Callable[[], Command]]) -> int:
+    from brine.common.completion import complete  # only the shells ask
+
+    def parser(noun: str, verb: str | None) -> Parser | None:
+        return parser_of(noun, nouns[noun](), verb) if noun in nouns else None
+
+    texts = ((name, nouns[name]().summary) for name in sorted(nouns))
+    for line in complete(words, texts, parser):
+        print(line)
+    return 0
 
 
 def _print_version(options: Sequence[str]) -> int:
