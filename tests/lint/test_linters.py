@@ -161,19 +161,6 @@ def test_manuals_have_each_option() -> None:
     assert missing == []
 
 
-def test_completion_knows_the_options_with_values() -> None:
-    text = (TREE / "pkgs/common/system/brine.bash-completion").read_text()
-    # As the patterns of a case have them.
-    words = set(re.findall(r"(?m)(?<![\w-])--?[a-z][a-z-]*(?= *(?:[|)]|\\$))", text))
-    takes = {
-        option: f"brine {noun} {verb} {option}"
-        for noun, verb, action in options()
-        for option in action.option_strings
-        if action.nargs != 0
-    }
-    assert [place for option, place in takes.items() if option not in words] == []
-
-
 def parsers() -> Iterator[tuple[str, Parser]]:
     """The commands of ``brine``, each with the verbs of all parts."""
     verbs = of_tree("brine.verbs")

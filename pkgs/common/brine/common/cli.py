@@ -283,7 +283,7 @@ def parser_of(noun: str, command: Command, verb: str | None = None) -> Parser:
 
 
 def _print_completions(words: Sequence[str], nouns: Mapping[str, Callable[[], Command]]) -> int:
-    from brine.common.completion import complete  # only the shells ask
+    complete = EntryPoint("complete", "brine.common.completion:complete").load()  # for shells only
 
     def parser(noun: str, verb: str | None) -> Parser | None:
         return parser_of(noun, nouns[noun](), verb) if noun in nouns else None

@@ -23,7 +23,7 @@ from brine.common.errors import printable
 _LONGEST = 72
 
 
-class Place(NamedTuple):
+class WordPlace(NamedTuple):
     """Where the word stands that is to be completed.
 
     :param command: the noun, the verb, and what further names a parser.
@@ -34,26 +34,26 @@ class Place(NamedTuple):
     words: tuple[str, ...]
 
 
-Source = Callable[[Place], Iterable[str]]
+Source = Callable[[WordPlace], Iterable[str]]
 
 
-def _files(_: Place) -> Iterable[str]:
+def _files(_: WordPlace) -> Iterable[str]:
     return (":files",)
 
 
-def _folders(_: Place) -> Iterable[str]:
+def _folders(_: WordPlace) -> Iterable[str]:
     return (":folders",)
 
 
-def _users(_: Place) -> Iterable[str]:
+def _users(_: WordPlace) -> Iterable[str]:
     return (":users",)
 
 
-def _groups(_: Place) -> Iterable[str]:
+def _groups(_: WordPlace) -> Iterable[str]:
     return (":groups",)
 
 
-def _nothing(_: Place) -> Iterable[str]:
+def _nothing(_: WordPlace) -> Iterable[str]:
     return ()
 
 
@@ -65,7 +65,7 @@ def _names(folder: str, *suffixes: str, below: str = "") -> Source:
     """The names of the files in a folder of :mod:`brine.common.paths`, or in one *below* it,
     without one of these suffixes."""
 
-    def names(_: Place) -> Iterator[str]:
+    def names(_: WordPlace) -> Iterator[str]:
         with suppress(OSError):
             for name in sorted(os.listdir(getattr(paths, folder) / below)):
                 for suffix in suffixes:
@@ -82,7 +82,7 @@ def _both(*sources: Source) -> Source:
 def _ssconf(key: str, column: int = 0) -> Source:
     """A value that every node knows of the cluster, such as ``node_list``."""
 
-    def words(_: Place) -> Iterator[str]:
+    def words(_: WordPlace) -> Iterator[str]:
         with suppress(OSError, UnicodeDecodeError):
             for line in (paths.SSCONF_DIR / f"ssconf_{key}").read_text().splitlines():
                 if len(parts := line.split()) > column:
@@ -94,7 +94,7 @@ def _ssconf(key: str, column: int = 0) -> Source:
 def _column(*command: str) -> Source:
     """The first words of the table that a command prints; ``{}`` is the first word given."""
 
-    def words(place: Place) -> Iterator[str]:
+    def words(place: WordPlace) -> Iterator[str]:
         first = place.words[0] if place.words else ""
         for row in _output(*(first if one == "{}" else one for one in command))[1:]:
             if row and not row[0].isspace():
@@ -106,7 +106,7 @@ def _column(*command: str) -> Source:
 def _units(*types: str) -> Source:
     """The names of the storage units of these types; without any, of the type that is given."""
 
-    def words(place: Place) -> Iterator[str]:
+    def words(place: WordPlace) -> Iterator[str]:
         for kind in types or place.words[:1]:
             for row in _output("storage", "list", "--type", kind)[1:]:
                 if row.startswith(kind):
@@ -140,12 +140,12 @@ _CLUSTERS = _ssconf("instance_list")
 _UNITS = _units("lvm-vg", "file")
 
 
-def _bridges(_: Place) -> Iterator[str]:
+def _bridges(_: WordPlace) -> Iterator[str]:
     for file in sorted(Path("/sys/class/net").glob("*/bridge")):
         yield file.parent.name
 
 
-def _sockets(_: Place) -> Iterator[str]:
+def _sockets(_: WordPlace) -> Iterator[str]:
     for name in _RUNNING(_):
         yield f"{paths.CONTROL_DIR}/{name}.qmp"
 
@@ -266,7 +266,7 @@ def _found(
             return
         else:
             given.append(word)
-    place = Place(command, tuple(given))
+    place = WordPlace(command, tuple(given))
     if option:
         yield from _values(option, option.option_strings[-1], place)
     elif current.startswith("-"):
@@ -290,7 +290,7 @@ def _repeats(action: argparse.Action) -> bool:
     return isinstance(action, argparse._AppendAction)
 
 
-def _values(action: argparse.Action, name: str, place: Place) -> Iterator[tuple[str, str]]:
+def _values(action: argparse.Action, name: str, place: WordPlace) -> Iterator[tuple[str, str]]:
     if isinstance(action, argparse._SubParsersAction):
         texts = {one.dest: one.help or "" for one in action._choices_actions}
         yield from ((word, texts.get(word, "")) for word in action.choices)
