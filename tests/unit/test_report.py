@@ -285,12 +285,12 @@ def test_what_qemu_has_and_who_its_guest_says_to_be(qemus: FakeQemus) -> None:
         }
     ]
     (one,) = found["disks"]
-    assert (one["slot"], one["since_start"]) == (20, False)
+    assert (one["slot"], one["since_start"], one["by_hand"]) == (20, False, True)
     assert found["nics"] == []
     lines = list(report_lines(found))
     assert not [line for line in lines if not line.isprintable()]
     (line,) = [line for line in lines if line.startswith("Disk:")]
-    assert line.endswith("slot 20, plugged in since the start")
+    assert line.endswith("slot 20, plugged in since the start, added by hand")
     assert any("192.0.2.7/24 on eth0" in line for line in lines)
 
 
@@ -307,7 +307,7 @@ def test_where_the_tap_of_a_nic_leads(mode: str, link: str, ips: list[str], said
     found = details(seen(running(), nics=[nic]))
     (row,) = found["spec"]["nics"]
     plugged = {"mac": row["mac"], "uuid": row["uuid"], "tap": "vm-1", "link": link or None}
-    found["nics"] = [{**plugged, "slot": 13, "since_start": True}]
+    found["nics"] = [{**plugged, "slot": 13, "since_start": True, "by_hand": False}]
     (line,) = [line for line in report_lines(found) if line.startswith("NIC:")]
     assert said in line
 

@@ -114,7 +114,7 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path, interface: str, slot:
     after = with_hot_changes(spec)
     assert [disk.slot for disk in after.disks] == [12, 0, slot.number]
     assert [replace(disk, slot=-1) for disk in after.disks[:2]] == list(spec.disks)
-    hot = Disk(uuid=HOT, path="/hot", interface=interface, slot=slot.number, **usual)
+    hot = Disk(uuid=HOT, path="/hot", interface=interface, slot=slot.number, by_hand=True, **usual)
     assert after.disks[2] == hot
     assert device_changes(replace(after, disks=spec.disks), spec) == []
 
@@ -122,7 +122,7 @@ def test_a_disk_that_was_plugged_in_comes_last(file: Path, interface: str, slot:
 def test_a_disk_that_is_entered_for_the_next_start_is_virtio(file: Path) -> None:
     spec = started(web1())
     plug(file, DeviceKind.DISK, {**Disk(uuid=HOT, path="/hot").recorded(), "size_mib": 10})
-    assert with_hot_changes(spec).disks[2] == Disk(uuid=HOT, path="/hot")
+    assert with_hot_changes(spec).disks[2] == Disk(uuid=HOT, path="/hot", by_hand=True)
 
 
 def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_nic_that_was_plugged_in_comes_last(file: Path) -> None:
         Vif(instance="web1", uuid=HOT, mode=Mode.ROUTED, **usual).recorded(pci_slot(21)),
     )
     after = with_hot_changes(spec)
-    hot = Nic(uuid=HOT, model="virtio", mode="routed", slot=21, **usual)
+    hot = Nic(uuid=HOT, model="virtio", mode="routed", slot=21, by_hand=True, **usual)
     assert after.nics == (replace(spec.nics[0], slot=13), hot)
     assert device_changes(replace(after, nics=spec.nics), spec) == []
 
@@ -213,6 +213,17 @@ def test_what_is_in_the_spec_already_is_not_plugged_in_twice(file: Path) -> None
     plug(file, DeviceKind.NIC, hot_nic())
     after = with_hot_changes(spec)
     assert with_hot_changes(after) == after
+
+
+@pytest.mark.parametrize("key", ["disks", "nics"])
+def test_whether_a_device_was_added_by_hand_is_no_difference_to_qemu(file: Path, key: str) -> None:
+    spec = started(web1())
+    rows = tuple(replace(one, by_hand=True) for one in getattr(spec, key))
+    noted = replace(spec, **{key: rows})
+    plug(file, DeviceKind.NIC, hot_nic())
+    after = with_hot_changes(noted)
+    assert [one.by_hand for one in getattr(after, key)][: len(rows)] == [True] * len(rows)
+    assert [one.uuid for one in after.nics] == [A, HOT]
 
 
 def test_what_does_not_go_with_the_spec_says_whose_and_what(file: Path) -> None:

@@ -118,6 +118,7 @@ DISK: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "read_only": (False, [True], BOOL),
     "serial": ("", ["a" * 20], [*TEXT, "a" * 21, "é"]),
     "slot": (-1, [0, 255], [*NUMBER, -2, 256]),
+    "by_hand": (False, [True], BOOL),
 }
 
 NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
@@ -132,6 +133,7 @@ NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "vhost": (False, [True], BOOL),
     "mtu": (0, [1500, 65521], [*NUMBER, -1, 65522]),
     "slot": (-1, [0, 255], [*NUMBER, -2, 256]),
+    "by_hand": (False, [True], BOOL),
 }
 
 KINDS: dict[type, tuple[dict[str, tuple[Any, list[Any], list[Any]]], dict[str, Any]]] = {

@@ -39,11 +39,26 @@ def test_what_is_saved_is_loaded(folder: Path) -> None:
     written = json.loads((folder / "web1.json").read_text())
     assert written.keys() == to_json(spec).keys() - {"owner", "ignored", "slice", "claim_serial"}
     known = to_json(spec)
-    for name in ("name", "unit", "size_mib"):
+    for name in ("name", "unit", "size_mib", "by_hand"):
         del known["disks"][0][name]
+    del known["nics"][0]["by_hand"]
     assert written == {key: known[key] for key in written}
     owned = saved(owner={"watchdog_timeout": 9})
     assert store.load("web1") == owned
+
+
+@pytest.mark.parametrize("key", ["disks", "nics"])
+def test_the_release_before_reads_a_spec_with_what_was_added_by_hand(
+    folder: Path, key: str
+) -> None:
+    """It refuses keys that it does not know, unless the file has a newer version."""
+    plain = saved(disks=[{"path": "/d"}], nics=[{"link": "br0"}])
+    assert json.loads((folder / "web1.json").read_text())["version"] == 1
+    rows = tuple(replace(one, by_hand=True) for one in getattr(plain, key))
+    store.save(spec := replace(plain, **{key: rows}))
+    assert json.loads((folder / "web1.json").read_text())["version"] == 2
+    assert store.load("web1") == spec
+    assert store.load("web1").version == 1
 
 
 def test_members_of_the_group_may_read_it_and_nobody_else(

@@ -143,7 +143,7 @@ def test_a_key_that_is_accepted_acts(key: str) -> None:
     assert texts[0] != texts[1]
 
 
-_OF_BRINE = ("uuid", "name", "unit", "size_mib")
+_OF_BRINE = ("uuid", "name", "unit", "size_mib", "by_hand")
 
 
 @pytest.mark.parametrize("key", sorted(DISK_KEYS - {*_OF_BRINE, "format_source"}))
@@ -154,7 +154,7 @@ def test_a_disks_key_that_is_accepted_acts(key: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["bridged", "openvswitch", "routed"])
-@pytest.mark.parametrize("key", sorted(NIC_KEYS - {"uuid"}))
+@pytest.mark.parametrize("key", sorted(NIC_KEYS - {*_OF_BRINE}))
 def test_a_nics_key_that_is_accepted_acts(key: str, mode: str) -> None:
     if (key, mode) in (("link", "routed"), ("mode", "openvswitch")):
         return  # the first is refused, and the second is no change

@@ -115,7 +115,7 @@ def _same(vm: Vm, device: Device, known: Disk | None, disk: Disk) -> Disk:
         # The request need not repeat the serial.
         disk = replace(disk, serial=disk.serial or known.serial)
         there = replace(known, serial=known.guest_serial())
-        wanted = replace(disk, serial=disk.guest_serial())
+        wanted = replace(disk.as_qemu_has_it(), serial=disk.guest_serial())
         unlike = differences(there, wanted, but=_NOT_COMPARED)
     else:
         unlike = [f"serial {device.value}"] if device.value != disk.guest_serial() else []

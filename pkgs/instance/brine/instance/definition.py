@@ -163,6 +163,7 @@ def define_several(
     dry_run: bool,
     live: bool = False,
     keeps_user_state: bool = False,
+    keeps_by_hand: bool = False,
     asked: Callable[[], dict[str, Unit]] | None = None,
 ) -> list[DefinitionResult]:
     """Define several instances, in their order. One that can't be defined stops no other.
@@ -172,7 +173,7 @@ def define_several(
 
     :param live: also change the disks and NICs of those that run. It begins with instances that
         get no device.
-    :param keeps_user_state: as in :func:`define_instance`.
+    :param keeps_user_state: as in :func:`define_instance`; so is *keeps_by_hand*.
     :param asked: what waits for systemd's answer on all units, where it is asked already; for a dry
         run.
     """
@@ -188,7 +189,11 @@ def define_several(
             one = given[index]
             try:
                 defined = define_instance(
-                    one.data, dry_run=dry_run, keeps_user_state=keeps_user_state, planned=planned
+                    one.data,
+                    dry_run=dry_run,
+                    keeps_user_state=keeps_user_state,
+                    keeps_by_hand=keeps_by_hand,
+                    planned=planned,
                 )
             except BrineError as error:
                 results[index] = DefinitionResult(one, error=error)
@@ -386,7 +391,7 @@ def define(arguments: argparse.Namespace) -> int:
     given = [SpecInput(None, "the spec", data)]
     if isinstance(data, list):
         given = list(inputs_of(data))
-    results = define_as_asked(given, arguments)
+    results = define_as_asked(given, arguments, is_declared=arguments.keep_user_state)
     if isinstance(data, list):
         return tell_results(results, dry_run=dry_run, as_json=arguments.json)
     (result,) = results
@@ -403,9 +408,13 @@ def define(arguments: argparse.Namespace) -> int:
 
 
 def define_as_asked(
-    given: Sequence[SpecInput], arguments: argparse.Namespace
+    given: Sequence[SpecInput], arguments: argparse.Namespace, *, is_declared: bool
 ) -> list[DefinitionResult]:
-    """Define several instances, with the options of ``brine instance define``."""
+    """Define several instances, with the options of ``brine instance define``.
+
+    :param is_declared: a program has made the specs, of a declaration: what was added by hand to
+        instances stays.
+    """
     if arguments.live:
         undo_when_told_to_end()
     return define_several(
@@ -413,6 +422,7 @@ def define_as_asked(
         dry_run=arguments.dry_run,
         live=arguments.live,
         keeps_user_state=arguments.keep_user_state,
+        keeps_by_hand=is_declared,
         asked=arguments.ahead,
     )
 

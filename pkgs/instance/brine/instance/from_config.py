@@ -84,7 +84,7 @@ def define_all(arguments: argparse.Namespace) -> int:
         _input_of(configuration, one, claim_of(configuration, one), keeps_state=one.uuid in unheard)
         for one in sorted(ours, key=lambda one: one.name)
     ]
-    results = define_as_asked(given, arguments)
+    results = define_as_asked(given, arguments, is_declared=True)
     if not arguments.dry_run:
         _adopt_disks(results)
     others = elsewhere(configuration, node)
@@ -119,13 +119,16 @@ def _set_aside(others: Sequence[tuple[Spec, Claim]]) -> None:
 
 
 def _adopt_disks(results: Sequence[DefinitionResult]) -> None:
-    """Adopt the disks of instances as they are. What can't be adopted is used all the same."""
+    """Adopt the cluster's disks of instances as they are. What can't be adopted is used all the
+    same; one whose name a disk has that was added by hand gets no name."""
     for spec in (one.spec() for one in results if one.defined):
+        names = {one.name for one in spec.disks}
         for number, disk in enumerate(spec.disks):
-            if disk.unit or not unit_of(disk.path):
+            if disk.unit or disk.by_hand or not unit_of(disk.path):
                 continue
             try:
-                adopt_disk(spec.name, disk.uuid, called=f"disk{number}")
+                called = f"disk{number}"
+                adopt_disk(spec.name, disk.uuid, called="" if called in names else called)
             except BrineError as error:
                 warn(f"{spec.name}: disk {disk.path} is not adopted: {error}", hint=error.hint)
 

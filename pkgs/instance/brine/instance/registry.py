@@ -6,7 +6,7 @@ which is pure); then it is compared with the node; then it is committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ from brine.common.errors import BrineError, UsageError
 from brine.common.operation import OperationKind
 from brine.common.unix_socket import is_listening
 from brine.instance import messages, store, unit
+from brine.instance.by_hand import DevicesByHand, refuse_their_slots, with_devices
 from brine.instance.claims import note_claim, refuse_old_claim, remove_notes_on
 from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
@@ -27,6 +28,7 @@ from brine.instance.disks.volumes import default_unit, refuse_volumes, with_made
 from brine.instance.history import verdicts_on
 from brine.instance.intent import tell_cluster
 from brine.instance.kvm.programs import refuse_writers
+from brine.instance.kvm.runtime_devices import KEYS, DevicesNow, devices_now
 from brine.instance.observe import (
     GOING,
     Observed,
@@ -45,8 +47,10 @@ from brine.instance.xen import last_start, xl
 from brine.storage.volume import Wipe
 from brine.vm import markers
 from brine.vm.conflicts import NONE_PLANNED, OtherIdentities, Planned, identities_lock
+from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.markers import MarkerKind
+from brine.vm.nic import Nic
 from brine.vm.spec import AdminState, Spec, to_json
 from brine.vm.values import new_name_fault
 
@@ -150,6 +154,7 @@ def plan_definition(
     taken: Container[str] = (),
     over: Spec | None = None,
     keeps_user_state: bool = False,
+    now: Callable[[], DevicesNow | None] | None = None,
     default_unit: Callable[[], str] = lambda: "",
 ) -> DefinitionPlan:
     """Plan a definition of an instance with a spec as people write it.
@@ -157,6 +162,8 @@ def plan_definition(
     :param over: the spec that *data* was made from: refuse it if that has changed meanwhile.
     :param keeps_user_state: an instance that its user has shut down stays so, unless it is to be
         offline.
+    :param now: what it was started with last, and has by now, where that is known: *data* is a
+        declaration, and what was added by hand stays. None for an operator's own spec.
     :param default_unit: the storage unit of disks that name none; empty is none.
     :param cluster: the name of the cluster, and *taken* identities of others; see
         :func:`brine.instance.validate.completed`.
@@ -171,9 +178,25 @@ def plan_definition(
         raise SpecChangedError(over.name, "its spec changed during this edit", hint=hint)
     if keeps_user_state and before and before.is_down_by_user():
         data = without_state(data)
-    sized = with_volumes(data, before or known.last, default_unit)
-    spec = completed(sized.data, before=before or known.last, cluster=cluster, taken=taken)
-    return DefinitionPlan(spec, known, sized.made)
+    last = before or known.last
+
+    def planned(more: Mapping[str, Sequence[Disk | Nic]]) -> DefinitionPlan:
+        sized = with_volumes(with_devices(data, more), last, default_unit)
+        spec = completed(sized.data, before=last, cluster=cluster, taken=taken)
+        refuse_their_slots(spec, more)
+        return DefinitionPlan(spec, known, sized.made)
+
+    if last is None or now is None:
+        return planned({})
+    has_any = any(one.by_hand for key in KEYS for one in getattr(last, key))
+    by_hand = DevicesByHand.of(last, now() if has_any else None)
+    plan = planned(by_hand.kept)
+    # The next start drops what is plugged but not in the spec if that has other devices by then.
+    if not (changed := {key for key in KEYS if getattr(plan.spec, key) != getattr(last, key)}):
+        return plan
+    plugged = DevicesByHand.of(last, now()).plugged
+    more = {key: [*by_hand.kept[key], *(plugged[key] if key in changed else ())] for key in KEYS}
+    return planned(more) if more != by_hand.kept else plan
 
 
 def define_instance(
@@ -183,6 +206,7 @@ def define_instance(
     is_new: bool = False,
     over: Spec | None = None,
     keeps_user_state: bool = False,
+    keeps_by_hand: bool = False,
     planned: Planned = NONE_PLANNED,
     wipe: Wipe = Wipe.ZERO,
 ) -> Defined:
@@ -191,6 +215,7 @@ def define_instance(
     :param is_new: refuse it if an instance of that name exists.
     :param over: the spec that it was made from, and *keeps_user_state*: see
         :func:`plan_definition`.
+    :param keeps_by_hand: the spec is a declaration, and the devices that were added by hand stay.
     :param planned: the specs that other instances would have.
     :param wipe: what is done about former data where new volumes are.
     :raises BrineError: what is wrong with the spec, or what failed.
@@ -211,6 +236,7 @@ def define_instance(
             taken=OtherIdentities(name, planned),
             over=over,
             keeps_user_state=keeps_user_state,
+            now=partial(_devices_now, name) if keeps_by_hand else None,
             default_unit=default_unit,
         )
         spec, before = plan.spec, plan.known.before
@@ -232,6 +258,15 @@ def define_instance(
                 locks.enter_context(identities_lock(check))
                 aside = _commit(plan)
     return Defined(spec, plan.changes(), before, aside, plan.volumes())
+
+
+def _devices_now(name: str) -> DevicesNow | None:
+    """What an instance was started with last, and has by now; None if that is not known."""
+    if not InstanceFiles(name).runtime.exists():
+        return None
+    with suppress(InstanceError):  # its next start tells the fault
+        return devices_now(name)
+    return None
 
 
 def without_state(data: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.halt import GOING_STATES, PAUSED, Halt
 from brine.vm.markers import WHO_UNKNOWN
 from brine.vm.runtime_file import Runtime, qemu_id
-from brine.vm.spec import AS_ROOT, to_json
+from brine.vm.spec import AS_ROOT, Spec, to_json
 from brine.vm.values import Mode
 
 _MOUNTS = Path("/proc/self/mountinfo")
@@ -208,7 +208,8 @@ def _disk_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
 def _volume_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
     size = size_text(one["made"]) if one["made"] else "of unknown size"
     why = f": {one['why']}" if one["why"] else ""
-    return printable(f"{one['name'] or one['uuid']} in {one['unit']}, {size}, {one['status']}{why}")
+    text = f"{one['name'] or one['uuid']} in {one['unit']}, {size}, {one['status']}{why}"
+    return printable(text + (", added by hand" if one["by_hand"] else ""))
 
 
 def _nic_line(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
@@ -227,7 +228,8 @@ def _link_of(one: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def _place(one: Mapping[str, Any]) -> str:
-    return f"slot {one['slot']}" + ("" if one["since_start"] else ", plugged in since the start")
+    text = f"slot {one['slot']}" + ("" if one["since_start"] else ", plugged in since the start")
+    return text + (", added by hand" if one["by_hand"] else "")
 
 
 def _address_line(one: Mapping[str, Any], _found: Mapping[str, Any]) -> str:
@@ -275,7 +277,7 @@ def _of_qemu(seen: Observed, running: RunningSpec | None) -> dict[str, Any]:
         with monitor_of(name, timeout_s=_ANSWER_S) as qmp:
             found["qemu"] = run_state(qmp)
             with suppress(*_ODD_ANSWERS):
-                found |= _devices(name, running, qmp)
+                found |= _devices(seen.spec, running, qmp)
             with suppress(*_ODD_ANSWERS):
                 if has_agent(qmp):
                     addresses = guest_addresses(name, timeout_s=_AGENT_ANSWER_S)
@@ -344,16 +346,19 @@ def _as_qemu_says(seen: Observed, state: str | None) -> Observed:
     return seen if is_known else replace(seen, halted=Halt(state))
 
 
-def _devices(name: str, running: RunningSpec | None, qmp: QmpClient) -> dict[str, Any]:
-    """The disks and NICs of Brine's, with whether the instance was started with them."""
+def _devices(spec: Spec, running: RunningSpec | None, qmp: QmpClient) -> dict[str, Any]:
+    """The disks and NICs of Brine's, with whether the instance was started with them, and whether
+    they were added by hand."""
     found: dict[str, Any] = {}
     for key, kind in (("disks", DeviceKind.DISK), ("nics", DeviceKind.NIC)):
         rows = running.started.get(key) if running else None
         started = {row["uuid"] for row in rows} if rows is not None else None
-        found[key] = [
-            {**one.described(), "since_start": started is None or one.uuid in started}
-            for one in devices_of(Machine(qmp), kind, name)
-        ]
+        by_hand = {one.uuid: one.by_hand for one in getattr(spec, key)}
+        found[key] = []
+        for one in devices_of(Machine(qmp), kind, spec.name):
+            is_started = started is None or one.uuid in started
+            more = {"since_start": is_started, "by_hand": by_hand.get(one.uuid, not is_started)}
+            found[key].append({**one.described(), **more})
     return found
 
 

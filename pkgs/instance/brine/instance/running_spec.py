@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from brine.instance.observe import Observed, Oper
+from brine.vm.disk import as_plugged
 from brine.vm.instances import started_with
 from brine.vm.spec import to_json
 
@@ -40,7 +41,7 @@ def running_spec(seen: Observed) -> RunningSpec | None:
     pending = [
         key
         for key, value in to_json(spec).items()
-        if key not in _READ_WHEN_NEEDED and key in started and started[key] != value
+        if key not in _READ_WHEN_NEEDED and key in started and _differ(started[key], value)
     ]
     if {"disks", "nics"}.intersection(pending) and not spec.is_xen():
         from brine.instance.kvm.runtime_devices import plugged_already  # few have changes
@@ -48,3 +49,13 @@ def running_spec(seen: Observed) -> RunningSpec | None:
         plugged = plugged_already(spec)
         pending = [key for key in pending if key not in plugged]
     return RunningSpec(started, tuple(pending))
+
+
+def _differ(started: Any, now: Any) -> bool:
+    """Whether the values of a key differ by more than what QEMU is not told of its devices."""
+    return bool(started != now and _as_plugged(started) != _as_plugged(now))
+
+
+def _as_plugged(value: Any) -> Any:
+    rows = value if isinstance(value, list) else []
+    return [as_plugged(one) for one in rows if isinstance(one, dict)] or value

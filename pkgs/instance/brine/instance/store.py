@@ -52,7 +52,13 @@ from brine.vm.spec import (
     to_json,
     with_unknown,
 )
-from brine.vm.stored_spec import CLAIMED_VERSION, UnusableSpecError, read_spec, usable_as
+from brine.vm.stored_spec import (
+    NEWER_VERSION,
+    UnusableSpecError,
+    has_newer_keys,
+    read_spec,
+    usable_as,
+)
 from brine.vm.values import vm_name_fault
 
 LOCK_TIMEOUT_S = 10.0
@@ -191,9 +197,10 @@ def save(spec: Spec) -> None:
         # An older Brine, which may read it after a downgrade, does not know these keys.
         if not content[name]:
             del content[name]
-    if spec.claim_serial and spec.version == VERSION:
-        content["version"] = CLAIMED_VERSION
-    content["disks"] = [without_empty(disk) for disk in content["disks"]]
+    for name in ("disks", "nics"):
+        content[name] = [without_empty(device) for device in content[name]]
+    if spec.version == VERSION and has_newer_keys(content):
+        content["version"] = NEWER_VERSION
     file = spec_file_of(spec.name)
     if spec.version > VERSION:  # what this version does not know stays
         with suppress(OSError, ValueError, RecursionError):

@@ -77,7 +77,7 @@ def completed(
     if spec.claim_serial and not spec.node:
         raise SpecError("goes with a node, which it is about", where="/claim_serial")
     check(spec)
-    for where, text, hint in _limits(spec):
+    for where, text, hint in _limits(_declared(spec, before)):
         raise SpecError(text, where=where, hint=hint)
     return spec
 
@@ -164,12 +164,14 @@ def _whole_nics(
     old = before.nics if before else ()
     slots = {nic.uuid: nic.slot for nic in old}
     named = [next((was for was in old if _is_named(nic, was)), None) for nic in spec.nics]
+    # What was added by hand, and stays, has no index of the declared NICs.
+    indexed = [was for was in old if not (was.by_hand and was in named)]
     used = {nic.mac for nic in spec.nics}
     for index, (nic, keys) in enumerate(zip(spec.nics, given, strict=True)):
         mode, link = usual_wiring(keys.get("mode"), keys.get("link"))
         was = named[index]
-        if not (nic.uuid or nic.mac) and index < len(old) and old[index] not in named:
-            was = old[index]
+        if not (nic.uuid or nic.mac) and index < len(indexed) and indexed[index] not in named:
+            was = indexed[index]
         mac = nic.mac or (was.mac if was else "")
         if not mac:
             texts = _made(f"NIC {index} of {spec.name} of {cluster}")
@@ -285,6 +287,20 @@ def _display_and_user(spec: Spec) -> Iterator[Fault]:
         yield "/vnc_port", fault, None
     for key, text, advice in security_faults(spec.security_model, spec.security_user):
         yield f"/{key}", text, advice
+
+
+def _declared(spec: Spec, before: Spec | None) -> Spec:
+    """A spec without the devices that were added by hand, and that *before* has: a device that was
+    plugged in may exceed limits."""
+    if before is None:
+        return spec
+    disks = tuple(one for one in spec.disks if not _has_by_hand(before.disks, one))
+    nics = tuple(one for one in spec.nics if not _has_by_hand(before.nics, one))
+    return replace(spec, disks=disks, nics=nics)
+
+
+def _has_by_hand(devices: Sequence[Disk | Nic], device: Disk | Nic) -> bool:
+    return device.by_hand and any(one.by_hand and one.uuid == device.uuid for one in devices)
 
 
 def _limits(spec: Spec) -> Iterator[Fault]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from brine.common.mounts import MOUNTS
@@ -83,9 +84,14 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
 
 
 def present_spec(seen: Observed) -> Spec:
-    """The spec, with the devices that a running instance has now."""
-    has_more = seen.is_going and not seen.spec.is_xen()
-    return with_hot_changes(seen.spec) if has_more else seen.spec
+    """The spec, with the devices that an instance has now, or its next start would have."""
+    if seen.spec.is_xen():
+        return seen.spec
+    if seen.is_going:
+        return with_hot_changes(seen.spec)
+    with suppress(InstanceError):  # its start would tell the fault
+        return with_hot_changes(seen.spec)
+    return seen.spec
 
 
 def state_of(seen: Observed) -> str:

@@ -47,17 +47,17 @@ def _unless_empty(check: Callable[[str], str | None]) -> Callable[[str], str | N
     return lambda text: check(text) if text else None
 
 
-_NEWER_KEYS = ("name", "unit", "size_mib")
+_NEWER_KEYS = ("name", "unit", "size_mib", "by_hand")
 
 
 def without_empty(row: dict[str, Any]) -> dict[str, Any]:
-    """A disk as JSON without keys that are empty, and that an older Brine does not know: that may
-    read it after a downgrade."""
+    """A disk or a NIC as JSON without keys that are empty, and that an older Brine does not know:
+    that may read it after a downgrade."""
     return {key: value for key, value in row.items() if value or key not in _NEWER_KEYS}
 
 
 def as_plugged(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A disk as JSON without what QEMU is not told of its volume."""
+    """A disk or a NIC as JSON without what QEMU is not told of it."""
     return {key: value for key, value in row.items() if key not in _NEWER_KEYS}
 
 
@@ -100,6 +100,8 @@ class Disk:
     :param serial: that the guest sees; empty is the beginning of the UUID.
     :param slot: where the guest has it since it was started first: of ``pci.0``, the root port's
         or the LUN; -1 is none yet.
+    :param by_hand: whether an administrator has added it on the node: a declaration that lacks it
+        leaves it where it is.
     """
 
     OTHER_WORDS: ClassVar = {
@@ -124,14 +126,15 @@ class Disk:
     read_only: bool = key(False)
     serial: str = key("", check=like(_SERIAL, "a serial has at most 20 characters of ASCII"))
     slot: int = slot_key()
+    by_hand: bool = key(False)
 
     def guest_serial(self) -> str:
         """The serial that the guest sees: at most 20 characters."""
         return self.serial or default_serial(self.uuid)
 
     def as_qemu_has_it(self) -> Disk:
-        """It without what only Brine knows of its volume."""
-        return replace(self, name="", unit="", size_mib=0)
+        """It without what only Brine knows of it."""
+        return replace(self, name="", unit="", size_mib=0, by_hand=False)
 
     def is_format_said(self) -> bool:
         """Whether a person named its format, or a start found it."""

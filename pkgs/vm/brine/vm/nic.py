@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ class Nic:
     :param ips: the guest's addresses; a routed NIC has one or more.
     :param vhost: whether the kernel moves the frames, not QEMU.
     :param mtu: in bytes; 0 is the link's.
-    :param slot: as a disk's.
+    :param slot: as a disk's; so is *by_hand*.
     """
 
     OTHER_WORDS: ClassVar = {
@@ -46,6 +46,11 @@ class Nic:
     vhost: bool = key(False)
     mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
     slot: int = slot_key()
+    by_hand: bool = key(False)
+
+    def as_qemu_has_it(self) -> Nic:
+        """It without what only Brine knows of it."""
+        return replace(self, by_hand=False)
 
 
 def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:

@@ -13,13 +13,15 @@ from typing import Any
 from brine.common.errors import BrineError
 from brine.common.files import read_regular
 from brine.vm.files import InstanceFiles
+from brine.vm.identities import rows_in
 from brine.vm.instances import READERS, instance_names
 from brine.vm.spec import VERSION, Spec, SpecError, known_part, parse
 from brine.vm.values import vm_name_fault
 
-CLAIMED_VERSION = 2
-"""What the file of a spec with a claim says: the release before leaves out what it does not know of
-a spec of a newer version, and starts the instance after a downgrade. A spec itself has version 1.
+NEWER_VERSION = 2
+"""What the file of a spec says that has a claim, or a device that was added by hand: the release
+before leaves out what it does not know of a spec of a newer version, and starts the instance after
+a downgrade. A spec itself has version 1.
 """
 
 _NEVER_A_SPEC = (errno.EINVAL, errno.ENXIO)
@@ -50,11 +52,17 @@ def _spec_of(content: bytes) -> Spec:
     # A process reads a spec several times to see changes; mostly there are none.
     data: Any = json.loads(content)
     version = data.get("version") if isinstance(data, dict) else None
-    if version == CLAIMED_VERSION and data.get("claim_serial"):
+    if version == NEWER_VERSION and has_newer_keys(data):
         data["version"] = VERSION
     elif type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
         data = known_part(Spec, data)
     return parse(Spec, data)
+
+
+def has_newer_keys(data: Any) -> bool:
+    """Whether a spec as JSON has keys that the release before does not read."""
+    devices = (row for key in ("disks", "nics") for row in rows_in(data, key))
+    return bool(data.get("claim_serial")) or any(row.get("by_hand") for row in devices)
 
 
 def usable_as(name: str, spec: Spec) -> Spec:

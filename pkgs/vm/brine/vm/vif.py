@@ -31,13 +31,13 @@ _LONGEST_ALIAS_BYTES = 255
 # The characters of host names and UUIDs: most names need no escape.
 _PLAIN = "-._~:@+,/"
 _SAME_IN_JSON = ("instance", "uuid", "mac", "index", "model", "queues", "vhost")
-_OF_SPEC = tuple(one.name for one in fields(Nic) if one.name != "slot")
+_OF_SPEC = tuple(one.name for one in fields(Nic) if one.name not in ("slot", "by_hand"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vif(Nic):
-    """A NIC of an instance: the guest's device, and its connection. Its *slot* is not used: QEMU
-    knows it.
+    """A NIC of an instance: the guest's device, and its connection. Its *slot* is not used, as QEMU
+    knows it, and neither is *by_hand*.
 
     :param instance: the name of the instance.
     :param uuid: of the NIC, or its index if it has none.

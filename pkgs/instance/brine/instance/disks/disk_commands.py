@@ -231,6 +231,7 @@ def _row_of(arguments: argparse.Namespace, spec: Spec) -> dict[str, Any]:
         "read_only": arguments.read_only,
         "discard": not arguments.no_discard,
         "interface": "scsi" if arguments.bus == "scsi" else "virtio",
+        "by_hand": True,
     }
     given = {key: getattr(arguments, key) for key in ("unit", "format", "serial", "uuid")}
     return row | {key: value for key, value in given.items() if value}

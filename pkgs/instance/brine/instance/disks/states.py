@@ -19,6 +19,7 @@ from brine.vm.spec import Spec
 
 _PROGRAM = "brine-instance"
 _MIB = 1 << 20
+_OF_DISK = ("name", "uuid", "unit", "path", "size_mib", "by_hand")
 
 
 class DiskState(NamedTuple):
@@ -69,7 +70,7 @@ class DiskState(NamedTuple):
         """It as JSON."""
         disk, made = self.disk, self.made
         return {
-            **{key: getattr(disk, key) for key in ("name", "uuid", "unit", "path", "size_mib")},
+            **{key: getattr(disk, key) for key in _OF_DISK},
             "driver": self.driver,
             "made": made.size,
             "used": made.used,

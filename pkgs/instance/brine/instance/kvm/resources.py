@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from brine.common.background import begun
 from brine.common.errors import install_hint, warn
@@ -92,16 +92,25 @@ def _write_runtime(spec: Spec, layout: Layout, given: Resources, args: list[str]
             disks.append(each.entry(given.disks[each.uuid].size_mib, slot))
     nics = [Vif.of(spec, nic).recorded(layout.nics[nic.uuid]) for nic in spec.nics]
     user = given.user[0] if given.user else None
-    started = to_json(spec)
-    started["disks"] = [without_empty(one) for one in started["disks"]]
-    write_first(spec.name, started, args, user, nics, disks)
+    write_first(spec.name, {**to_json(spec), **_devices_of(spec)}, args, user, nics, disks)
 
 
 def _write_moved(spec: Spec, awaited: Runtime, given: Resources, args: list[str]) -> None:
-    """What the guest was started with, and has now, is as on the other node."""
+    """What the guest was started with, and has now, is as on the other node. The devices that it
+    has now are those of the start here: what is plugged or unplugged later differs from them.
+
+    :param spec: with the devices of now.
+    """
     user = given.user[0] if given.user else None
     nics, disks = (list(awaited.devices[kind]) for kind in (DeviceKind.NIC, DeviceKind.DISK))
-    write_first(spec.name, awaited.started_with() or {}, args, user, nics, disks)
+    started = {**(awaited.started_with() or {}), **_devices_of(spec)}
+    write_first(spec.name, started, args, user, nics, disks)
+
+
+def _devices_of(spec: Spec) -> dict[str, Any]:
+    """The disks and NICs of a spec, as runtime files have those of the start."""
+    rows = {"disks": spec.disks, "nics": spec.nics}
+    return {key: [without_empty(to_json(one)) for one in rows[key]] for key in rows}
 
 
 def check_node(spec: Spec) -> None:

@@ -32,7 +32,7 @@ Device = TypeVar("Device", bound=Disk | Nic)
 
 KEYS = ("disks", "nics")
 _COMPLETED_BY_START = ("slot", "format_source")
-_NOT_IN_ENTRIES = ("format_source", "name", "unit", "size_mib")  # of disks in runtime files
+_NOT_IN_ENTRIES = ("format_source", "name", "unit", "size_mib", "by_hand")  # of runtime files
 
 
 class UnusableError(InstanceError):
@@ -211,8 +211,7 @@ def spec_now(name: str, runtime: Runtime) -> Spec:
 
 def as_asked(device: Disk | Nic) -> dict[str, Any]:
     """A device as JSON, without what a start completes, and what QEMU is not told."""
-    device = device.as_qemu_has_it() if isinstance(device, Disk) else device
-    return {**to_json(device), **dict.fromkeys(_COMPLETED_BY_START)}
+    return {**to_json(device.as_qemu_has_it()), **dict.fromkeys(_COMPLETED_BY_START)}
 
 
 @contextlib.contextmanager
@@ -243,16 +242,20 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
     before = _started_with(spec.name, runtime)
     fixed = {disk.uuid: disk for disk in spec.disks if disk.interface == Interface.IDE}
     known = {disk.uuid: disk for disk in spec.disks}
-    disks = {one["uuid"]: _disk_of(one) for one in runtime.devices[DeviceKind.DISK]}
-    for uuid in disks.keys() & known.keys():
-        kept = {name: getattr(known[uuid], name) for name in _NOT_IN_ENTRIES}
-        disks[uuid] = replace(disks[uuid], **kept)
-    nics = {one["uuid"]: _nic_of(one) for one in runtime.devices[DeviceKind.NIC]}
+    disks = {
+        one["uuid"]: _known_as(known.get(one["uuid"]), _disk_of(one))
+        for one in runtime.devices[DeviceKind.DISK]
+    }
+    known_nics = {nic.uuid: nic for nic in spec.nics}
+    nics = {
+        one["uuid"]: _known_as(known_nics.get(one["uuid"]), _nic_of(one))
+        for one in runtime.devices[DeviceKind.NIC]
+    }
     # If the admin has redefined the disks, or the NICs, the spec wins for these.
     # One on IDE can't be taken out before the next start, and its removal says nothing of others.
     left = [one for one in before.disks if one.interface != Interface.IDE or one.uuid in known]
     is_same_disks = _as_qemu_has_them(spec.disks) == _as_qemu_has_them(left)
-    is_same_nics = spec.nics == before.nics
+    is_same_nics = _as_qemu_has_them(spec.nics) == _as_qemu_has_them(before.nics)
     return replace(
         spec,
         disks=_merged(spec.disks, {**fixed, **disks}) if is_same_disks else spec.disks,
@@ -260,8 +263,17 @@ def _changed(spec: Spec, runtime: Runtime) -> Spec:
     )
 
 
-def _as_qemu_has_them(disks: Iterable[Disk]) -> list[Disk]:
-    return [one.as_qemu_has_it() for one in disks]
+def _known_as(known: Device | None, now: Device) -> Device:
+    """A device of the runtime file, with what only the spec knows of it. One that the spec lacks
+    was plugged in by hand."""
+    if known is None:
+        return replace(now, by_hand=True)
+    names = [name for name in _NOT_IN_ENTRIES if hasattr(now, name)]
+    return replace(now, **{name: getattr(known, name) for name in names})
+
+
+def _as_qemu_has_them(devices: Iterable[Disk | Nic]) -> list[Disk | Nic]:
+    return [one.as_qemu_has_it() for one in devices]
 
 
 def _started_with(name: str, runtime: Runtime) -> Spec:

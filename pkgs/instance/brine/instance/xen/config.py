@@ -52,9 +52,12 @@ KEYS = frozenset(
 """The keys of a spec that apply to a domain; the others are QEMU's."""
 
 DISK_KEYS = frozenset(
-    {"uuid", "name", "unit", "size_mib", "path", "format", "format_source", "read_only", "discard"}
+    {
+        *("uuid", "name", "unit", "size_mib", "path", "format", "format_source", "read_only"),
+        *("discard", "by_hand"),
+    }
 )
-NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu"})
+NIC_KEYS = frozenset({"uuid", "mac", "mode", "link", "ips", "mtu", "by_hand"})
 _ODD = frozenset("\"'\\\n\r\0")
 
 
