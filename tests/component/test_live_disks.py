@@ -60,6 +60,61 @@ def test_what_was_plugged_in_stays_when_another_disk_is_removed(
     assert [one.path for one in with_last_run(store.load(NAME)).disks] == [root.path, plain]
 
 
+def test_a_declaration_leaves_what_was_added_by_hand_and_an_operators_file_does_not(
+    live: LiveInstance, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, file = raw_image(tmp_path / "plain.raw"), tmp_path / "web1.json"
+
+    def defined(*disks: dict[str, Any], declared: bool = True) -> tuple[Any, ...]:
+        """Whether the spec has changed; the disks that were plugged in, and those taken out."""
+        file.write_text(json.dumps(web1(ROOT, DATA | {"interface": "virtio"}, *disks)))
+        capsys.readouterr()
+        keep = ["--keep-user-state"] if declared else []
+        assert brine("instance", "define", str(file), "--live", "--json", *keep) == 0
+        told = json.loads(capsys.readouterr().out)
+        names = {one.path: one.name for one in store.load(NAME).disks}
+        return told["changed"], *(
+            [names.get(one["path"], one["path"]) for one in told[key]]
+            for key in ("attached", "detached")
+        )
+
+    def by_hand(verb: str) -> dict[str, bool]:
+        capsys.readouterr()
+        assert brine("disk", verb, NAME, "--json") == 0
+        rows = json.loads(capsys.readouterr().out)
+        return {one["path"]: one["by_hand"] for one in rows}
+
+    with live.running() as guest:
+        assert brine("disk", "add", NAME, "--size", "4M", "--name", "hand") == 0
+        assert brine("disk", "add", NAME, "--path", plain) == 0
+        paths_of = {name: live.disk(name).path for name in ("root", "data", "hand")}
+        flags = {paths_of["root"]: False, paths_of["data"]: False, paths_of["hand"]: True}
+        assert by_hand("list") == {**flags, plain: True}
+        assert by_hand("status") == flags
+        before = {one.uuid: one.slot for one in devices_now(NAME).now.disks}
+
+        assert defined() == (False, [], [])
+        more = {"name": "more", "size_mib": 4}
+        assert defined(more) == (True, ["more"], [])
+        assert defined(more) == (False, [], [])
+        now = {one.uuid: one.slot for one in devices_now(NAME).now.disks}
+        assert (len(now), before.items() <= now.items()) == (5, True)
+        names = [one.name for one in store.load(NAME).disks]
+        assert names == ["root", "data", "more", "hand", ""]
+        assert wait_disk(guest, live.disk("hand").guest_serial())
+
+        # It is the declaration's from now on, and leaves with it.
+        assert defined(more, {"name": "hand", "size_mib": 4}) == (True, [], [])
+        assert defined(more) == (True, [], [paths_of["hand"]])
+
+        assert brine("disk", "remove", NAME, plain) == 0
+        assert defined(more) == (True, [], [])
+        assert defined(more) == (False, [], [])
+        assert brine("disk", "add", NAME, "--path", paths_of["hand"]) == 0
+        assert defined(more, declared=False) == (True, [], [paths_of["hand"]])
+    assert {one.name for one in with_last_run(store.load(NAME)).disks} == {"root", "data", "more"}
+
+
 def test_a_rollback_that_can_not_be_written_stops_nothing(
     small: str,
     tmp_path: Path,

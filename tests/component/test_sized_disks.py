@@ -518,6 +518,7 @@ def test_a_disk_is_added_grown_and_removed_with_its_volume_or_without(
         "unit": unit,
         "path": disks_of()["data"].path,
         "size_mib": 2048,
+        "by_hand": True,
         "driver": "file",
         "made": 2 << 30,
         "used": rows["data"]["used"],
@@ -569,6 +570,7 @@ def test_a_volume_that_was_kept_is_put_back(
     status, out, _ = disk("add", "web1", "--path", before.path, "--name", "again", "--json")
     assert (status, json.loads(out)["plugged"]) == (0, False)
     after = disks_of()["again"]
+    assert (before.by_hand, after.by_hand) == (False, True)
     kept = ("uuid", "unit", "path", "format", "backing", "size_mib")
     assert [getattr(after, key) for key in kept] == [getattr(before, key) for key in kept]
     assert orphans() == []

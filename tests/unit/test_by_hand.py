@@ -90,7 +90,8 @@ def test_a_declaration_that_grows_leaves_them_as_they_are(spec: Spec) -> None:
     assert (after.disks[2], after.nics[2]) == (DISK, NIC)
     assert after.nics[0] == spec.nics[0]
     assert after.nics[1].mac not in (spec.nics[0].mac, MAC)
-    assert [one.by_hand for one in (*after.disks, *after.nics)] == [False, False, True] * 2
+    for devices in (after.disks, after.nics):
+        assert [one.by_hand for one in devices] == [False, False, True]
     attached = [(one.verb, one.uuid) for one in steps_of(after, spec, devices_now("web1"))]
     assert attached == [("attach", after.disks[1].uuid), ("attach", after.nics[1].uuid)]
     assert not declare(grown).changed
@@ -126,7 +127,7 @@ def test_a_nic_that_is_declared_is_no_more_by_hand(spec: Spec, row: dict[str, An
 
 
 def test_a_declared_device_gets_no_slot_of_theirs(spec: Spec) -> None:
-    rows = [{"path": "/root.raw"}, {"path": "/data.raw", "slot": NIC.slot}]
+    rows: list[dict[str, Any]] = [{"path": "/root.raw"}, {"path": "/data.raw", "slot": NIC.slot}]
     with pytest.raises(SpecError, match=f"/disks/1/slot: 22 is that of the NIC {MAC}"):
         declare({**DECLARED, "disks": rows})
     rows[1] |= {"interface": "scsi"}  # on another bus

@@ -18,7 +18,7 @@ from brine.common.locks import LockedError
 from brine.instance import store
 from brine.instance.store import DamagedSpecError, InstanceError
 from brine.instance.validate import completed
-from brine.vm.spec import Spec, to_json
+from brine.vm.spec import Spec, parse, to_json
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +54,9 @@ def test_the_release_before_reads_a_spec_with_what_was_added_by_hand(
     """It refuses keys that it does not know, unless the file has a newer version."""
     plain = saved(disks=[{"path": "/d"}], nics=[{"link": "br0"}])
     assert json.loads((folder / "web1.json").read_text())["version"] == 1
-    rows = tuple(replace(one, by_hand=True) for one in getattr(plain, key))
-    store.save(spec := replace(plain, **{key: rows}))
+    data = to_json(plain)
+    data[key][0]["by_hand"] = True
+    store.save(spec := parse(Spec, data))
     assert json.loads((folder / "web1.json").read_text())["version"] == 2
     assert store.load("web1") == spec
     assert store.load("web1").version == 1
