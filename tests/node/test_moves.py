@@ -155,8 +155,18 @@ def test_a_guest_that_runs_goes_on_elsewhere(nodes: Nodes) -> None:
     assert run_in_guest(n1, NAME, "sha256sum </dev/vda") == checksum
 
 
-def listed(node: Node, *command: str) -> Any:
-    return json.loads(node.run(["brine", *command, "list", "--json"]).stdout)
+def listed(node: Node, noun: str, *words: str) -> Any:
+    return json.loads(node.run(["brine", noun, "list", *words, "--json"]).stdout)
+
+
+def declare_again(node: Node) -> dict[str, Any]:
+    """What is done by a program that defines the instance without what was added by hand."""
+    spec = info(node, NAME)["spec"]
+    for key in ("disks", "nics"):
+        spec[key] = [one for one in spec[key] if not one["by_hand"]]
+    define = ["brine", "instance", "define", "-", "--live", "--keep-user-state", "--json"]
+    told = json.loads(node.run(define, stdin=json.dumps(spec)).stdout)
+    return {key: told[key] for key in ("changed", "attached", "detached")}
 
 
 def runs_alone(node: Node, other: Node) -> None:
@@ -187,12 +197,21 @@ def test_all_that_it_has_comes_along(nodes: Nodes) -> None:
     assert f"{ROUTED} dev" in n2.shell(shown)
     assert ROUTED not in n1.shell(shown)
     assert "vdb" in run_in_guest(n2, NAME, "ls /sys/block")
+
+    # What was added by hand stays where it is, and what is taken out by hand does not come back.
+    assert declare_again(n2) == {"changed": False, "attached": [], "detached": []}
+    assert [one["by_hand"] for one in listed(n2, "nic", NAME)] == [False, True, True]
+    gone = next(one for one in listed(n2, "nic", NAME) if one["link"] == "br1")
+    n2.run(["brine", "nic", "remove", NAME, gone["mac"]])
+    assert declare_again(n2) == {"changed": True, "attached": [], "detached": []}
+    n2.run(["brine", "nic", "add", NAME, "--link", "br1"])
     n2.run(["brine", "disk", "remove", NAME, "hot", "--delete"])
     record = nodes.move("n2", "n1", 5)
     assert {state for _, state in states(record)} == {"done"}, (record.steps, nodes.journals())
     runs_alone(n1, n2)
     assert len(info(n1, NAME)["spec"]["disks"]) == 1
-    assert len(json.loads(n1.run(["brine", "nic", "list", NAME, "--json"]).stdout)) == 3
+    assert declare_again(n1) == {"changed": False, "attached": [], "detached": []}
+    assert len(listed(n1, "nic", NAME)) == 3
 
 
 def test_whatever_is_killed_it_runs_on_one_node(nodes: Nodes) -> None:

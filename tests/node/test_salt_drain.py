@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from node.cluster_on_node import Cluster, boot_cluster, node_id
+from node.instance_on_node import add_by_hand, expect_by_hand
 
 pytestmark = pytest.mark.long
 
@@ -24,6 +25,7 @@ def cluster(release: str, packages: list[Path]) -> Iterator[Cluster]:
 
 def test_a_node_is_emptied_and_filled(cluster: Cluster) -> None:
     node, other = cluster.node, cluster.other
+    mac = add_by_hand(node, NAMES[0], "--link", "br0")
     serial = cluster.configured()["serial_no"]
     would = cluster.told("node", "drain", "node2", "--to", "node3", "--dry-run")
     assert would["moved"] == dict.fromkeys(NAMES, THIRD)
@@ -34,6 +36,8 @@ def test_a_node_is_emptied_and_filled(cluster: Cluster) -> None:
     assert cluster.told("operations", "list") == []
     assert cluster.drained() == [SECOND]
     cluster.expect_guests(other)
+    # The drain has published a configuration, which the nodes have applied.
+    expect_by_hand(other, NAMES[0], mac)
 
     # Nothing new comes there.
     refused = cluster.brine("instance", "migrate", NAMES[0], "--to", "node2")
@@ -50,3 +54,6 @@ def test_a_node_is_emptied_and_filled(cluster: Cluster) -> None:
     assert told["moved"] == dict.fromkeys(NAMES, SECOND)
     assert cluster.drained() == []
     cluster.expect_guests(node)
+    expect_by_hand(node, NAMES[0], mac)
+    cluster.fleet.apply("brine", nodes=[node])
+    expect_by_hand(node, NAMES[0], mac)

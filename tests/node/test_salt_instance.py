@@ -173,6 +173,32 @@ def test_nics_and_disks_in_pillar_are_plugged_in_and_taken_out(node: Node) -> No
         assert len(found["nics"]) == (2 if instance is more else 1)
 
 
+def test_what_an_administrator_has_added_stays_and_is_no_change(node: Node) -> None:
+    node.shell("truncate --size=2M /srv/hand.img")
+    node.run(["brine", "disk", "add", "web1", "--path", "/srv/hand.img"])
+    added = node.run(["brine", "nic", "add", "web1", "--link", "br0", "--json"]).stdout
+    mac = json.loads(added)["mac"]
+    for is_in_spec in (False, True):
+        if is_in_spec:
+            node.run(["brine", "instance", "reboot", "web1"])
+            wait_ready(node, "web1")
+        for test in (True, False):
+            assert applied(node, {"web1": WEB1}, test=test) == {}
+        found = info(node, "web1")
+        assert [(one["path"], one["by_hand"]) for one in found["disks"]] == [
+            ("/srv/hand.img", True)
+        ]
+        assert [one["mac"] for one in found["nics"] if one["by_hand"]] == [mac]
+        assert len(found["nics"]) == 2
+    node.run(["brine", "disk", "remove", "web1", "/srv/hand.img"])
+    node.run(["brine", "nic", "remove", "web1", mac])
+    for test in (True, False):  # its next start would do that, too
+        assert applied(node, {"web1": WEB1}, test=test)["web1"].changes.keys() == {"disks", "nics"}
+    assert applied(node, {"web1": WEB1}) == {}
+    found = info(node, "web1")
+    assert (len(found["disks"]), len(found["nics"])) == (0, 1)
+
+
 def test_disks_by_size_in_pillar_are_made_and_grown_in_its_units(node: Node) -> None:
     def with_disk(mib: int) -> dict[str, Any]:
         return {"web1": {**WEB1, "disks": [{"name": "data", "size_mib": mib}]}}
