@@ -320,3 +320,24 @@ def test_disks_of_a_configuration_are_adopted_and_stay_where_they_were_moved(
     assert brine(*define) == 0
     assert capsys.readouterr().out == "unchanged: web1\n"
     assert the_disk() == moved
+
+    # A disk that was added by hand keeps its place and its name, also beside another one.
+    assert brine("disk", "add", "web1", "--size", "4M", "--unit", first, "--name", "disk1") == 0
+    by_hand = next(one for one in store.load("web1").disks if one.by_hand)
+    capsys.readouterr()
+    assert brine(*define) == 0
+    assert capsys.readouterr().out == "unchanged: web1\n"
+    other = {**disk, "uuid": str(uuid4()), "logical_id": ["loop", f"{first}/web1/other"]}
+    Path(f"{first}/web1/other").write_bytes(bytes(4 * MIB))
+    data["disks"][other["uuid"]] = other
+    instance["disks"].append(other["uuid"])
+    file.write_text(json.dumps(data))
+    for _ in range(2):
+        assert brine(*define) == 0, capsys.readouterr().err
+        found = store.load("web1").disks
+        assert [(one.name, one.unit, one.by_hand) for one in found] == [
+            ("disk0", second, False),
+            ("", first, False),
+            ("disk1", first, True),
+        ]
+        assert (found[0], found[2]) == (moved, by_hand)
