@@ -200,6 +200,8 @@ def test_limits_of_a_declaration_are_about_what_it_declares() -> None:
     assert (done.changed, done.spec) == (False, with_disk)
     with pytest.raises(SpecError, match="/memory_max_mib"):
         declare({**tight, "disks": [*DECLARED["disks"], {"path": "/data.raw"}]})
+    with pytest.raises(SpecError, match="/memory_max_mib"):
+        define_instance({**to_json(with_disk), "vcpus": 2})
 
 
 def test_on_another_machine_they_get_other_slots(spec: Spec) -> None:

@@ -6,7 +6,7 @@ A declaration that names such a device, by its UUID, MAC address, path or name, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,14 +93,14 @@ def _names(row: Mapping[str, Any], device: Device) -> bool:
     return tidy_path(path) in (device.path, *below)
 
 
-def refuse_their_slots(spec: Spec, devices: Mapping[str, Sequence[Device]]) -> None:
+def refuse_their_slots(spec: Spec, added: Collection[str]) -> None:
     """Refuse a declared device in the slot of one that was added by hand, whose guest must find it
     there again.
 
     :param spec: with both.
+    :param added: the UUIDs of the latter.
     :raises SpecError: which slot.
     """
-    added = {one.uuid for rows in devices.values() for one in rows}
     taken = {
         (_bus(one), one.slot): one
         for key in KEYS

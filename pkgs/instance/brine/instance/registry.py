@@ -182,8 +182,9 @@ def plan_definition(
 
     def planned(more: Mapping[str, Sequence[Disk | Nic]]) -> DefinitionPlan:
         sized = with_volumes(with_devices(data, more), last, default_unit)
-        spec = completed(sized.data, before=last, cluster=cluster, taken=taken)
-        refuse_their_slots(spec, more)
+        added = {one.uuid for devices in more.values() for one in devices}
+        spec = completed(sized.data, before=last, cluster=cluster, taken=taken, by_hand=added)
+        refuse_their_slots(spec, added)
         return DefinitionPlan(spec, known, sized.made)
 
     if last is None or now is None:

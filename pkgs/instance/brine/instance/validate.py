@@ -46,7 +46,12 @@ _OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
 
 
 def completed(
-    data: Any, *, before: Spec | None = None, cluster: str = "", taken: Container[str] = ()
+    data: Any,
+    *,
+    before: Spec | None = None,
+    cluster: str = "",
+    taken: Container[str] = (),
+    by_hand: Container[str] = (),
 ) -> Spec:
     """Make a complete spec of an object as people write it.
 
@@ -57,6 +62,7 @@ def completed(
         MAC addresses, slots, the machine's version, the admin_state, and how QEMU is confined.
     :param cluster: the name of the cluster; empty if there is none.
     :param taken: UUIDs and MAC addresses of other instances, which are not made again.
+    :param by_hand: the UUIDs of devices that were added by hand, of which limits say nothing.
     :raises SpecError: what is wrong, where.
     """
     _refuse_newer(data, before)
@@ -77,7 +83,9 @@ def completed(
     if spec.claim_serial and not spec.node:
         raise SpecError("goes with a node, which it is about", where="/claim_serial")
     check(spec)
-    for where, text, hint in _limits(_declared(spec, before)):
+    disks = tuple(one for one in spec.disks if one.uuid not in by_hand)
+    nics = tuple(one for one in spec.nics if one.uuid not in by_hand)
+    for where, text, hint in _limits(replace(spec, disks=disks, nics=nics)):
         raise SpecError(text, where=where, hint=hint)
     return spec
 
@@ -287,20 +295,6 @@ def _display_and_user(spec: Spec) -> Iterator[Fault]:
         yield "/vnc_port", fault, None
     for key, text, advice in security_faults(spec.security_model, spec.security_user):
         yield f"/{key}", text, advice
-
-
-def _declared(spec: Spec, before: Spec | None) -> Spec:
-    """A spec without the devices that were added by hand, and that *before* has: a device that was
-    plugged in may exceed limits."""
-    if before is None:
-        return spec
-    disks = tuple(one for one in spec.disks if not _has_by_hand(before.disks, one))
-    nics = tuple(one for one in spec.nics if not _has_by_hand(before.nics, one))
-    return replace(spec, disks=disks, nics=nics)
-
-
-def _has_by_hand(devices: Sequence[Disk | Nic], device: Disk | Nic) -> bool:
-    return device.by_hand and any(one.by_hand and one.uuid == device.uuid for one in devices)
 
 
 def _limits(spec: Spec) -> Iterator[Fault]:
