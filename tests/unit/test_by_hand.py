@@ -201,6 +201,8 @@ def test_limits_of_a_declaration_are_about_what_it_declares() -> None:
     with pytest.raises(SpecError, match="/memory_max_mib"):
         declare({**tight, "disks": [*DECLARED["disks"], {"path": "/data.raw"}]})
     with pytest.raises(SpecError, match="/memory_max_mib"):
+        declare({**tight, "disks": [*DECLARED["disks"], {"path": DISK.path}]})
+    with pytest.raises(SpecError, match="/memory_max_mib"):
         define_instance({**to_json(with_disk), "vcpus": 2})
 
 

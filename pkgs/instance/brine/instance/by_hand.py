@@ -67,16 +67,23 @@ def _by_uuid(spec: Spec, key: str) -> dict[str, Device]:
     return {one.uuid: one for one in getattr(spec, key)}
 
 
+def unnamed(
+    data: dict[str, Any], devices: Mapping[str, Sequence[Device]]
+) -> dict[str, list[Device]]:
+    """The devices that a declaration, as people write it, does not name."""
+    return {
+        key: [one for one in more if not any(_names(row, one) for row in rows_in(data, key))]
+        for key, more in devices.items()
+    }
+
+
 def with_devices(data: dict[str, Any], devices: Mapping[str, Sequence[Device]]) -> dict[str, Any]:
-    """A declaration as people write it, with further devices after its own, but for those that it
-    names."""
+    """A declaration with further devices after its own."""
     found = dict(data)
     for key, more in devices.items():
         given = data.get(key, [])
-        if more and isinstance(given, list):
-            named = list(rows_in(data, key))
-            left = [one for one in more if not any(_names(row, one) for row in named)]
-            found |= {key: [*given, *map(to_json, left)]} if left else {}
+        if more and isinstance(given, list):  # or it is no spec, which is told later
+            found[key] = [*given, *map(to_json, more)]
     return found
 
 
