@@ -161,5 +161,6 @@ def test_an_instance_moves_live_through_a_kill_of_salt_and_back_cold(fleet: Flee
     assert home_of(fleet) == {IDS[0]}
     assert run_in_guest(first, "web1", BOOT_ID) != boot_id
     expect_by_hand(first, mac)
-    fleet.run("brine.redistribute")
+    give(fleet, 1)
+    fleet.apply("brine", nodes=[first])
     expect_by_hand(first, mac)
