@@ -79,9 +79,9 @@ def defined(name: str, spec: Mapping[str, Any] | None = None) -> Result:
     state starts and stops no instance.
 
     A running instance gets its NICs and disks at once where possible: ``changes`` lists those
-    ``attached`` and ``detached``. The comment names the changes that need a reboot. After a
-    shutdown by the user, an ``admin_state`` of ``up`` or ``down`` does not replace the user's
-    decision; ``offline`` does.
+    ``attached`` and ``detached``. NICs and disks that an administrator has added by hand stay, and
+    are no change. The comment names the changes that need a reboot. After a shutdown by the user,
+    an ``admin_state`` of ``up`` or ``down`` does not replace the user's decision; ``offline`` does.
 
     Example::
 
@@ -291,7 +291,7 @@ def from_config(
     declared: Sequence[str] = (),
 ) -> Result:
     """Ensure this node's instances are as the cluster's configuration says: defined, with NICs and
-    disks changed live, and up or down.
+    disks changed live, and up or down. NICs and disks that were added by hand stay.
 
     What holds ``running`` back holds here, too. Stops come first, side by side, then starts. An
     instance that is another node's by now becomes ``offline`` here, or fails if it runs. The fault
