@@ -13,7 +13,7 @@ from lab.fleet import DOMAIN, Fleet, address_of, boot_fleet
 from lab.guest_image import KERNEL_OPTIONS, guest_image
 from lab.node import Node
 from lab.waiting import wait_for
-from node.instance_on_node import GUEST, run_in_guest, wait_ready, wait_status
+from node.instance_on_node import FOLDER, GUEST, run_in_guest, wait_ready, wait_status
 
 Json = dict[str, Any]
 
@@ -220,7 +220,7 @@ def boot_cluster(
             node.run(["systemctl", "daemon-reload"])
             node.run(["systemctl", "restart", "lab-network.service"])
             node.put(guest_image().folder, GUEST)
-        parts = {"moves": {"enabled": True}}
+        parts = {"moves": {"enabled": True}, "storage": {"directories": [FOLDER]}}
         writer = {"brine": {"config": {"apply": True}, **declared(homes)}}
         fleet.pillar({"brine": parts}, node1=writer)
         fleet.apply("brine", nodes=[fleet.master])

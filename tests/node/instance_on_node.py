@@ -32,6 +32,8 @@ PARTS = ["brine-instance", "brine-kvmd"]
 UNITS = Path("/run/systemd/system")
 GUEST = Path("/srv/guest")
 DISKS = Path("/srv/disks")
+FOLDER = "/srv/vms"
+"""A storage unit of nodes whose pillar names it."""
 
 SMALLEST = {
     "accel": "tcg",
@@ -217,6 +219,28 @@ def info(node: Node, name: str) -> dict[str, Any]:
         node.run(["brine", "instance", "info", name, "--json"]).stdout
     )
     return found
+
+
+def add_by_hand(node: Node, name: str, *wiring: str) -> str:
+    """Add a disk in FOLDER, with something on it, and a NIC to an instance without disks, which no
+    declaration has; returns the MAC address of the NIC."""
+    size = ["--size", "4M", "--unit", FOLDER, "--name", "hand"]
+    node.run(["brine", "disk", "add", name, *size])
+    told = node.run(["brine", "nic", "add", name, *wiring, "--json"]).stdout
+    written = "echo by hand | dd of=/dev/vda conv=notrunc,fsync 2>/dev/null"
+    run_in_guest(node, name, f"until [ -b /dev/vda ]; do sleep 1; done; {written}")
+    return str(json.loads(told)["mac"])
+
+
+def expect_by_hand(node: Node, name: str, mac: str) -> None:
+    """The guest has both, and no declaration has taken one for its own."""
+    found = info(node, name)
+    for place in (found, found["spec"]):
+        assert [one["by_hand"] for one in place["disks"]] == [True]
+        assert [one["mac"] for one in place["nics"] if one["by_hand"]] == [mac]
+    assert found["restart_pending"] == []
+    assert run_in_guest(node, name, "head -c 7 /dev/vda") == "by hand"
+    assert mac in run_in_guest(node, name, "cat /sys/class/net/*/address")
 
 
 def wait_status(node: Node, name: str, status: str) -> dict[str, Any]:

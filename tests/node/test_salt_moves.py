@@ -13,14 +13,21 @@ import pytest
 from lab.errors import LabError
 from lab.fleet import Fleet, boot_fleet
 from lab.guest_image import KERNEL_OPTIONS, guest_image
-from lab.node import Node
 from lab.waiting import wait_for
-from node.instance_on_node import GUEST, info, run_in_guest, wait_ready, wait_status
+from node.instance_on_node import (
+    FOLDER,
+    GUEST,
+    add_by_hand,
+    expect_by_hand,
+    info,
+    run_in_guest,
+    wait_ready,
+    wait_status,
+)
 
 IDS = [f"node{number}.example.com" for number in (1, 2)]
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
-UNIT = "/srv/vms"
-ALL = {"brine": {"moves": {"enabled": True}, "storage": {"directories": [UNIT]}}}
+ALL = {"brine": {"moves": {"enabled": True}, "storage": {"directories": [FOLDER]}}}
 
 
 def declared(home: int) -> dict[str, Any]:
@@ -82,34 +89,12 @@ def migrate(fleet: Fleet, *options: str, check: bool = True) -> dict[str, Any]:
     return told
 
 
-def add_by_hand(node: Node) -> str:
-    """Add a disk with something on it, and a NIC; returns the MAC address of that."""
-    size = ["--size", "4M", "--unit", UNIT, "--name", "hand"]
-    node.run(["brine", "disk", "add", "web1", *size])
-    wiring = ["--mode", "routed", "--ip", "192.0.2.77"]
-    told = node.run(["brine", "nic", "add", "web1", *wiring, "--json"]).stdout
-    run_in_guest(node, "web1", "echo by hand | dd of=/dev/vda conv=notrunc,fsync 2>/dev/null")
-    return str(json.loads(told)["mac"])
-
-
-def expect_by_hand(node: Node, mac: str) -> None:
-    """The guest has both, and the configuration has taken none of them for its own."""
-    found = info(node, "web1")
-    spec = found["spec"]
-    assert [(one["name"], one["by_hand"]) for one in spec["disks"]] == [("hand", True)]
-    assert [(one["mac"], one["by_hand"]) for one in spec["nics"]] == [(mac, True)]
-    assert [one["by_hand"] for one in (*found["disks"], *found["nics"])] == [True, True]
-    assert found["restart_pending"] == []
-    assert run_in_guest(node, "web1", "head -c 7 /dev/vda") == "by hand"
-    assert mac in run_in_guest(node, "web1", "cat /sys/class/net/*/address")
-
-
 def test_an_instance_moves_live_through_a_kill_of_salt_and_back_cold(fleet: Fleet) -> None:
     first, second = fleet.nodes
     would = fleet.run("brine.migrate", "web1", "test=True", check=False)
     assert (would["result"], would.get("target")) == (True, IDS[1]), would
     boot_id = run_in_guest(first, "web1", BOOT_ID)
-    mac = add_by_hand(first)
+    mac = add_by_hand(first, "web1", "--mode", "routed", "--ip", "192.0.2.77")
 
     # Salt is killed while the move goes on; another call goes on with it.
     first.shell("systemd-run --unit=move salt-run brine.migrate web1 to=node2")
@@ -134,7 +119,7 @@ def test_an_instance_moves_live_through_a_kill_of_salt_and_back_cold(fleet: Flee
     assert run_in_guest(second, "web1", BOOT_ID) == boot_id
     assert info(second, "web1")["status"] == "running"
     assert home_of(fleet) == {IDS[1]}
-    expect_by_hand(second, mac)
+    expect_by_hand(second, "web1", mac)
 
     # The jobs have the offer, and not the key of the move.
     jobs = "/var/cache/salt/master/jobs"
@@ -151,7 +136,7 @@ def test_an_instance_moves_live_through_a_kill_of_salt_and_back_cold(fleet: Flee
     assert info(second, "web1")["status"] == "running"
     give(fleet, 2)
     fleet.apply("brine")
-    expect_by_hand(second, mac)
+    expect_by_hand(second, "web1", mac)
     would = fleet.apply("brine", test=True)
     assert [one for results in would.values() for one in results if one.result is None] == []
 
@@ -160,7 +145,7 @@ def test_an_instance_moves_live_through_a_kill_of_salt_and_back_cold(fleet: Flee
     wait_ready(first, "web1")
     assert home_of(fleet) == {IDS[0]}
     assert run_in_guest(first, "web1", BOOT_ID) != boot_id
-    expect_by_hand(first, mac)
+    expect_by_hand(first, "web1", mac)
     give(fleet, 1)
     fleet.apply("brine", nodes=[first])
-    expect_by_hand(first, mac)
+    expect_by_hand(first, "web1", mac)
