@@ -32,19 +32,25 @@ from brine.moves import (
 from brine.moves.belongings import Belonging
 from brine.moves.cluster_keys import ClusterKeys
 from brine.moves.migration import MoveError
-from brine.moves.offer import make_offer, state_of
+from brine.moves.offer import make_offer, present_spec, state_of
 from brine.moves.offered import ReceivedOffer
 from brine.moves.records import AskedStep
 from brine.moves.target import TargetMove
 from brine.storage.volume import VolumeSnapshot
+from brine.vm.address import DeviceKind, uuid_of_mac
 from brine.vm.files import InstanceFiles
+from brine.vm.nic import Nic
+from brine.vm.runtime_file import change_file
+from brine.vm.slots import pci_slot
 from brine.vm.spec import to_json
+from brine.vm.vif import Vif
 from brine.watcher import restart_counter
 from brine.watcher.restart_counter import Tries
 from cluster_key import SECRET, give_keys
 from lab.runtime_file import write_runtime_file
 
 SPEC = {"name": "web1", "memory_mib": 128}
+MAC = "52:54:00:00:00:09"
 
 
 @pytest.mark.parametrize("changed", [{}, {"memory_mib": 256}])
@@ -61,6 +67,21 @@ def test_what_has_changed_since_it_was_offered_does_not_move(
     answer = source_service.answer(AskedStep("0176-0", "stop", facts))
     assert answer.state is (AnswerState.FAILED if changed else AnswerState.RUNNING), answer
     assert (records.find("web1") is None) == bool(changed)
+
+
+def test_what_was_plugged_in_comes_along_also_of_one_that_was_stopped_since(
+    brine: Callable[..., Any],
+) -> None:
+    """Its next start here would have it, too."""
+    assert brine("define", "-", stdin=SPEC)[0] == 0
+    spec = store.load("web1")
+    hot = Nic(uuid=uuid_of_mac(MAC), mac=MAC, link="br0", slot=21)
+    entry = Vif.of(replace(spec, nics=(hot,)), hot).recorded(pci_slot(21))
+    file = write_runtime_file(spec)
+    change_file(file, lambda runtime: runtime.with_device(DeviceKind.NIC, entry))
+    assert present_spec(look("web1")) == replace(spec, nics=(replace(hot, by_hand=True),))
+    file.write_text("{")
+    assert present_spec(look("web1")) == spec  # its start would tell
 
 
 def offered(**keys: Any) -> dict[str, Any]:
