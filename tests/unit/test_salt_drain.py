@@ -363,6 +363,9 @@ def test_a_test_of_a_reboot_that_is_pending_reboots_nothing(
     serial = store.read().serial_no
     told = runner.reboot(test=True)
     assert [one["nodes"] for one in told["batches"]] == [[N2], [N3]]
+    with runner._locked("reboot"):  # a reboot is at work
+        assert runner.reboot("node2", test=True)["batches"]
+        assert "at work" in runner.reboot()["comment"]
     assert "test mode" in runner.reboot(abort=True, test=True)["comment"]
     assert (nodes.boots[N2], store.read().serial_no) == (0, serial)
     assert len(operation.pending()) == 1
