@@ -113,9 +113,17 @@ def test_a_reboot_whose_node_is_silent_can_be_given_up(cluster: Cluster) -> None
 def test_an_upgrade_is_a_part_of_a_reboot(cluster: Cluster, next_packages: list[Path]) -> None:
     before = version_on(cluster.node)
     publish(cluster.other, next_packages)
+    command = ("node", "reboot", "node3", "--upgrade")
+    would = cluster.brine(*command, "--dry-run").stdout.splitlines()
+    assert would[0] == f"would reboot: {THIRD}"
+    assert would[1].startswith("would move: web2 to node")
+    assert version_on(cluster.other) == before
     with cluster.other.rebooting(timeout_s=_LONG_S):
-        status, told = salt_run(cluster, "brine.reboot", "node3", "upgrade=True")
-        assert (status, told["result"]) == (0, True), told
+        done = cluster.brine(*command)
+        assert done.returncode == 0, done.stderr
+    assert done.stdout == f"rebooted: {THIRD}\n"
+    for step in ("drain", "upgrade", "reboot", "check", "fill"):
+        assert f"{step}: {THIRD}\n" in done.stderr
     assert version_on(cluster.other) == f"{before}+next"
     assert version_on(cluster.node) == before
     expect_well(cluster)
