@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from brine.common.figures import FILE_NAME, read_figures
 from brine.confd.protocol import (
     LARGEST_DATAGRAM,
     ConfdReply,
@@ -86,6 +87,22 @@ def test_the_largest_answer_arrives_whole_and_a_larger_one_is_a_signed_error() -
         assert confd.ask(RequestType.CONFIG, "/cluster/tags/0").answer == text
         reply = confd.ask(RequestType.CONFIG, "/cluster/tags")
         assert reply == ConfdReply(ReplyStatus.ERROR, ErrorCode.TOO_LARGE, 3)
+
+
+def test_figures_tell_the_serial_and_count_queries_and_refusals(confd: Confd) -> None:
+    confd.ask(RequestType.CLUSTER_MASTER)
+    confd.client().expect_silence(b"plj0{}")
+
+    def are_counted() -> bool:
+        found = read_figures(confd.state / FILE_NAME)
+        assert found
+        refused = sum(count for _, count in found.rows("refused", 1))
+        return found.is_running and bool(found.number("answered")) and refused == 1
+
+    wait_for("both to be counted", are_counted)
+    found = read_figures(confd.state / FILE_NAME)
+    assert found
+    assert found.number("serial") == confd.ask(RequestType.CLUSTER_MASTER).serial
 
 
 # Silence.

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from brine.common.figures import FILE_NAME, Figures, read_figures
 from brine.kvmd.discovery import MOST_FOREIGN
 from brine.vm.markers import MarkerKind, read_marker, write_marker
 from component.kvmd_process import Kvmd
@@ -50,6 +51,35 @@ def bystander(kvmd: Kvmd) -> Iterator[None]:
     with watched(kvmd, "bystander") as good:
         yield
         user_ends(kvmd, good)
+
+
+def test_figures_tell_what_is_watched_and_count_on_over_a_kill(kvmd: Kvmd) -> None:
+    file = kvmd.state / FILE_NAME
+
+    def figures() -> Figures:
+        found = read_figures(file)
+        assert found
+        return found
+
+    with watched(kvmd, "one") as one, watched(kvmd, "two"):
+        wait_for("both to be counted", lambda: figures().number("watched") == 2)
+        assert figures().is_running
+        user_ends(kvmd, one)
+        wait_for("the end to be counted", lambda: figures().rows("verdicts", 2))
+        before = figures()
+        assert before.rows("verdicts", 2) == [(("user", "guest-shutdown"), 1)]
+        assert before.number("delays") == 1
+        kvmd.stop(signal.SIGKILL)
+        assert not figures().is_running
+        kvmd.start()
+        wait_for("a new process to write", lambda: figures().is_running)
+        assert figures().rows("verdicts", 2) == before.rows("verdicts", 2)
+        kvmd.stop()
+        assert not figures().is_running
+        file.write_text('{"version": 1, "fig')
+        kvmd.start()
+        wait_for("damaged figures to be replaced", lambda: figures().is_running)
+        assert figures().rows("verdicts", 2) == []
 
 
 def test_a_socket_that_does_not_listen_yet_is_tried_again(kvmd: Kvmd) -> None:

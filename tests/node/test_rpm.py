@@ -42,6 +42,7 @@ ENABLED = [
     "brine-lifecycle-folders.service",
     "brine-lifecycle.path",
     "brine-lockd.socket",
+    "brine-metrics.path",
     "brine-moves.service",
     "brine-operations.service",
     "brine-stopper.socket",

@@ -445,5 +445,17 @@ def _configure_operations(parser: argparse.ArgumentParser) -> None:
 OPERATIONS = Command("show and settle work that was interrupted", _configure_operations)
 
 
+def _configure_metrics(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run="brine.common.metrics_commands:print_metrics")
+    text = (
+        "put them where node_exporter's textfile collector reads them; see /etc/brine/metrics.toml"
+    )
+    parser.add_argument("--textfile", action="store_true", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+METRICS = Command("print the figures of this node, for Prometheus", _configure_metrics)
+
+
 def _configure_by_others(parser: argparse.ArgumentParser) -> None:
     parser.add_subparsers(metavar="VERB", required=True)

@@ -42,6 +42,15 @@ def slice_of(pid: int) -> str:
     return ""
 
 
+def group_of(pid: int) -> str:
+    """The control group of a process's service, as a path below the root; empty if it is none's."""
+    for groups in _groups_of(pid):
+        for number, one in enumerate(groups, 1):
+            if one.endswith(_SERVICE):
+                return "/".join(groups[:number])
+    return ""
+
+
 def _groups_of(pid: int) -> Iterator[list[str]]:
     """The control groups of a process that may be systemd's, each as the parts of its path."""
     try:

@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from brine.common.daemon import apply_memory_lock
 from brine.common.errors import BrineError
+from brine.common.figures import INTERVAL_S, FiguresFile, rows_of
 from brine.common.inotify import DirectoryWatch
 from brine.common.journal import tell
 from brine.common.systemd import ServiceManager
@@ -326,7 +328,9 @@ class Supervisor:
         self._seen: tuple[int, ...] | None = _NEVER_LOOKED  # what was loaded, or refused, last
         self._trouble = ""
         self._watch = self._new_watch()
+        self._figures = FiguresFile(service.runtime_dir)
         self._answered = 0
+        self._all_refused: Counter[tuple[str, ...]] = Counter()
         self._refused: Counter[str] = Counter()
         self._refused_source = ""
         self._refusals_due_s = 0.0
@@ -346,6 +350,7 @@ class Supervisor:
             self._begin(self._use)  # all that asks is told that there is nothing to answer from
         self._every(_LOOK_INTERVAL_S, self._check)
         self._every(_STATUS_INTERVAL_S, self._show_status)
+        self._every(INTERVAL_S, self._write_figures)
         self._service.ready(self._status())
         log.info("%s", self._status())
 
@@ -387,6 +392,7 @@ class Supervisor:
         """End the workers; each first finishes its datagram."""
         self._workers.stop()
         self._tell_refusals()
+        self._write_figures()
 
     def _begin(self, use: _Use, taken_over: Callable[[], None] = lambda: None) -> None:
         """Have workers answer with this."""
@@ -474,6 +480,7 @@ class Supervisor:
         self._answered += answered
         if refused:
             self._refused.update(refused)
+            self._all_refused.update({(reason,): count for reason, count in refused.items()})
             # As an IPv6 socket that takes IPv4, too, shows it.
             self._refused_source = source.removeprefix("::ffff:")
             self._tell_refusals(if_due=True)
@@ -496,6 +503,22 @@ class Supervisor:
         tell(log, messages.REFUSED_DATAGRAMS, text)
         self._refused.clear()
         self._refusals_due_s = self._loop.time() + _REFUSALS_INTERVAL_S
+
+    def _write_figures(self) -> None:
+        """Write what this process has counted, and what it answers from."""
+        now = self._use.answers
+        values: dict[str, Any] = {
+            "answered": self._answered,
+            "refused": rows_of(self._all_refused),
+            "workers": self._use.settings.workers,
+            "keys": len(self._use.keys),
+            "in_trouble": int(bool(self._trouble)),
+        }
+        if now:
+            values["serial"] = now.serial
+            values["instances"] = len(now.configuration.instances)
+            values["nodes"] = len(now.configuration.nodes)
+        self._figures.write(values)
 
     def _show_status(self) -> None:
         self._service.status(self._status())

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Any
 
 from brine.common import __version__
@@ -28,12 +26,10 @@ from brine.instance.kvm.processor import (
 )
 from brine.instance.kvm.resources import check_node
 from brine.instance.kvm.uefi import find_uefi
+from brine.instance.usage import memory_of_node
 from brine.storage.commands import VOLUME_TYPES
 from brine.vm.spec import UEFI, Spec, known_part, parse
 
-_MEMORY_FILE = Path("/proc/meminfo")
-_MEMORY_ROW = re.compile(r"^(\w+):\s+(\d+)", re.MULTILINE)
-_KIB_PER_MIB = 1 << 10
 _MIB = 1 << 20
 
 
@@ -123,17 +119,16 @@ def facts_of(qemu: str, spec: Spec | None, faults: list[BrineError]) -> NodeFact
             cpu = known_processor_of(qemu)
         except ProcessorError as error:
             cpu_fault = str(error)
-    memory = dict(_MEMORY_ROW.findall(_MEMORY_FILE.read_text()))
+    memory = memory_of_node()
     noted = noted_node()
-    huge_kib = int(memory.get("HugePages_Free", 0)) * int(memory.get("Hugepagesize", 0))
     return NodeFacts(
         node=noted.name if noted else os.uname().nodename,
         version=__version__,
         cpu=cpu,
         cpu_fault=cpu_fault,
-        memory_mib=int(memory["MemTotal"]) // _KIB_PER_MIB,
-        memory_available_mib=int(memory["MemAvailable"]) // _KIB_PER_MIB,
-        huge_pages_free_mib=huge_kib // _KIB_PER_MIB,
+        memory_mib=memory.total // _MIB,
+        memory_available_mib=memory.available // _MIB,
+        huge_pages_free_mib=memory.huge_pages_free // _MIB,
         links=_links(faults),
         units=_units(faults),
         unfit=tuple(_faults_of(spec)) if spec else (),

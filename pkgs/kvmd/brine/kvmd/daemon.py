@@ -6,8 +6,10 @@ import asyncio
 import logging
 import socket
 import time
+from collections import deque
 
 from brine.common.errors import printable
+from brine.common.figures import INTERVAL_S, FiguresFile
 from brine.common.journal import tell
 from brine.common.qmp.wire import QmpEvent
 from brine.common.systemd import ServiceManager
@@ -19,6 +21,7 @@ from brine.kvmd.halts import HaltRecorder
 from brine.kvmd.handover import Keeper
 from brine.kvmd.recorder import VerdictRecorder
 from brine.kvmd.settings import KvmdSettings
+from brine.kvmd.tally import Tally
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +32,9 @@ _LONGEST_DRAIN = 10
 # A VM whose socket is younger has just begun: what it does from now on its events tell.
 _NEW_NS = 10 * 10**9
 _LONGEST_EVENT = 60
+_LAGS = 12
+"""Of so many last times the longest delay is told: of a minute, as figures are asked for once in
+that."""
 
 
 class Daemon:
@@ -45,8 +51,11 @@ class Daemon:
         self._watched: dict[str, Connection] = {}  # those that have their name
         self._foreign: set[Connection] = set()  # those to processes of others than root
         self._keeper = Keeper(service)
-        self._recorder = VerdictRecorder(settings, self._keeper, self._watched.get)
-        self._halts = HaltRecorder(settings)
+        self._figures = FiguresFile(service.runtime_dir)
+        self._tally = Tally(self._figures.earlier())
+        self._lags_s: deque[float] = deque([0.0], maxlen=_LAGS)
+        self._recorder = VerdictRecorder(settings, self._keeper, self._watched.get, self._tally)
+        self._halts = HaltRecorder(settings, self._tally)
         self._finder = Finder(settings.directory, settings.connect_retry_s, self)
         self._status_due = False
         self._rescan_timer: asyncio.TimerHandle | None = None
@@ -59,6 +68,7 @@ class Daemon:
         self._finder.start()
         self._recorder.take_over_leftovers()
         self._set_rescan_timer()
+        self._keep_figures()
         self._service.ready(self._status())
         log.info("%s", self._status())
 
@@ -76,6 +86,7 @@ class Daemon:
     def stop(self) -> None:
         """Record all verdicts. Connections end with the process, or stay in systemd."""
         self._recorder.finish_all()
+        self._write_figures()
 
     # Calls of the finder.
 
@@ -223,6 +234,26 @@ class Daemon:
     def _rescan(self) -> None:
         self._set_rescan_timer()
         self._finder.rescan()
+
+    def _keep_figures(self, due_s: float | None = None) -> None:
+        """Write the figures now and from time to time, also how late this was done at worst."""
+        now_s = self._loop.time()
+        if due_s is not None:
+            self._lags_s.append(max(now_s - due_s, 0.0))
+        self._write_figures()
+        due_s = self._loop.time() + INTERVAL_S
+        self._loop.call_at(due_s, self._keep_figures, due_s)
+
+    def _write_figures(self) -> None:
+        ready = sum(connection.ready for connection in self._watched.values())
+        values = {
+            "watched": ready,
+            "waiting": len(self._watched) - ready,
+            "out_of_reach": self._finder.out_of_reach(),
+            "left_out": self._finder.left_out(),
+            "lag_s": round(max(self._lags_s), 6),
+        }
+        self._figures.write(values | self._tally.values())
 
     def _feed_watchdog(self, interval_s: float) -> None:
         self._loop.call_later(interval_s, self._feed_watchdog, interval_s)

@@ -125,11 +125,19 @@ class Finder:
         for candidate in list(self._candidates.values()):
             self._give_up(candidate)
 
+    def out_of_reach(self) -> int:
+        """How many VMs are out of reach, whose sockets are there."""
+        return sum(candidate.is_out_of_reach for candidate in self._candidates.values())
+
+    def left_out(self) -> int:
+        """How many VMs are left out, as others than root run them, and there are too many."""
+        return self._left_out
+
     def trouble(self) -> str:
         """Why VMs are out of reach, in a few words; empty if none is."""
         if self._unreadable:
             return f"which can't be read: {self._unreadable}"
-        count = sum(candidate.is_out_of_reach for candidate in self._candidates.values())
+        count = self.out_of_reach()
         troubles = [f"{count} out of reach, see the journal"] if count else []
         if self._left_out:
             troubles.append(f"{self._left_out} of others than root left out")

@@ -17,6 +17,7 @@ from brine.common.journal import tell
 from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.settings import KvmdSettings
+from brine.kvmd.tally import Tally
 from brine.kvmd.verdict import EventHistory
 from brine.vm import markers
 from brine.vm.halt import GOING_STATES, IO_ERROR, PAUSED, Halt, printable_excerpt
@@ -41,8 +42,9 @@ _GOES_ON = frozenset({"RESUME", "WAKEUP", "RESET"})
 class HaltRecorder:
     """Notes which VMs stand still, in which state, and why."""
 
-    def __init__(self, settings: KvmdSettings) -> None:
+    def __init__(self, settings: KvmdSettings, tally: Tally) -> None:
         self.settings = settings
+        self._tally = tally
         self._loop = asyncio.get_running_loop()
         self._timers: dict[Connection, asyncio.TimerHandle] = {}
         self._told: dict[Connection, deque[float]] = {}  # when; loop's clock
@@ -79,6 +81,8 @@ class HaltRecorder:
         if halt and before and halt == Halt(before.state):
             halt = before  # an earlier daemon noted why, and was killed before it kept that
         if halt != before:
+            if halt and halt.is_fault:
+                self._tally.count_halt(halt)
             self._tell(connection, halt, before)
             self._put(connection, halt)
         halted = halt.state if halt else ""

@@ -28,6 +28,7 @@ from brine.kvmd import messages
 from brine.kvmd.connection import Connection
 from brine.kvmd.handover import Keeper, VmRecord, parse_key
 from brine.kvmd.settings import KvmdSettings
+from brine.kvmd.tally import Tally
 from brine.kvmd.verdict import MOVING, STOPPING, Verdict, Who, fold, judge
 from brine.vm import markers
 from brine.vm.markers import MarkerKind
@@ -53,9 +54,14 @@ class VerdictRecorder:
     """
 
     def __init__(
-        self, settings: KvmdSettings, keeper: Keeper, current: Callable[[str], Connection | None]
+        self,
+        settings: KvmdSettings,
+        keeper: Keeper,
+        current: Callable[[str], Connection | None],
+        tally: Tally,
     ) -> None:
         self.settings = settings
+        self._tally = tally
         self._loop = asyncio.get_running_loop()
         self._keeper = keeper
         self._current = current
@@ -246,6 +252,7 @@ class VerdictRecorder:
         fields["BRINE_RUN"] = printable(record.run or markers.UNKNOWN_RUN)
         if verdict.time_usec is not None:
             fields["BRINE_EVENT_TIME_USEC"] = str(verdict.time_usec)
+        self._tally.count_verdict(verdict, cause)
         message, text = messages.VERDICTS[verdict.who], f"ended: {verdict.who}, {cause}"
         tell(verdict_log, message, text, instance=name, **fields)
 

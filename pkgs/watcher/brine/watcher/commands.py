@@ -26,6 +26,7 @@ from brine.vm.spec import Spec
 from brine.watcher import restart_counter
 from brine.watcher.decide import STARTS, Action, end_of, life_of
 from brine.watcher.messages import log_pass, tell_odd
+from brine.watcher.pass_figures import PassResult, note_pass
 from brine.watcher.passes import Instances, Pass, PassOutcome, take_ended, wait_cleared
 from brine.watcher.restart_counter import LONGEST_PAUSE_S, paused_until
 from brine.watcher.settings import load_settings
@@ -101,15 +102,24 @@ def _pass(
                 return BUSY
             except PermissionError as error:
                 raise BrineError(f"{LOCK}: {error.strerror}", hint="be root") from error
+        begun_s = time.monotonic()
         try:
             outcomes = _shown(_outcomes(work, ended), arguments)
         except KeyboardInterrupt:
             text = "interrupted: nothing more is begun; starts in progress go on"
             print(f"brine: error: {text}", file=sys.stderr)
             raise
+    result = _result(outcomes)
+    if not arguments.dry_run and not is_cleanup:
+        took_s = time.monotonic() - begun_s
+        note_pass(outcomes, result, took_s=took_s, names=store.names() if ended is None else None)
+    return {PassResult.OK: 0, PassResult.ODD: ODD, PassResult.FAILED: 1}[result]
+
+
+def _result(outcomes: Iterable[PassOutcome]) -> PassResult:
     if any(one.fault for one in outcomes):
-        return 1
-    return ODD if any(one.decision.is_odd for one in outcomes) else 0
+        return PassResult.FAILED
+    return PassResult.ODD if any(one.decision.is_odd for one in outcomes) else PassResult.OK
 
 
 def _outcomes(work: Pass, ended: frozenset[str] | None) -> Iterator[PassOutcome]:

@@ -1,0 +1,96 @@
+"""What a node has, what its instances are promised of it, and what they use."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from brine.common.files import text_of
+from brine.common.process import group_of
+
+_MEMORY_FILE = Path("/proc/meminfo")
+_MEMORY_ROW = re.compile(r"^(\w+):\s+(\d+)", re.MULTILINE)
+_GROUPS_DIR = "/sys/fs/cgroup"
+_KIB = 1 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMemory:
+    """The memory of this node, in bytes. On Xen it is that of the domain 0."""
+
+    total: int
+    available: int
+    huge_pages: int
+    huge_pages_free: int
+
+
+def memory_of_node() -> NodeMemory:
+    """The memory of this node, by the kernel."""
+    rows = {name: int(kib) for name, kib in _MEMORY_ROW.findall(_MEMORY_FILE.read_text())}
+    huge_page = rows.get("Hugepagesize", 0) * _KIB
+    return NodeMemory(
+        total=rows["MemTotal"] * _KIB,
+        available=rows["MemAvailable"] * _KIB,
+        huge_pages=rows.get("HugePages_Total", 0) * huge_page,  # a number of pages, and no KiB
+        huge_pages_free=rows.get("HugePages_Free", 0) * huge_page,
+    )
+
+
+def cpus_of_node() -> int:
+    """How many processors the node has that work."""
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What an instance is promised.
+
+    :param memory: in bytes.
+    :param in_huge_pages: whether its memory is huge pages, which the node sets aside.
+    """
+
+    memory: int
+    vcpus: int
+    in_huge_pages: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What all instances of a node are promised, those that should run and those that do."""
+
+    memory: int
+    huge_pages: int
+    vcpus: int
+
+    @classmethod
+    def of(cls, shares: Iterable[Share]) -> Promise:
+        shares = list(shares)
+        huge = sum(one.memory for one in shares if one.in_huge_pages)
+        return cls(sum(one.memory for one in shares) - huge, huge, sum(one.vcpus for one in shares))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an instance uses: its QEMU with all helpers, by the kernel's account of its unit.
+
+    :param memory: in bytes, with what the kernel caches for it; None if there is no account.
+    :param cpu_s: processor time since the start of the unit.
+    """
+
+    memory: int | None
+    cpu_s: float | None
+
+
+def usage_of(pid: int) -> Usage:
+    """The usage of the unit that a process is in (:manpage:`cgroups(7)`, version 2)."""
+    folder = f"{_GROUPS_DIR}/{group_of(pid)}"
+    memory = text_of(f"{folder}/memory.current")
+    rows = dict(line.split(" ", 1) for line in text_of(f"{folder}/cpu.stat").splitlines())
+    took = rows.get("usage_usec", "")
+    return Usage(
+        int(memory) if memory.isdecimal() else None,
+        int(took) / 1e6 if took.isdecimal() else None,
+    )
