@@ -219,6 +219,9 @@ EXPOSURES = {
     "brine-user-shutdowns.service": 3.0,
     "brine-instance-failed@web1.service": 2.0,
     "brine-operations.service": 3.1,
+    "brine-events.service": 2.0,
+    # It may use the network.
+    "brine-event@web1.service": 2.0,
     # It reads what all parts keep for themselves, and asks LVM and Xen.
     "brine-metrics.service": 3.2,
     # It may become another user, to have no rights where it reads what QEMUs say.

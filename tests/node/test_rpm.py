@@ -36,6 +36,7 @@ PARTS = sorted([*NEEDED, *RECOMMENDED])
 ENABLED = [
     "brine-claims.service",
     "brine-confd.service",
+    "brine-events.path",
     "brine-instances.target",
     "brine-kvmd.path",
     "brine-lifecycle-executor.socket",

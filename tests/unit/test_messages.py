@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+import brine.common.messages
 import brine.confd.messages
 import brine.kvmd.messages
 import brine.moves.messages
@@ -26,6 +27,7 @@ from brine.watcher import messages as watcher
 PKGS = Path(__file__).parents[2] / "pkgs"
 
 PARTS = [
+    pytest.param(brine.common.messages, "common", id="common"),
     pytest.param(brine.confd.messages, "confd", id="confd"),
     pytest.param(hotplug, "hotplug", id="hotplug"),
     pytest.param(instance, "instance", id="instance"),

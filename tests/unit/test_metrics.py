@@ -115,7 +115,11 @@ def test_instances_are_told_by_status_reason_and_promise(
     )
     systemctl.unit(unit_of("web2"), ActiveState="failed", Result="signal", InvocationID="b" * 32)
     (paths.SPECS_DIR / "web9.json").write_text('{"name": "web9", "memory')
-    facts = {"state": "io-error", "reason": "No space left on device", "no_space": True}
+    facts: dict[str, Any] = {
+        "state": "io-error",
+        "reason": "No space left on device",
+        "no_space": True,
+    }
     markers.write_marker(MarkerKind.START, "web1", run=run)
     markers.write_marker(MarkerKind.HALTED, "web1", run=run, **facts)
     status, text, err = node(noun="metrics")

@@ -41,6 +41,7 @@ class Minions:
     :ivar at_work: what happens while states are applied; once.
     :ivar own: minions whose pillar's SLS files declare a key.
     :ivar cpus: what ``brine node cpu --json`` prints.
+    :ivar healths: what the function ``brine.health`` returns.
     :ivar declared: the whole pillar of minions.
     """
 
@@ -56,6 +57,7 @@ class Minions:
         self.declared: dict[str, dict[str, Any]] = {}
         self.keys: dict[str, dict[str, str]] = {}
         self.cpus: dict[str, Any] = {}
+        self.healths: dict[str, Any] = {}
         self.applied: list[str] = []
         self.calls: list[tuple[str, list[str], dict[str, Any]]] = []
 
@@ -75,6 +77,7 @@ class Minions:
             "state.apply": self._apply,
             "file.get_hash": self._hash,
             "brine.node_cpu": lambda each: self.cpus[each],
+            "brine.health": lambda each: self.healths[each],
         }
         function = functions[fun]
         answers: dict[str, Any] = dict.fromkeys(ids, False)
@@ -694,3 +697,42 @@ def test_a_declared_processor_is_not_written_over(
     assert "cpu_type" not in written(config)
     declared["brine"]["cluster"]["hvparams"]["kvm"]["cpu_type"] = SKYLAKE
     assert runner.cpu_baseline()["result"] is True
+
+
+# Figures of the cluster.
+
+
+def test_metrics_tell_serials_apart_and_nodes_away(
+    runner: ModuleType, minions: Minions, tmp_path: Path
+) -> None:
+    openmetrics = pytest.importorskip("prometheus_client.openmetrics.parser")
+    hostile = 'ERROR_"up\\\n'
+    rows = [{"name": "web1", "status": "running"}, {"name": "web2", "status": hostile}]
+    minions.healths = {
+        NODES[0]: {"serial": {"said": 7}, "instances": {"said": rows}},
+        NODES[1]: {"serial": {"said": 6}, "instances": {"refused": "brine can't be run"}},
+    }
+    minions.silent = {NODES[2]}
+    text = runner.metrics()
+    found = {
+        (sample.name.removeprefix("brine_cluster_"), *sample.labels.values()): sample.value
+        for family in openmetrics.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found == {
+        ("nodes",): 3,
+        ("nodes_away",): 1,
+        ("node_answers", NODES[0]): 1,
+        ("node_answers", NODES[1]): 1,
+        ("node_answers", NODES[2]): 0,
+        ("serial",): 7,
+        ("serials_apart",): 1,
+        ("node_serial", NODES[0]): 7,
+        ("node_serial", NODES[1]): 6,
+        ("instances", NODES[0], "running"): 1,
+        ("instances", NODES[0], hostile): 1,
+    }
+    file = tmp_path / "cluster.prom"
+    assert runner.metrics(textfile=str(file))["result"]
+    assert file.read_text() == text
+    assert not runner.metrics(textfile=str(tmp_path / "none/cluster.prom"))["result"]

@@ -7,6 +7,7 @@ The nodes of the cluster, from the Salt master
     salt-run brine.list
     salt-run brine.find web1
     salt-run brine.health
+    salt-run brine.metrics
     salt-run brine.record
     salt-run brine.redistribute
     salt-run brine.redistribute test=True
@@ -204,6 +205,87 @@ def health(timeout: int | None = None) -> Result:
     comment = f"{len(told)} of {len(nodes)} nodes answer, and {len(stale)} of these are stale"
     is_well = not (silent or stale)
     return _ended(is_well, comment, nodes=told, not_answered=silent, offline=away, stale=stale)
+
+
+def metrics(textfile: str = "", timeout: int | None = None) -> str | Result:
+    """
+    Print figures of the cluster for Prometheus, in the text format of OpenMetrics: which nodes are
+    away, whose serial is another than this host's, and the instances of all by status. What a node
+    knows of itself, its own ``brine metrics`` prints.
+
+    :param textfile: a file to put them in, in one step, such as
+        ``/var/lib/prometheus/node-exporter/brine-cluster.prom``.
+    :param timeout: how long a minion may take to say that it is there, in seconds.
+
+    CLI Example::
+
+        salt-run --out=newline_values_only brine.metrics
+        salt-run brine.metrics textfile=/var/lib/prometheus/node-exporter/brine-cluster.prom
+    """
+    try:
+        nodes, newest = _nodes(), _serial()
+        answers = _execute("brine.health", nodes, [], timeout=timeout)
+    except _RefusedError as error:
+        return _ended(False, str(error))
+    text = "".join(f"{line}\n" for line in _metric_lines(nodes, newest, answers))
+    if not textfile:
+        return text
+    temporary = os.path.join(os.path.dirname(textfile), f".{os.path.basename(textfile)}.new")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), 0o644)
+            file.write(text)
+        os.replace(temporary, textfile)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        return _ended(False, f"{textfile}: can't be written: {error.strerror}")
+    return _ended(True, f"written: {textfile}")
+
+
+def _metric_lines(
+    nodes: Mapping[str, bool], newest: int, answers: Mapping[str, Any]
+) -> Iterator[str]:
+    """The lines of the text: what of a node is not known is absent."""
+    serials = {name: _said(answers[name], "serial") for name in sorted(answers)}
+    serials = {name: one for name, one in serials.items() if type(one) is int}
+    statuses: dict[tuple[str, str], int] = {}
+    for name, answer in sorted(answers.items()):
+        found = _said(answer, "instances")
+        for one in found if _are_instances(found) else []:
+            key = (name, one["status"])
+            statuses[key] = statuses.get(key, 0) + 1
+    away = sum(name not in answers and not nodes[name] for name in nodes)
+    apart = sum(one != newest for one in serials.values())
+    yield from _metric("nodes", "Nodes in the configuration.", {(): len(nodes)})
+    about = "Whether a node answers; of one that is marked as offline 0, too."
+    rows = {(name,): int(name in answers) for name in sorted(nodes)}
+    yield from _metric("node_answers", about, rows, "node")
+    yield from _metric("nodes_away", "Nodes that do not answer, and should.", {(): away})
+    yield from _metric("serial", "The serial number of this host's configuration.", {(): newest})
+    rows = {(name,): one for name, one in serials.items()}
+    yield from _metric("node_serial", "That of each node which has one.", rows, "node")
+    about = "Nodes whose serial number is another than this host's."
+    yield from _metric("serials_apart", about, {(): apart})
+    about = "Instances of each node by status."
+    yield from _metric("instances", about, statuses, "node", "status")
+    yield "# EOF"
+
+
+def _metric(name: str, about: str, values: Mapping[Any, int], *labels: str) -> Iterator[str]:
+    """A gauge in the text format of OpenMetrics; each value is of so many words as there are
+    labels."""
+    name = f"brine_cluster_{name}"
+    if values:
+        yield f"# TYPE {name} gauge"
+        yield f"# HELP {name} {about}"
+    for words, value in values.items():
+        escaped = (
+            word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for word in words
+        )
+        pairs = zip(labels, escaped, strict=True)
+        inner = ",".join(f'{label}="{word}"' for label, word in pairs)
+        yield f"{name}{{{inner}}} {value}" if inner else f"{name} {value}"
 
 
 def _said(answer: Any, key: str) -> Any:

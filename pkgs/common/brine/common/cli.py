@@ -445,6 +445,22 @@ def _configure_operations(parser: argparse.ArgumentParser) -> None:
 OPERATIONS = Command("show and settle work that was interrupted", _configure_operations)
 
 
+def _configure_events(parser: argparse.ArgumentParser) -> None:
+    commands = "brine.common.event_commands"
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    text = "list the programs in /etc/brine/events.d, and why some are not run"
+    listing = add_verb(verbs, "list", f"{commands}:list_programs", text)
+    listing.add_argument("--json", action="store_true", help="print JSON, for programs")
+    text = "run programs as for an event"
+    trial = add_verb(verbs, "test", f"{commands}:try_programs", text)
+    trial.add_argument("program", metavar="PROGRAM", nargs="*", help="default: all")
+    text = "follow the journal, and have programs run for events: what brine-events.service does"
+    add_verb(verbs, "follow", f"{commands}:follow_journal", text)
+
+
+EVENTS = Command("run programs of yours when an instance crashes or is given up", _configure_events)
+
+
 def _configure_metrics(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run="brine.common.metrics_commands:print_metrics")
     text = (

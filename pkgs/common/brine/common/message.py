@@ -25,6 +25,18 @@ class Message(NamedTuple):
     text: str = ""
 
 
+class EventKind(NamedTuple):
+    """A kind of record that operators' programs are told of; see :mod:`brine.common.node_event`.
+
+    :param name: in one word, such as ``crash``.
+    :param sender: the user whose records count, beside root.
+    """
+
+    message: Message
+    name: str
+    sender: str = "root"
+
+
 # Any process can put a record in the journal. Only the fields that begin with an underscore are the
 # journal's own (:manpage:`systemd.journal-fields(7)`).
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from brine.common.message import NOTICE, Message
+from brine.common.message import KVMD_USER, NOTICE, EventKind, Message
 from brine.kvmd.verdict import Who
 
 VERDICTS = {
@@ -25,3 +25,9 @@ BROKEN_PEER = Message("cad10279b30846aaa4123fdd6ec59ec4", "broken-peer", logging
 NOT_WRITTEN = Message("ddfd395313624dedbb27bf91ca2f13d3", "not-written", logging.ERROR)
 WRITTEN_LATE = Message("30fd4c96eb8c44b1b9e6b60c73bf68c4", "written-late", NOTICE)
 NOT_KEPT = Message("0cd94cfb157a4592a79019352fdf3c54", "not-kept", logging.WARNING)
+
+EVENTS = (
+    EventKind(VERDICTS[Who.CRASH], "crash", KVMD_USER),
+    EventKind(HALTED, "halted", KVMD_USER),
+)
+"""What operators' programs are told of."""

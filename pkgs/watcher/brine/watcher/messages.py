@@ -6,7 +6,7 @@ import logging
 
 from brine.common.errors import BrineError, printable
 from brine.common.journal import log_command, tell
-from brine.common.message import NOTICE, Message
+from brine.common.message import NOTICE, EventKind, Message
 from brine.instance.observe import Observed
 from brine.instance.xen.xl import Domain
 from brine.watcher.decide import STARTS, Action, Decision, end_of, life_of
@@ -25,6 +25,13 @@ VOLUME_RECOVERED = Message("6542e045869349a1b6d4f44a7b8ac16d", "volume-recovered
 SNAPSHOT_FILLS = Message("8d9ba8c2b23141fc8f67272f4a08f9d6", "snapshot-fills", logging.WARNING)
 SNAPSHOT_LOST = Message("687fb86d4bdb49a8988657a0076181b4", "snapshot-lost", logging.ERROR)
 SNAPSHOT_RECOVERED = Message("541fec69f6734e36a0d4d64c94558c1c", "snapshot-recovered", NOTICE)
+
+EVENTS = (
+    EventKind(GIVEN_UP, "given-up"),
+    EventKind(VOLUME_DEGRADED, "volume-degraded"),
+    EventKind(SNAPSHOT_LOST, "snapshot-lost"),
+)
+"""What operators' programs are told of."""
 
 _OF_VOLUMES = {
     "degraded": (VOLUME_DEGRADED, "is degraded: {why}"),

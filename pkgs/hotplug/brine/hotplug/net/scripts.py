@@ -8,21 +8,18 @@ from __future__ import annotations
 import enum
 import logging
 import os
-import re
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 
 from brine.common import paths
 from brine.common.errors import BrineError, printable
-from brine.common.files import fault_of_writers
+from brine.common.script_folder import programs_in
 
 TIMEOUT_S = 30.0
 """Of each script."""
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# As run-parts(8): backup files of editors and packages have a dot or a tilde in their names.
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _MOST_OUTPUT_BYTES = 64 * 1024
 
 log = logging.getLogger(__name__)
@@ -59,23 +56,14 @@ def scripts() -> list[Path]:
     They run as root. A script that users other than root may write is left out, with a warning.
     """
     folder = paths.NIC_SCRIPTS_DIR
-    try:
-        files = sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise BrineError(f"{folder}: can't be read: {error.strerror}") from error
-    usable = [file for file in files if _NAME.fullmatch(file.name) and file.is_file()]
-    usable = [file for file in usable if os.access(file, os.X_OK)]
-    if usable and (fault := fault_of_writers(folder)):
-        log.warning("%s: no script in it is run: %s", folder, fault)
-        return []
     trusted = []
-    for file in usable:
-        if fault := fault_of_writers(file):
-            log.warning("%s is not run: %s", file, fault)
+    for script, fault in programs_in(folder):
+        if not fault:
+            trusted.append(script)
+        elif script == folder:
+            log.warning("%s: no script in it is run: %s", folder, fault)
         else:
-            trusted.append(file)
+            log.warning("%s is not run: %s", script, fault)
     return trusted
 
 

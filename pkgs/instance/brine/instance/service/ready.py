@@ -15,6 +15,7 @@ from brine.instance import messages, store
 from brine.instance.failed_starts import StartFailure, why_not_started
 from brine.instance.hypervisor import EndedEarlyError
 from brine.instance.hypervisor_choice import hypervisor_of
+from brine.instance.service.machined import register_machine
 from brine.vm import markers
 from brine.vm.markers import MarkerKind
 from brine.vm.run import Run
@@ -51,6 +52,7 @@ def main() -> None:
             if process:
                 process.terminate()
             die(_PROGRAM, error, 1)
+    register_machine(name, spec.uuid, main_pid())
     if node := Run.own(name).awaits_from:
         messages.tell(messages.AWAITS, name, pid=main_pid(), node=node)
     else:
