@@ -208,7 +208,7 @@ def test_the_watcher_tells_tries_passes_and_faults_of_volumes(node: Run) -> None
     assert abs(found[key("watcher_last_pass_timestamp_seconds")] - time.time()) < 3600
     assert found[key("watcher_tries", name="web1")] == 5
     assert found[key("instance_given_up", name="web1")] == 1
-    assert found[key("volumes_faulty", fault="degraded")] == 1
+    assert found[key("volume_faults", fault="degraded")] == 1
     about = {"name": "", "unit": "vg0", "disk": "d1", "snapshot": "", "fault": "degraded"}
     assert found[key("volume_fault", **about)] == 1
     note_pass([], PassResult.ODD, took_s=0.1, names=["web2"])

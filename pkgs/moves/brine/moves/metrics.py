@@ -17,7 +17,7 @@ def moves_metrics() -> Iterator[Metric]:
         ("in", "done", found.in_done),
         ("in", "failed", found.in_failed),
     )
-    rows = [({"direction": way, "result": result}, count) for way, result, count in ended]
+    rows = [({"way": way, "result": result}, count) for way, result, count in ended]
     about = "Moves of instances that have ended on this node, out of it and into it."
     yield counter("moves", about, rows)
     about = "For how long guests stood still that have left this node while they ran."

@@ -62,7 +62,7 @@ def _of_volumes() -> Iterator[Metric]:
     faults = told_faults()
     by_fault = Counter(faults.values())
     rows: list[tuple[Labels, float]] = [({"fault": one}, by_fault[one]) for one in VolumeFault]
-    yield gauge("volumes_faulty", "Volumes and snapshots with a fault, by the fault.", rows)
+    yield gauge("volume_faults", "Volumes and snapshots with a fault, by the fault.", rows)
     if not faults:
         return
     of_disks = {

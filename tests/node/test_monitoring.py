@@ -1,4 +1,5 @@
-"""``brine metrics`` on a real node, and the examples of alerts and panels on what it prints."""
+"""What tells of a node: its metrics, with alerts and panels on them, programs for events, and
+machinectl."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from lab.node import Node
 from lab.prometheus import prometheus
 from lab.waiting import wait_for
 from node.confd_on_node import CONFIG, KEY, KEY_FILE, declared
-from node.instance_on_node import boot_idle, define, wait_status
+from node.instance_on_node import IDLE, boot_idle, define, wait_status
 from node.watcher_on_node import kill, node_with_watcher, passed
 
 TEXTFILES = Path("/var/lib/prometheus/node-exporter")
@@ -161,3 +162,27 @@ def test_programs_are_told_of_a_crash_and_bad_ones_do_no_harm(node: Node) -> Non
 
 def _is_active(node: Node, unit: str) -> bool:
     return node.run(["systemctl", "is-active", unit], check=False).stdout == "active\n"
+
+
+def test_machinectl_has_the_instances_that_run(node: Node) -> None:
+    node.run(["apt-get", "install", "--yes", "--quiet=2", "systemd-container"], timeout_s=300)
+    define(node, "db1", **IDLE)
+    node.run(["brine", "instance", "start", "db1"])
+
+    def listed() -> list[str]:
+        rows = node.run(["machinectl", "list", "--no-legend", "--no-pager"]).stdout
+        return [row.split()[0] for row in rows.splitlines()]
+
+    wait_for("db1 to be listed", lambda: "db1" in listed(), timeout_s=60)
+    status = node.run(["machinectl", "status", "--no-pager", "db1"]).stdout
+    assert "brine-instance@db1.service" in status
+    assert "class vm" in status
+    node.run(["brine", "instance", "stop", "--force", "db1"])
+    wait_for("db1 to be gone", lambda: "db1" not in listed(), timeout_s=60)
+    # A machined that hangs keeps nobody waiting.
+    node.run(["systemctl", "kill", "--signal=STOP", "systemd-machined"])
+    try:
+        node.run(["brine", "instance", "start", "db1"])
+        node.run(["brine", "instance", "stop", "--force", "db1"])
+    finally:
+        node.run(["systemctl", "kill", "--signal=CONT", "systemd-machined"])
