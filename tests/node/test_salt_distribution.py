@@ -312,6 +312,11 @@ def test_health_sees_a_daemon_that_was_stopped(fleet: Fleet) -> None:
     fleet.nodes[1].run(["systemctl", "stop", "brine-confd"])
     told = fleet.run("brine.health", check=False)
     assert (told["result"], told["stale"]) == (False, {IDS[1]: ["brine-confd.service"]})
+    figures = fleet.run("brine.metrics").splitlines()
+    assert f"brine_cluster_nodes {len(IDS)}" in figures
+    assert "brine_cluster_nodes_away 0" in figures
+    assert "brine_cluster_serials_apart 0" in figures
+    assert figures[-1] == "# EOF"
     redistribute(fleet)
     assert fleet.run("brine.health")["result"] is True
 

@@ -147,9 +147,8 @@ def _of_each(rows: list[_Row]) -> Iterator[Metric]:
         if row.share:
             promised.append((name, row.share.memory))
             vcpus.append((name, row.share.vcpus))
-        if usage and usage.memory is not None:
+        if usage:
             memory.append((name, usage.memory))
-        if usage and usage.cpu_s is not None:
             cpu.append((name, usage.cpu_s))
     about = "When an instance that runs was started."
     yield gauge("instance_start_timestamp", about, since, unit="seconds")

@@ -15,6 +15,7 @@ _MEMORY_FILE = Path("/proc/meminfo")
 _MEMORY_ROW = re.compile(r"^(\w+):\s+(\d+)", re.MULTILINE)
 _GROUPS_DIR = "/sys/fs/cgroup"
 _KIB = 1 << 10
+_UTIME, _RSS = 14, 24  # of the fields of stat, counted from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +77,36 @@ class Promise:
 class Usage:
     """What an instance uses: its QEMU with all helpers, by the kernel's account of its unit.
 
-    :param memory: in bytes, with what the kernel caches for it; None if there is no account.
-    :param cpu_s: processor time since the start of the unit.
+    :param memory: in bytes, with what the kernel caches for it.
+    :param cpu_s: processor time since its start.
     """
 
-    memory: int | None
-    cpu_s: float | None
+    memory: int
+    cpu_s: float
 
 
-def usage_of(pid: int) -> Usage:
-    """The usage of the unit that a process is in (:manpage:`cgroups(7)`, version 2)."""
+def usage_of(pid: int) -> Usage | None:
+    """The usage of the unit that a process is in (:manpage:`cgroups(7)`, version 2); where the
+    kernel has no such account, that of the process. None if it has ended."""
     folder = f"{_GROUPS_DIR}/{group_of(pid)}"
     memory = text_of(f"{folder}/memory.current")
     rows = dict(line.split(" ", 1) for line in text_of(f"{folder}/cpu.stat").splitlines())
     took = rows.get("usage_usec", "")
+    own = _of_process(pid)
+    if own is None:
+        return None
     return Usage(
-        int(memory) if memory.isdecimal() else None,
-        int(took) / 1e6 if took.isdecimal() else None,
+        int(memory) if memory.isdecimal() else own.memory,
+        int(took) / 1e6 if took.isdecimal() else own.cpu_s,
     )
+
+
+def _of_process(pid: int) -> Usage | None:
+    """The usage of a process (:manpage:`proc(5)`: ``stat``)."""
+    # The second field is the program's name, in brackets, and may have spaces.
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    if len(fields) < _RSS:
+        return None
+    ticks = int(fields[_UTIME - 3]) + int(fields[_UTIME - 2])
+    memory = int(fields[_RSS - 3]) * os.sysconf("SC_PAGE_SIZE")
+    return Usage(memory, ticks / os.sysconf("SC_CLK_TCK"))
