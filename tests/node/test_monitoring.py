@@ -39,7 +39,9 @@ def node(packages: list[Path]) -> Iterator[Node]:
 
 def metrics(node: Node) -> list[dict[str, Any]]:
     """The figures, as JSON."""
-    found: list[dict[str, Any]] = json.loads(node.run(["brine", "metrics", "--json"]).stdout)
+    found: list[dict[str, Any]] = json.loads(
+        node.run(["brine", "metrics", "--json"], check=False).stdout
+    )
     return found
 
 
@@ -161,6 +163,8 @@ def test_programs_are_told_of_a_crash_and_bad_ones_do_no_harm(node: Node) -> Non
     assert "60 s" in faults()["hangs"]
     assert "60 s" in faults()["forks"]
     assert "others" in faults()["open"]
+    assert "status 3" in faults()["fails"]
+    assert "brine-event@" not in node.run(["systemctl", "--failed", "--plain"]).stdout
     assert node.shell("pgrep -f 'sleep 1000' || echo none") == "none\n"
     passed(node)
     kill(node, "web2")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import time
 import uuid
 from collections.abc import Callable
@@ -202,28 +201,36 @@ def test_old_events_and_a_flood_are_left_out_and_counted(
 
 
 @pytest.mark.parametrize(
-    ("said", "text", "has_hung"),
+    ("result", "status", "text", "has_hung"),
     [
-        ("Job for brine-event@a:1.service failed because a timeout was exceeded.\n", "60 s", True),
-        (
-            "Job for brine-event@a:1.service failed because it exited with error code.\nSee.\n",
-            "error code",
-            False,
-        ),
-        ("Failed to start brine-event@a:1.service: Unit not found.\n", "not found", False),
-        ("", "failed", False),
+        ("timeout", 0, "60 s", True),
+        ("exit-code", 3, "status 3", False),
+        ("signal", 11, "signal 11", False),
+        ("oom-kill", 9, "memory", False),
+        ("resources", 0, "resources", False),
+        ("success", 0, "Unit not found", False),
     ],
 )
-def test_what_systemd_says_of_a_program_is_told_in_one_line(
-    folder: Path, said: str, text: str, has_hung: bool, monkeypatch: pytest.MonkeyPatch
+def test_why_a_program_failed_is_told_in_one_line(
+    folder: Path,
+    result: str,
+    status: int,
+    text: str,
+    has_hung: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    systemctl = folder.parent / "bin/systemctl"
+    systemctl, asked = folder.parent / "bin/systemctl", folder.parent / "asked"
     systemctl.parent.mkdir()
-    systemctl.write_text(f"#!/bin/sh\nprintf %s {shlex.quote(said)} >&2\nexit 1\n")
+    systemctl.write_text(
+        f"#!/bin/sh\necho $1 >>{asked}\n"
+        f'[ "$1" != show ] || printf "Result={result}\nExecMainStatus={status}\n"\n'
+        '[ "$1" != start ] || { echo "Failed: Unit not found.\nAnd more." >&2; exit 1; }\n'
+    )
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{systemctl.parent}:{os.environ['PATH']}")
     (error,) = event_programs.run_programs(trial_event(), ["a"])
     assert text in str(error)
     assert "\n" not in str(error)
     assert error.has_hung is has_hung
+    assert asked.read_text().split() == ["start", "show", "reset-failed"]
     assert list(paths.EVENTS_DIR.iterdir()) == []

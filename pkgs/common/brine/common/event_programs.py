@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +28,14 @@ TIMEOUT_S = 60
 """Of each program; the unit has the same."""
 
 _SYSTEMD_S = 60.0
-_WHY = re.compile(r"^Job for \S+ failed because (.*?)\.$", re.MULTILINE)
+_RESULTS = {
+    "timeout": f"took longer than {TIMEOUT_S} s, and was ended",
+    "exit-code": "failed with status {status}",
+    "signal": "was ended by signal {status}",
+    "core-dump": "crashed, by signal {status}",
+    "oom-kill": "wanted too much memory",
+}
+"""By systemd's result of the unit."""
 
 
 class ProgramError(BrineError):
@@ -76,30 +83,37 @@ def run_programs(event: NodeEvent, programs: list[str]) -> list[ProgramError]:
 def _run(event: NodeEvent, program: str) -> None:
     """Run a program, and wait until it has ended."""
     instance = f"{program}:{event.id}"
-    file = paths.EVENTS_DIR / f"{instance}.json"
+    file, unit = paths.EVENTS_DIR / f"{instance}.json", f"brine-event@{instance}.service"
     try:
         _put(file, event)
-        command = ["systemctl", "start", f"brine-event@{instance}.service"]
         try:
-            done = run_bounded(command, timeout_s=TIMEOUT_S + _SYSTEMD_S, environment=_english())
+            done = _systemctl("start", unit, timeout_s=TIMEOUT_S + _SYSTEMD_S)
+            if done.returncode:
+                raise _error(program, unit, done.stderr)
         except TimeoutError:
             raise ProgramError(program, "systemd does not end it", has_hung=True) from None
-        if done.returncode:
-            why = _WHY.search(done.stderr)
-            has_hung = why is not None and "timeout" in why[1]
-            text = f"it took longer than {TIMEOUT_S} s, and was ended" if has_hung else ""
-            raise ProgramError(program, text or _failure(done.stderr, why), has_hung=has_hung)
     except OSError as error:
         raise ProgramError(program, f"can't be run: {error.strerror}") from error
     finally:
         file.unlink(missing_ok=True)
 
 
-def _failure(said: str, why: re.Match[str] | None) -> str:
-    if why:
-        return f"failed: {why[1]}"
-    lines = said.strip().splitlines()
-    return f"failed: {lines[0][:200]}" if lines else "failed"
+def _error(program: str, unit: str, said: str) -> ProgramError:
+    """Why a program's unit has failed, which systemd is then told to forget."""
+    shown = _systemctl("show", "--property=Result,ExecMainStatus", unit).stdout
+    found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    _systemctl("reset-failed", unit)
+    result, status = found.get("Result", "success"), found.get("ExecMainStatus", "0")
+    if result == "success":  # it was not even begun
+        lines = said.strip().splitlines()
+        return ProgramError(program, f"can't be run: {lines[0][:200] if lines else 'no reason'}")
+    text = _RESULTS.get(result, "failed: {result}").format(result=result, status=status)
+    return ProgramError(program, text, has_hung=result == "timeout")
+
+
+def _systemctl(*words: str, timeout_s: float = _SYSTEMD_S) -> subprocess.CompletedProcess[str]:
+    """:raises TimeoutError: if it takes longer. :raises OSError: if it can't be run."""
+    return run_bounded(["systemctl", *words], timeout_s=timeout_s, environment=_english())
 
 
 def _english() -> dict[str, str]:
