@@ -455,7 +455,7 @@ def _configure_events(parser: argparse.ArgumentParser) -> None:
     trial = add_verb(verbs, "test", f"{commands}:try_programs", text)
     trial.add_argument("program", metavar="PROGRAM", nargs="*", help="default: all")
     text = "follow the journal, and have programs run for events: what brine-events.service does"
-    add_verb(verbs, "follow", f"{commands}:follow_journal", text)
+    add_verb(verbs, "follow", "brine.common.event_follower:follow_journal", text)
 
 
 EVENTS = Command("run programs of yours when an instance crashes or is given up", _configure_events)

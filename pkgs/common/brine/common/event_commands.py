@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import logging
 
 from brine.common import paths
 from brine.common.cli import print_json, print_table
 from brine.common.errors import BrineError, tell_error
 from brine.common.event_programs import event_programs, run_programs
-from brine.common.journal import setup
 from brine.common.node_event import event_kinds, trial_event
-
-
-def follow_journal(_arguments: argparse.Namespace) -> int:
-    """``brine events follow``."""
-    from brine.common.event_follower import follow  # with it the journal's library
-
-    setup("brine-events", logging.INFO)
-    follow()
-    return 0
 
 
 def list_programs(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ left out, as is what exceeds so many events in a minute.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import time
@@ -21,7 +22,7 @@ from brine.common import messages, paths
 from brine.common.errors import BrineError
 from brine.common.event_programs import event_programs, run_programs
 from brine.common.files import text_of, write_whole
-from brine.common.journal import tell
+from brine.common.journal import setup, tell
 from brine.common.node_event import NodeEvent, event_kinds, event_of
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,13 @@ class Dispatcher:
             )
             tell(log, messages.EVENTS_LEFT_OUT, text, BRINE_COUNT=str(self._left_out))
             self._left_out, self._left_out_since = 0, 0.0
+
+
+def follow_journal(_arguments: argparse.Namespace) -> int:
+    """``brine events follow``."""
+    setup("brine-events", logging.INFO)
+    follow()
+    return 0
 
 
 def follow() -> None:
