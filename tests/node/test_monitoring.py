@@ -165,7 +165,7 @@ def test_programs_are_told_of_a_crash_and_bad_ones_do_no_harm(node: Node) -> Non
     assert "others" in faults()["open"]
     assert "status 3" in faults()["fails"]
     assert "brine-event@" not in node.run(["systemctl", "--failed", "--plain"]).stdout
-    assert node.shell("pgrep -f 'sleep 1000' || echo none") == "none\n"
+    assert node.shell("pgrep -fx 'sleep 1000' || echo none") == "none\n"
     passed(node)
     kill(node, "web2")
     wait_for("the next crash", lambda: told(node)[2:], timeout_s=120)
