@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 from brine.common import paths
-from brine.common.cli import print_json, print_table
+from brine.common.cli import print_json
 from brine.common.errors import BrineError, tell_error
 from brine.common.event_programs import event_programs, run_programs
 from brine.common.node_event import event_kinds, trial_event
+from brine.common.tables import print_table
 
 
 def list_programs(arguments: argparse.Namespace) -> int:
