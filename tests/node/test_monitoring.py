@@ -115,7 +115,8 @@ def test_the_timer_writes_where_node_exporter_reads(node: Node) -> None:
 # Programs of an operator's.
 
 _PROGRAMS = Path("/etc/brine/events.d")
-_BOMB = "#!/bin/sh\nbomb() { bomb | bomb & }\nbomb\nsleep 1000\n"
+# No bomb: of a node of the lab the kernel may count no tasks, and then limits processes by user alone.
+_FORKS = "#!/bin/sh\nfor each in $(seq 300); do sleep 1000 & done\nwait\n"
 
 
 def put_program(node: Node, name: str, script: str, mode: str = "755") -> None:
@@ -142,7 +143,7 @@ def test_programs_are_told_of_a_crash_and_bad_ones_do_no_harm(node: Node) -> Non
     assert node.run(["brine", "events", "test"]).stdout == "done: good\n"
     assert [one["event"] for one in told(node)] == ["test"]
     put_program(node, "hangs", "#!/bin/sh\ntrap '' TERM\nsleep 1000 & sleep 1000\n")
-    put_program(node, "forks", _BOMB)
+    put_program(node, "forks", _FORKS)
     put_program(node, "open", "#!/bin/sh\n", "777")
     put_program(node, "fails", "#!/bin/sh\nexit 3\n")
     assert node.run(["brine", "events", "list"], check=False).returncode == 1
@@ -161,7 +162,7 @@ def test_programs_are_told_of_a_crash_and_bad_ones_do_no_harm(node: Node) -> Non
 
     wait_for("the faults", lambda: len(faults()) == 4, timeout_s=120)
     assert "60 s" in faults()["hangs"]
-    assert "60 s" in faults()["forks"]
+    assert "failed with status" in faults()["forks"]  # it could not fork any more
     assert "others" in faults()["open"]
     assert "status 3" in faults()["fails"]
     assert "brine-event@" not in node.run(["systemctl", "--failed", "--plain"]).stdout
