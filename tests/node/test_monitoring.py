@@ -115,7 +115,7 @@ def test_the_timer_writes_where_node_exporter_reads(node: Node) -> None:
 # Programs of an operator's.
 
 _PROGRAMS = Path("/etc/brine/events.d")
-# No bomb: on a node of the lab the kernel may count no tasks, and the limit of the user alone holds.
+# No bomb: in the lab the kernel may count no tasks, and the limit of the user alone holds.
 _FORKS = "#!/bin/sh\nfor each in $(seq 300); do sleep 1000 & done\nwait\n"
 
 
