@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ from component.hotplug_vm import (
     start_vm,
     told,
 )
+from lab.brine_command import brine
+from lab.guest import Guest
 from lab.guest_devices import seen_nics, wait_gone, wait_nic
 from lab.machine import Machine
 from lab.waiting import wait_for
@@ -203,3 +207,74 @@ def test_the_end_of_the_vm_is_the_end_of_its_taps(machine: Machine) -> None:
 def _wait_line(vm: Vm, command: str, line: str, *, there: bool) -> None:
     """Wait until what a command in the guest prints has a line, or has it no more."""
     wait_for(line, lambda: (line in vm.guest.run(command).splitlines()) is there)
+
+
+def test_a_filtered_nic_sends_as_itself_alone(pc: Vm) -> None:
+    own4, own6, false4 = "192.0.2.10", "2001:db8:0:1::10", "192.0.2.66"
+    pc.plug("nic", "--link", "br0", "--mac", MAC, "--filter", "--ip", own4, "--ip", own6)
+    nic = connect(pc.guest, MAC, f"{own4}/24", f"{own6}/64")
+    assert reaches(pc.guest, LAN4)
+    assert reaches(pc.guest, LAN6)
+
+    before = pc.taps()[0]["drops"]
+    pc.guest.run(f"ip address add {false4}/24 dev {nic}")
+    ping = f"ping -q -c 1 -W 1 -I {false4} {LAN4}"
+    assert "100% packet loss" in pc.guest.run(ping, check=False)
+    pc.guest.run(f"ip address del {false4}/24 dev {nic}")
+    pc.guest.run(f"ip link set {nic} address 52:54:00:aa:00:99")
+    assert not reaches(pc.guest, LAN4, tries=1)
+    (tap,) = pc.taps()
+    assert tap["filter"] == "on"
+    assert tap["drops"] >= before + 2
+    (line,) = brine(pc.machine, "tap", "list", "--wide").stdout.splitlines()[1:]
+    assert line.split()[-2:] == ["on", str(tap["drops"])]
+
+    other = "52:54:00:aa:00:02"
+    assert "changed" in pc.brine("nic", "modify", MAC, "--mac", other)
+    connect(pc.guest, other, f"{own4}/24", f"{own6}/64")
+    assert reaches(pc.guest, LAN4)
+    assert reaches(pc.guest, LAN6)
+    pc.unplug("nic", other)
+    wait_gone(pc.guest, other)
+    assert tap["name"] not in pc.machine.shell("nft list ruleset")
+
+
+def test_a_filtered_guest_gets_a_lease_and_gives_none(pc: Vm) -> None:
+    """A client of DHCP on one NIC, and a server on another, in a network of its own."""
+    servers, lease, guest = "52:54:00:aa:00:02", "192.0.2.50", pc.guest
+    pc.plug("nic", "--link", "br0", "--mac", MAC, "--filter", "--ip", lease)
+    client = wait_nic(guest, MAC)
+    guest.run(f"ip link set {client} up")
+    for options, is_answered in ((["--filter"], False), ([], True)):
+        pc.plug("nic", "--link", "br0", "--mac", servers, *options)
+        with serving(guest, wait_nic(guest, servers), lease):
+            ask = f"udhcpc -f -n -q -t 3 -T 1 -s /bin/true -i {client} 2>&1"
+            said = guest.run(ask, check=False)
+        assert (f"lease of {lease} obtained" in said) == is_answered, said
+        drops = {tap["nic"]: tap["drops"] for tap in pc.taps() if tap["filter"] == "on"}
+        assert is_answered or all(drops.values()), drops
+        pc.unplug("nic", servers)
+        wait_gone(guest, servers)
+    pc.unplug("nic", MAC)
+    wait_gone(guest, MAC)
+
+
+@contextmanager
+def serving(guest: Guest, nic: str, lease: str) -> Iterator[None]:
+    """A server of DHCP in a guest, with one lease. Its NIC is in a namespace until the end."""
+    settings = [f"start {lease}", f"end {lease}", f"interface {nic}", "lease_file /leases"]
+    settings += ["pidfile /server.pid", "option lease 600"]
+    guest.run(
+        "true >/leases; printf '%s\\n' " + " ".join(f"'{one}'" for one in settings) + ">/conf"
+    )
+    guest.run("unshare -n sleep 1000000 >/dev/null 2>&1 & echo $! >/holder.pid")
+    holder = "$(cat /holder.pid)"
+    # It has its own namespace when it is the command.
+    guest.run(f"until grep -q sleep /proc/{holder}/comm; do usleep 10000; done")
+    within = f"nsenter -n -t {holder}"
+    guest.run(f"ip link set {nic} netns {holder}")
+    guest.run(f"{within} ip address add 192.0.2.49/24 dev {nic}; {within} ip link set {nic} up")
+    guest.run(f"{within} udhcpd /conf")
+    yield
+    guest.run(f"kill $(cat /server.pid); kill {holder}")
+    guest.run(f"until [ -e /sys/class/net/{nic} ]; do usleep 10000; done")

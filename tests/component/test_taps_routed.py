@@ -18,7 +18,7 @@ from brine.hotplug.net import records
 from brine.hotplug.net.announce import announce
 from brine.hotplug.net.gc import LeftoverKind, remove_leftovers
 from brine.hotplug.net.netlink import Netlink
-from brine.hotplug.net.source_filter import filtered_taps, forget_sources
+from brine.hotplug.net.packet_filter import filtered_taps, remove_filter
 from brine.hotplug.net.tap import TapError, open_tap
 from brine.hotplug.net.wiring import unwire, wire
 from brine.vm.values import Mode
@@ -200,7 +200,7 @@ def test_a_guest_can_not_send_under_anothers_address(
         Path(f"/proc/sys/net/ipv4/conf/{tap}/rp_filter").write_text("0")
         assert not spoofs(inside, networks.node, own, false, node)
         assert not spoofs(inside, networks.host, own, false, host)
-        forget_sources(tap)
+        remove_filter(tap)
         assert spoofs(inside, networks.node, own, false, node)
         if ":" not in false:
             Path(f"/proc/sys/net/ipv4/conf/{tap}/rp_filter").write_text("1")
@@ -215,7 +215,7 @@ def test_a_filter_that_others_flush_comes_back(
         talks(inside, networks.node, NODE6, own=GUEST6)
         remove_leftovers()
         assert caplog.text == ""
-        forget_sources(WEB.tap_name())  # as nft flush ruleset does
+        remove_filter(WEB.tap_name())  # as nft flush ruleset does
         assert spoofs(inside, networks.node, GUEST6, "2001:db8:9::9", NODE6)
         remove_leftovers()
         assert "its filter was gone" in caplog.text

@@ -1029,6 +1029,26 @@ def test_the_collectors_service_looks_after_what_was_begun(node: Node) -> None:
     qmp(node, "begun1", "quit")
 
 
+def test_a_nics_filter_is_there_with_each_qemu(node: Node) -> None:
+    nics = [{"link": "br0", "filter": True, "ips": ["192.0.2.77"]}, {"link": "br0"}]
+    boot_idle(node, "filtered1", nics=nics)
+
+    def filters() -> list[str]:
+        taps = json.loads(node.run(["brine", "tap", "list", "--json"]).stdout)
+        return [tap["filter"] for tap in taps if tap["instance"] == "filtered1"]
+
+    assert sorted(filters()) == ["none", "on"]
+    node.run(["brine", "instance", "reboot", "filtered1", "--force"])
+    assert sorted(filters()) == ["none", "on"]
+    editor = 'EDITOR=\'sed -i s/\\"filter\\":.*false/\\"filter\\":true/\''
+    node.shell(f"{editor} brine instance edit filtered1")
+    node.run(["brine", "instance", "reboot", "filtered1", "--force"])
+    assert filters() == ["on", "on"]
+    rules = node.run(["nft", "list", "ruleset"]).stdout
+    assert "192.0.2.77" in rules
+    qmp(node, "filtered1", "quit")
+
+
 @pytest.mark.both_releases
 def test_an_overlay_stands_on_what_its_spec_names_and_on_nothing_else(node: Node) -> None:
     folder = node.path(DISKS)

@@ -524,6 +524,29 @@ def test_bad_settings_fail_and_are_tried_again(node: Node) -> None:
         assert wait_verdict(node, "web1") == ("user", "guest-shutdown")
 
 
+def test_filters_are_there_after_nftables_has_done_anything(node: Node) -> None:
+    mac, own = "52:54:00:12:34:56", "table inet own {\n}\n"
+    node.run(["ip", "link", "add", "filtered0", "type", "bridge"])
+    options = ["--link", "filtered0", "--mac", mac, "--filter"]
+    tap = node.run(["brine", "tap", "up", "web3", *options]).stdout.split()[1].rstrip(",")
+    node.write("/etc/nftables.conf", f"#!/usr/sbin/nft -f\nflush ruleset\n{own}")
+    for verb in ("start", "reload", "restart", "stop"):
+        node.run(["systemctl", verb, "nftables"])
+        assert mac in node.run(["nft", "list", "table", "netdev", f"brine-{tap}"]).stdout
+    assert "own" not in node.run(["nft", "list", "tables"]).stdout
+    said = [row["MESSAGE"] for row in node.journal("_SYSTEMD_UNIT=nftables.service")]
+    assert any(f"{tap}: its filter was gone" in line for line in said)
+    node.run(["nft", "flush", "ruleset"])
+    (row,) = node.shell("brine tap list --wide").splitlines()[1:]
+    assert row.split()[-2:] == ["missing", "-"]
+    assert tap in node.run(["brine", "tap", "filter"]).stdout
+    (row,) = node.shell("brine tap list --wide").splitlines()[1:]
+    assert row.split()[-2:] == ["on", "0"]
+    node.run(["brine", "tap", "down", tap])
+    node.run(["ip", "link", "delete", "filtered0"])
+    assert node.run(["nft", "list", "ruleset"]).stdout == ""
+
+
 def test_reloads_of_systemd_do_not_fail_the_path(node: Node) -> None:
     with start_guest(node, "web1"):
         wait_watching(node, "web1")

@@ -276,6 +276,10 @@ REFUSED: dict[str, Json] = {
         {"nics": [{"ip": "10.0.0.5", "nicparams": {"mode": "routed", "link": "100"}}]}
     ),
     "a VLAN of Xen's": domain({"nics": [{"nicparams": {"vlan": "5"}}]}),
+    "a filter of Xen's": domain({"nics": [{"nicparams": {"filter": True}}]}),
+    "a filter of Open vSwitch's": web(
+        {"nics": [{"nicparams": {"mode": "openvswitch", "filter": True}}]}
+    ),
     "a domain of nothing": domain({"disks": []}),
     "a bootloader": domain({"hvparams": {"use_bootloader": True, "bootloader_path": "/b"}}),
     "too many disks": domain({"disks": [{"size": 1}] * 27}),

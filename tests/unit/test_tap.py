@@ -33,7 +33,7 @@ from brine.hotplug.net.tap import TapError, check_name
 from brine.hotplug.net.wiring import tap_mac
 from brine.hotplug.options import nic_from, with_options
 from brine.vm.connection import Vlans, parse_vlans
-from brine.vm.nic import usual_wiring
+from brine.vm.nic import usual_filter, usual_wiring
 from brine.vm.values import NAME_BYTES, Mode
 from brine.vm.vif import Vif, owner_of, tap_name
 
@@ -201,6 +201,30 @@ def test_a_mode_of_the_clusters_that_there_is_not_is_told(
     (tmp_path / "ssconf_nicparams").write_text("mode=bridge\n")
     with pytest.raises(UsageError, match="the cluster's NICs are bridge, which is no mode"):
         usual_wiring("", "")
+
+
+@pytest.mark.parametrize(
+    ("nicparams", "given", "found"),
+    [
+        (None, None, False),
+        (None, True, True),
+        ("mode=bridged\nlink=br0\n", None, False),
+        ("mode=bridged\nfilter=True\n", None, True),
+        ("mode=bridged\nfilter=True\n", False, False),
+        ("mode=bridged\nfilter=False\n", None, False),
+    ],
+)
+def test_a_nic_has_the_clusters_filter_unless_it_says_otherwise(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    nicparams: str | None,
+    given: bool | None,
+    found: bool,
+) -> None:
+    monkeypatch.setattr(paths, "SSCONF_DIR", tmp_path)
+    if nicparams is not None:
+        (tmp_path / "ssconf_nicparams").write_text(nicparams)
+    assert usual_filter(given) == found
 
 
 # Routing.

@@ -20,6 +20,7 @@ _STAMPS = frozenset({"serial_no", "ctime", "mtime"})
 _ALIASES = {"cluster": {"name": "cluster_name", "master": "master_node"}}
 _IPS = frozenset({"ip", "primary_ip", "secondary_ip", "master_ip"})
 _IN_DEFAULT_GROUP = {"nicparams": params.NIC, "beparams": params.BACKEND}
+_FILLED = {"nicparams": params.NIC_OF_GANETI, "beparams": params.BACKEND}
 
 
 class Draft:
@@ -224,7 +225,7 @@ _TEMPLATES = ["plain", "file", "blockdev", "rbd"]
 _NOT_AS_ABSENT: dict[str, Json] = {
     "cluster": {
         "beparams": {"default": params.defaults(params.BACKEND)},
-        "nicparams": {"default": params.defaults(params.NIC)},
+        "nicparams": {"default": params.defaults(params.NIC_OF_GANETI)},
         "ndparams": params.defaults(params.NODE),
         "modify_etc_hosts": False,
         "modify_ssh_setup": False,
@@ -276,7 +277,7 @@ def fill(kind: str, data: Json, *, only: set[str] | None = None) -> None:
     if kind == "cluster":
         # Ganeti's daemons load a cluster only if these are complete.
         data["ndparams"] = params.defaults(params.NODE) | data.get("ndparams", {})
-        for key, component in _IN_DEFAULT_GROUP.items():
+        for key, component in _FILLED.items():
             groups = data.get(key, {})
             filled = params.defaults(component) | groups.get("default", {})
             data[key] = groups | {"default": filled}

@@ -260,11 +260,12 @@ BACKEND: Component = _table(
 
 _MODES = {"limits": {"choices": ("bridged", "routed", "openvswitch")}}
 
-NIC: Component = _table(
+NIC_OF_GANETI: Component = _table(
     {"link": "xen-br0", "vlan": ""},
     limits={"link": _unless_empty(link_fault), "vlan": {"check": line(vlan_fault)}},
     mode=key_schema("mode", str, "bridged", _MODES),
 )
+NIC: Component = {**NIC_OF_GANETI, **_table({"filter": False})}
 
 NODE: Component = _table(
     {

@@ -157,14 +157,16 @@ class NodeRules:
         wiring = self._config.nic_params(nic)
         mode, vlan = wiring["mode"], wiring["vlan"]
         link = spec_link(mode, wiring["link"])
-        if vlan and instance.hypervisor == _XEN:
-            text = f"vlan means nothing to the hypervisor {_XEN}"
-            yield Mistake(f"{where}/nicparams/vlan", text, "nic")
+        for key in ("vlan", "filter") if instance.hypervisor == _XEN else ():
+            if wiring[key]:
+                text = f"{key} means nothing to the hypervisor {_XEN}"
+                yield Mistake(f"{where}/nicparams/{key}", text, "nic")
         if instance.hypervisor == _XEN:
             of_xen = xen_nic_faults(mode=mode, link=link)
             yield from _mistakes(f"{where}/nicparams", of_xen, kind="nic")
         try:
-            check_connection(mode, link, vlan, [nic.ip] if nic.ip else [])
+            ips, is_filtered = [nic.ip] if nic.ip else [], wiring["filter"]
+            check_connection(mode, link, vlan, ips, is_filtered=is_filtered)
         except UsageError as error:
             # Ganeti has routed NICs without an address of their own, in a network.
             is_of_network = mode == "routed" and nic.network and not nic.ip

@@ -135,6 +135,9 @@ def add_wiring(parser: Parser, *, changes: bool = False) -> None:
     wiring.add_argument("--vlan", default=nothing, type=str, metavar="VLANS", help=text)
     text = "the guest's address; may be repeated; routed needs one"
     _repeated(wiring, "--ip", "ADDRESS", text, changes=changes)
+    text = "the guest sends only from its MAC address, and its addresses if any; "
+    text += _AS_IT_IS if changes else "default: the cluster's, or not"
+    wiring.add_argument("--filter", action=argparse.BooleanOptionalAction, default=None, help=text)
     text = _AS_IT_IS if changes else "default: the link's"
     _number(wiring, "--mtu", SMALLEST_MTU, LARGEST_MTU, text, unit="BYTES")
 
@@ -269,7 +272,12 @@ def _configure_tap(parser: Parser) -> None:
     _flag(down, "--dry-run", "only print the name")
     text = "Lists the taps that are ours, and whose they are."
     listing = verb("list", "print_taps", "list the taps of this node", text)
+    _flag(listing, "--wide", "also show filters, and how many packets they have dropped")
     _flag(listing, "--json", "print a JSON list")
+    text = (
+        "Restores the filters of taps that another program has removed, as nft flush ruleset does."
+    )
+    verb("filter", "restore_taps_filters", "restore the filters of taps", text)
     text = "Removes taps, routes, rules and ports of VMs that ended."
     gc = verb("gc", "collect_garbage", "remove what dead VMs have left", text)
     _flag(gc, "--dry-run", "only say what would be removed")

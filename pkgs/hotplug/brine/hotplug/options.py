@@ -13,7 +13,7 @@ from brine.common.errors import UsageError
 from brine.vm.address import Bus, uuid_of_path
 from brine.vm.connection import parse_address
 from brine.vm.disk import Disk, FormatSource, Interface
-from brine.vm.nic import usual_wiring
+from brine.vm.nic import usual_filter, usual_wiring
 from brine.vm.values import Mode
 from brine.vm.vif import Vif
 
@@ -26,7 +26,13 @@ def nic_from(arguments: argparse.Namespace, instance: str, nic: str) -> Vif:
     """
     mode, link = usual_wiring(arguments.mode, arguments.link)
     index = int(nic) if nic.isdecimal() else None
-    usual = Vif(instance=instance, uuid=nic, mode=Mode(mode), index=index)
+    usual = Vif(
+        instance=instance,
+        uuid=nic,
+        mode=Mode(mode),
+        index=index,
+        filter=usual_filter(arguments.filter),
+    )
     return with_options(arguments, usual, link=link)
 
 
@@ -39,7 +45,7 @@ def with_options(arguments: argparse.Namespace, old: Vif, *, link: str | None = 
     given: dict[str, Any] = {
         # ``brine tap`` has no model.
         key: getattr(arguments, key, None)
-        for key in ("link", "vlan", "mac", "mtu", "index", "model", "queues", "vhost")
+        for key in ("link", "vlan", "filter", "mac", "mtu", "index", "model", "queues", "vhost")
     }
     if link is not None:
         given["link"] = link

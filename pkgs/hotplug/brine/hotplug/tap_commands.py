@@ -14,8 +14,9 @@ from brine.common.journal import log_command
 from brine.common.privileges import Capability, keep_only, may
 from brine.common.tables import print_table
 from brine.hotplug.net.gc import find_leftovers, remove_leftovers
+from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.records import Entry, list_taps
-from brine.hotplug.net.wiring import bring_up, take_down
+from brine.hotplug.net.wiring import bring_up, restore_filters, take_down
 from brine.hotplug.options import nic_from
 from brine.hotplug.session import settle_all
 from brine.vm.vif import connection, tap_name
@@ -23,6 +24,7 @@ from brine.vm.vif import connection, tap_name
 # The kernel's calls take no larger one for a tap's.
 _LARGEST_ID = 2**31 - 1
 _HEADING = ("NAME", "INSTANCE", "NIC", "STATE", "WIRING", "IP", "MTU")
+_WIDE = ("FILTER", "DROPS")
 
 
 def make_tap(arguments: argparse.Namespace) -> int:
@@ -60,7 +62,20 @@ def print_taps(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(entry) for entry in entries], indent=2))
     else:
-        print_table(_HEADING, map(_row, entries), none="no taps")
+        heading = (*_HEADING, *_WIDE) if arguments.wide else _HEADING
+        print_table(heading, (_row(one)[: len(heading)] for one in entries), none="no taps")
+    return 0
+
+
+def restore_taps_filters(arguments: argparse.Namespace) -> int:
+    """``brine tap filter``."""
+    _prepare()
+    with Netlink() as netlink:
+        restored = restore_filters(netlink)
+    for name in restored:
+        print(f"restored: the filter of {name}")
+    if not restored:
+        print("unchanged: no filter is missing")
     return 0
 
 
@@ -127,4 +142,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
         connection(entry.mode, entry.link or "", entry.vlan or "") if entry.mode else "-",
         " ".join(entry.ips) or "-",
         str(entry.mtu or "-"),
+        entry.filter.value if entry.filter else "-",
+        "-" if entry.drops is None else str(entry.drops),
     )

@@ -301,6 +301,7 @@ def _nic(configuration: Configuration, nic: ConfigNic) -> dict[str, Any]:
         "link": spec_link(mode, wiring["link"]),
         "vlan": str(wiring["vlan"] or ""),
         "ips": _some(nic.ip),
+        "filter": wiring["filter"],
     }
 
 

@@ -15,7 +15,7 @@ from brine.instance.kvm.layout import layout_of, on_pci
 from brine.instance.xen.config import DISK_KEYS, KEYS, NIC_KEYS
 from brine.vm.address import default_serial, short_uuid, uuid_of_mac, uuid_of_path
 from brine.vm.disk import MOST_BACKING, Disk, FormatSource
-from brine.vm.nic import Nic, usual_wiring
+from brine.vm.nic import Nic, usual_filter, usual_wiring
 from brine.vm.rules import (
     disk_faults,
     security_faults,
@@ -177,6 +177,7 @@ def _whole_nics(
     used = {nic.mac for nic in spec.nics}
     for index, (nic, keys) in enumerate(zip(spec.nics, given, strict=True)):
         mode, link = usual_wiring(keys.get("mode"), keys.get("link"))
+        filtered = usual_filter(keys.get("filter"))
         was = named[index]
         if not (nic.uuid or nic.mac) and index < len(indexed) and indexed[index] not in named:
             was = indexed[index]
@@ -189,7 +190,8 @@ def _whole_nics(
             used.add(mac)
         nic_uuid = nic.uuid or (was.uuid if was else uuid_of_mac(mac))
         slot = _slot(spec, before, nic.slot, slots.get(nic_uuid, -1))
-        yield replace(nic, mac=mac, uuid=nic_uuid, mode=mode, link=link, slot=slot)
+        found = replace(nic, mode=mode, link=link, filter=filtered)
+        yield replace(found, mac=mac, uuid=nic_uuid, slot=slot)
 
 
 def _is_named(nic: Nic, was: Nic) -> bool:

@@ -77,7 +77,9 @@ def parse_address(text: str) -> Address:
     return address
 
 
-def check_connection(mode: str, link: str, vlan: str, ips: Sequence[str]) -> None:
+def check_connection(
+    mode: str, link: str, vlan: str, ips: Sequence[str], *, is_filtered: bool = False
+) -> None:
     """Refuse a connection of a NIC that no node could make.
 
     :param mode: ``bridged``, ``routed`` or ``openvswitch``.
@@ -92,6 +94,9 @@ def check_connection(mode: str, link: str, vlan: str, ips: Sequence[str]) -> Non
         raise UsageError(f"a NIC that is {mode} needs its bridge", hint="give --link BRIDGE")
     elif not is_interface_name(link):
         raise UsageError(f"{link!a} can't be the name of a bridge")
+    elif is_filtered and mode == "openvswitch":
+        hint = "leave it out, or set it to false where the cluster has it; see ovs-ofctl(8)"
+        raise UsageError("a NIC of Open vSwitch has no filter of Brine's", hint=hint)
 
 
 def _check_routed(addresses: tuple[Address, ...]) -> None:

@@ -24,6 +24,8 @@ class Nic:
         main one.
     :param vlan: see :func:`brine.vm.connection.parse_vlans`, and brine-nic(1).
     :param ips: the guest's addresses; a routed NIC has one or more.
+    :param filter: whether the guest may send only from its own MAC address, and from *ips* if there
+        are any. A routed NIC may send only from *ips* in any case.
     :param vhost: whether the kernel moves the frames, not QEMU.
     :param mtu: in bytes; 0 is the link's.
     :param slot: as a disk's; so is *by_hand*.
@@ -42,6 +44,7 @@ class Nic:
     link: str = key("")
     vlan: str = key("")
     ips: tuple[str, ...] = key((), check=address_fault)
+    filter: bool = key(False)
     queues: int = key(1, **WHOLE["queues"])
     vhost: bool = key(False)
     mtu: int = key(0, minimum=0, maximum=LARGEST_MTU)
@@ -61,11 +64,7 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
     :param mode: the NIC's own; None or empty if it has none. The same holds for *link*.
     :raises UsageError: if Brine does not know the cluster's mode.
     """
-    try:
-        lines = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace").splitlines()
-    except OSError:
-        lines = []  # no cluster
-    of_cluster = dict(line.split("=", 1) for line in lines if "=" in line)
+    of_cluster = _nicparams()
     usual = of_cluster.get("mode") or Mode.BRIDGED.value
     if not mode and usual not in list(Mode):
         text = f"the cluster's NICs are {usual}, which is no mode"
@@ -78,3 +77,20 @@ def usual_wiring(mode: str | None, link: str | None) -> tuple[str, str]:
         # A configuration that names no link has Ganeti's own, which few nodes have.
         link = "" if link == _GANETIS_LINK and not (_INTERFACES / link).exists() else link
     return mode, link or ""
+
+
+def usual_filter(given: bool | None) -> bool:
+    """Whether a NIC has a filter, completed from the cluster's ``nicparams``.
+
+    :param given: what the NIC says; None if it says nothing.
+    """
+    return _nicparams().get("filter") == str(True) if given is None else given
+
+
+def _nicparams() -> dict[str, str]:
+    """The cluster's parameters of NICs, as this node knows them; none without a cluster."""
+    try:
+        lines = (paths.SSCONF_DIR / "ssconf_nicparams").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return dict(line.split("=", 1) for line in lines if "=" in line)

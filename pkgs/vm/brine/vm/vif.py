@@ -96,7 +96,7 @@ class Vif(Nic):
         if self.model != "virtio" and (self.queues > 1 or self.vhost):
             what = "vhost" if self.vhost else "several queues"
             raise UsageError(f"{self.model} has no {what}", hint="--model virtio has")
-        check_connection(self.mode, self.link, self.vlan, self.ips)
+        check_connection(self.mode, self.link, self.vlan, self.ips, is_filtered=self.filter)
 
     def is_wired_as(self, other: Vif) -> bool:
         """Whether both have the same connection, whatever the guest sees."""
@@ -121,6 +121,7 @@ class Vif(Nic):
             "ip": self.ips[0] if self.ips else None,
             "nicparams": {"mode": str(self.mode), "link": self.link, "vlan": self.vlan},
             "ips": list(self.ips),
+            "filter": self.filter,
             "tap": self.tap_name(),
             "tags": list(self.tags),
             "network_variables": dict(self.network),
@@ -144,6 +145,7 @@ class Vif(Nic):
             link=params["link"],
             vlan=params["vlan"],
             ips=tuple(data["ips"]),
+            filter=data.get("filter", False),  # Brine 0.3.0 had none
             tags=tuple(data["tags"]),
             network=data["network_variables"],
         )

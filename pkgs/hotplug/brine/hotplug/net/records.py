@@ -21,11 +21,26 @@ from brine.common.errors import BrineError
 from brine.common.files import unfinished, write_whole
 from brine.common.locks import LockedError, node_lock
 from brine.hotplug.net.netlink import Link, Netlink, Proxy, Rule
+from brine.hotplug.net.packet_filter import dropped_packets, is_filtered
 from brine.hotplug.net.tap import Holder, held_taps
 from brine.vm.values import Mode
 from brine.vm.vif import Vif
 
-_WIRING = ("instance", "mode", "link", "vlan", "ips", "mac", "mtu", "index", "tags", "network")
+_WIRING = (
+    *(
+        "instance",
+        "mode",
+        "link",
+        "vlan",
+        "ips",
+        "filter",
+        "mac",
+        "mtu",
+        "index",
+        "tags",
+        "network",
+    ),
+)
 
 LOCK_TIMEOUT_S = 60.0
 """Each script may take half a minute."""
@@ -160,6 +175,7 @@ def _parse(data: dict[str, Any]) -> TapRecord:
     wiring = data.pop("wiring")
     wiring |= {"mode": Mode(wiring["mode"]).value, "uuid": wiring.pop("nic")}
     wiring["mtu"] = wiring["mtu"] or 0
+    wiring.setdefault("filter", False)  # Brine 0.3.0 had none
     wiring |= {key: tuple(wiring[key]) for key in ("ips", "tags")}
     data["nic"] = Vif(queues=data.pop("queues"), vhost=data.pop("vhost"), **wiring)
     data["uplinks"] = tuple(data["uplinks"])
@@ -179,11 +195,18 @@ class TapState(enum.StrEnum):
     GONE = "gone"  # its interface is gone, and its record remains
 
 
+class FilterState(enum.StrEnum):
+    NONE = "none"  # it is to have none
+    ON = "on"
+    MISSING = "missing"  # another program has removed it
+
+
 @dataclass(frozen=True)
 class Entry:
     """A tap of Brine's, as ``--json`` shows it.
 
     :param mode: None if it is not known, as are all that follow.
+    :param drops: the packets that the filter has dropped; None if there is no filter, too.
     """
 
     name: str
@@ -195,6 +218,8 @@ class Entry:
     vlan: str | None
     ips: list[str]
     mtu: int | None
+    filter: FilterState | None
+    drops: int | None
     holders: list[Holder]
 
 
@@ -203,13 +228,26 @@ def list_taps() -> list[Entry]:
     with Netlink() as netlink:
         links = {link.name: link for link in netlink.links() if link.owner()}
     records, held = load_all(), held_taps()
+    drops: dict[str, int] | None = {}
+    if any(is_filtered(record.nic) for record in records.values()):
+        try:
+            drops = dropped_packets()
+        except BrineError as error:
+            log.debug("%s", error)  # a user who is not root may not ask
+            drops = None
     return [
-        _entry(name, links.get(name), records.get(name), held.get(name, []))
+        _entry(name, links.get(name), records.get(name), held.get(name, []), drops)
         for name in sorted(links.keys() | records.keys())
     ]
 
 
-def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list[Holder]) -> Entry:
+def _entry(
+    name: str,
+    link: Link | None,
+    record: TapRecord | None,
+    holders: list[Holder],
+    drops: dict[str, int] | None,
+) -> Entry:
     if link and record and not record.is_of(link):
         record = None
     nic = record.nic if record else None
@@ -222,6 +260,11 @@ def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list
         state = TapState.UNWIRED
     elif link:
         state = TapState.OPEN if link.carrier else TapState.WAITING
+    filtered: FilterState | None = None
+    if nic and not is_filtered(nic):
+        filtered = FilterState.NONE
+    elif nic and drops is not None:
+        filtered = FilterState.ON if name in drops else FilterState.MISSING
     return Entry(
         name=name,
         instance=owner[0],
@@ -232,6 +275,8 @@ def _entry(name: str, link: Link | None, record: TapRecord | None, holders: list
         vlan=nic.vlan if nic else None,
         ips=list(nic.ips) if nic else [],
         mtu=link.mtu if link else None,
+        filter=filtered,
+        drops=(drops or {}).get(name) if filtered is FilterState.ON else None,
         holders=holders if link else [],
     )
 

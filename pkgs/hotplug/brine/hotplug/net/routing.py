@@ -25,8 +25,8 @@ from brine.hotplug.net.netlink import (
     get_interface,
     set_interface,
 )
+from brine.hotplug.net.packet_filter import set_filter
 from brine.hotplug.net.records import TapRecord
-from brine.hotplug.net.source_filter import allow_sources
 from brine.hotplug.net.tap import TapError
 from brine.vm.connection import Address
 
@@ -154,7 +154,7 @@ def connect_by_routes(netlink: Netlink, tap: Link, record: TapRecord) -> None:
     addresses = record.nic.addresses()
     versions = {address.version for address in addresses}
     # Before it is up, so that no packet escapes the filter.
-    allow_sources(tap.name, addresses)
+    set_filter(tap.name, record.nic)
     for version, values in ((4, _IPV4), (6, _IPV6)):
         if version in versions:
             for key, value in values.items():

@@ -21,6 +21,12 @@ from brine.common.errors import BrineError
 from brine.common.locks import LockedError, node_lock
 from brine.hotplug.net import ovs, records
 from brine.hotplug.net.netlink import Link, LinkError, Netlink, Proxy, Rule, set_interface
+from brine.hotplug.net.packet_filter import (
+    filtered_taps,
+    is_filtered,
+    remove_filter,
+    set_filter,
+)
 from brine.hotplug.net.records import TapRecord
 from brine.hotplug.net.routing import (
     connect_by_routes,
@@ -29,7 +35,6 @@ from brine.hotplug.net.routing import (
     table_number,
 )
 from brine.hotplug.net.scripts import Phase, run_scripts
-from brine.hotplug.net.source_filter import allow_sources, filtered_taps, forget_sources
 from brine.hotplug.net.tap import (
     Tap,
     TapBusyError,
@@ -163,10 +168,10 @@ def undo_record(netlink: Netlink, record: TapRecord) -> None:
     for thing in things:
         if not any(thing in (*one.proxies, *one.rules) for one in living):
             steps.append(partial(netlink.remove, thing))
-    if nic.mode == Mode.ROUTED:
-        if present:
-            steps.append(partial(disconnect_routes, netlink, present, record.table))
-        steps.append(partial(forget_sources, record.name))
+    if nic.mode == Mode.ROUTED and present:
+        steps.append(partial(disconnect_routes, netlink, present, record.table))
+    if is_filtered(nic):
+        steps.append(partial(remove_filter, record.name))
     steps.append(partial(scripts, Phase.DOWN))
     for step in steps:
         try:
@@ -178,33 +183,36 @@ def undo_record(netlink: Netlink, record: TapRecord) -> None:
     records.remove(record.name)
 
 
-def restore_filters(netlink: Netlink) -> None:
-    """Restore filters of routed taps that another program has removed.
+def restore_filters(netlink: Netlink) -> list[str]:
+    """Restore filters of taps that another program has removed; returns these taps.
 
     ``nft flush ruleset`` removes them; Debian's ``nftables.service`` begins with that.
     """
-    routed = {
+    filtered = {
         name: record
         for name, record in records.load_all().items()
-        if record.nic.mode == Mode.ROUTED and record.is_here() and record.complete
+        if is_filtered(record.nic) and record.is_here() and record.complete
     }
+    restored: list[str] = []
     try:
-        gone = routed.keys() - filtered_taps() if routed else ()
+        gone = filtered.keys() - filtered_taps() if filtered else ()
     except BrineError as error:
         log.warning("%s", error)
-        return
+        return restored
     for name in sorted(gone):
         try:
             with records.one_at_a_time(name, timeout_s=0):
-                record = routed[name]
+                record = filtered[name]
                 is_current = records.load(name) == record and _link_of(netlink, record)
                 if is_current and name not in filtered_taps():
-                    allow_sources(name, record.nic.addresses())
+                    set_filter(name, record.nic)
+                    restored.append(name)
                     log.warning("%s: its filter was gone, and is there again", name)
         except LockedError:
             continue
         except BrineError as error:
             log.warning("%s", error)
+    return restored
 
 
 def tap_mac(name: str) -> str:
@@ -315,6 +323,9 @@ def _connect(netlink: Netlink, link: Link, record: TapRecord) -> None:
         bridge = _find_bridge(netlink, nic.link, vlans)
         # The node has no address on a port: its own neighbour discovery would reach the guest.
         set_interface("ipv6", link.name, "disable_ipv6", 1, required=False)
+        if nic.filter:
+            # Before it is up, so that no packet escapes the filter.
+            set_filter(link.name, nic)
         _add_port(netlink, link, bridge, record.mtu)
         if vlans:
             netlink.set_vlans(link, vlans)

@@ -1,4 +1,4 @@
-"""Filters of routed taps: what is said if nft is missing, refuses or hangs."""
+"""Filters of taps: what is said if nft is missing, refuses or hangs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from brine.hotplug.net import source_filter
-from brine.hotplug.net.source_filter import (
-    SourceFilterError,
-    allow_sources,
+from brine.hotplug.net import packet_filter
+from brine.hotplug.net.packet_filter import (
+    PacketFilterError,
+    dropped_packets,
     filtered_taps,
-    forget_sources,
+    remove_filter,
+    set_filter,
 )
-from brine.vm.connection import parse_address
+from brine.vm.values import Mode
+from brine.vm.vif import Vif
 
-ADDRESSES = [parse_address("192.0.2.10"), parse_address("2001:db8::10")]
+WEB = Vif(instance="web1", uuid="0", mode=Mode.ROUTED, ips=("192.0.2.10", "2001:db8::10"))
 
 
 @pytest.fixture
 def nft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     """Replaces nft; until it is called, there is none."""
-    monkeypatch.setattr(source_filter, "SEARCH_PATH", str(tmp_path))
+    monkeypatch.setattr(packet_filter, "SEARCH_PATH", str(tmp_path))
 
     def replaced(script: str) -> None:
         (tmp_path / "nft").write_text(f"#!/bin/sh\n{script}\n")
@@ -34,33 +36,33 @@ def nft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None
 @pytest.mark.usefixtures("nft")
 @pytest.mark.parametrize(
     "call",
-    [lambda: allow_sources("t0", ADDRESSES), lambda: forget_sources("t0"), filtered_taps],
+    [lambda: set_filter("t0", WEB), lambda: remove_filter("t0"), filtered_taps, dropped_packets],
 )
 def test_a_missing_nft_is_told_as_such(call: Callable[[], object]) -> None:
-    with pytest.raises(SourceFilterError, match="nft") as caught:
+    with pytest.raises(PacketFilterError, match="nft") as caught:
         call()
     assert "install nftables" in (caught.value.hint or "")
 
 
 def test_nfts_reason_is_told(nft: Callable[[str], None]) -> None:
     nft('echo "internal:0:0-0: Error: Could not process rule: Not supported" >&2; exit 1')
-    with pytest.raises(SourceFilterError, match="t0: .*: Could not process rule: Not supported$"):
-        allow_sources("t0", ADDRESSES)
+    with pytest.raises(PacketFilterError, match="t0: .*: Could not process rule: Not supported$"):
+        set_filter("t0", WEB)
 
 
 def test_an_nft_that_hangs_is_ended(
     nft: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_filter, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(packet_filter, "TIMEOUT_S", 0.2)
     nft("exec /bin/sleep 60")
-    with pytest.raises(SourceFilterError, match="does not end"):
-        forget_sources("t0")
+    with pytest.raises(PacketFilterError, match="does not end"):
+        remove_filter("t0")
 
 
 @pytest.mark.parametrize("said", ["", "[]", '{"nftables": [{"chain": {}}]}', "{"])
 def test_an_answer_that_makes_no_sense_is_an_error(nft: Callable[[str], None], said: str) -> None:
     nft(f"echo '{said}'")
-    with pytest.raises(SourceFilterError):
+    with pytest.raises(PacketFilterError):
         filtered_taps()
 
 
