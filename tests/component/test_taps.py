@@ -292,7 +292,7 @@ def test_the_node_says_nothing_on_a_bridged_tap() -> None:
 @pytest.mark.parametrize(
     ("link_name", "vlan", "said", "hint"),
     [
-        ("br1", "", "there is no bridge br1", "ip link add br1 up type bridge"),
+        ("br1", "", "there is no bridge br1", "BRIDGES"),
         ("wire0", "", "wire0 is no bridge", "openvswitch"),
         ("lo", "", "lo is no bridge", "openvswitch"),
         ("br0", "100", "takes no notice of VLANs", "vlan_filtering 1"),

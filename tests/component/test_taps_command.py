@@ -81,7 +81,7 @@ def test_up_list_and_down() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "error", "hint"),
     [
-        ("up web --link br9", 1, "there is no bridge br9", "ip link add br9 up type bridge"),
+        ("up web --link br9", 1, "there is no bridge br9", "BRIDGES"),
         ("up web --mode routed", 2, "a routed NIC needs its address", "give --ip ADDRESS"),
         ("down br0", 1, "tap br0: is none of ours, and is left alone", "see ip -d link show br0"),
         ("up web --queues 0", 2, "argument --queues: must be from 1 to 256, but is '0'", ""),

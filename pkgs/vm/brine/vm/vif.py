@@ -145,7 +145,7 @@ class Vif(Nic):
             link=params["link"],
             vlan=params["vlan"],
             ips=tuple(data["ips"]),
-            filter=data.get("filter", False),  # Brine 0.3.0 had none
+            filter=data.get("filter", False),  # Brine 0.2.0 had none
             tags=tuple(data["tags"]),
             network=data["network_variables"],
         )

@@ -175,7 +175,7 @@ def _parse(data: dict[str, Any]) -> TapRecord:
     wiring = data.pop("wiring")
     wiring |= {"mode": Mode(wiring["mode"]).value, "uuid": wiring.pop("nic")}
     wiring["mtu"] = wiring["mtu"] or 0
-    wiring.setdefault("filter", False)  # Brine 0.3.0 had none
+    wiring.setdefault("filter", False)  # Brine 0.2.0 had none
     wiring |= {key: tuple(wiring[key]) for key in ("ips", "tags")}
     data["nic"] = Vif(queues=data.pop("queues"), vhost=data.pop("vhost"), **wiring)
     data["uplinks"] = tuple(data["uplinks"])

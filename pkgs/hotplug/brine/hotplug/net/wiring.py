@@ -353,9 +353,11 @@ def _add_port(netlink: Netlink, link: Link, bridge: Link, mtu: int) -> None:
 def _find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
     bridge = netlink.find(name)
     if bridge is None:
-        raise BrineError(f"there is no bridge {name}", hint=f"ip link add {name} up type bridge")
+        hint = "brine-tap(1), BRIDGES, shows how to make one that the next boot has too"
+        raise BrineError(f"there is no bridge {name}", hint=hint)
     if bridge.kind != "bridge":
-        hint = "for a bridge of Open vSwitch the mode is openvswitch"
+        hint = "name a bridge: brine-tap(1), BRIDGES, shows how to make one; "
+        hint += "for a bridge of Open vSwitch the mode is openvswitch"
         raise BrineError(f"{name} is no bridge", hint=hint)
     if vlans and not bridge.vlan_filtering:
         hint = f"ip link set {name} type bridge vlan_filtering 1"
