@@ -61,6 +61,37 @@ def test_a_move_adds_no_tag_to_the_spec(configuration: Configuration) -> None:
     assert spec_of(configuration, moved)[0]["tags"] == ["web"]
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_what_the_cluster_has_removed_leaves_nothing_that_no_node_would_start(
+    configuration: Configuration,
+    brine: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    dry_run: bool,
+) -> None:
+    monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
+    here = {"node": os.uname().nodename, "claim_serial": 1}
+    cases = {
+        "offline": {**here, "admin_state": "offline"},
+        "moved": {"node": node_name(2), "claim_serial": 1},
+        "down": {**here, "admin_state": "down"},
+        "up": here,
+        "own": {"admin_state": "offline"},
+    }
+    for name, keys in cases.items():
+        claim = {key: keys[key] for key in ("node", "claim_serial") if key in keys}
+        spec = completed({"name": name, **({} if name == "moved" else keys)})
+        store.save(replace(spec, **claim))
+    defined("of-cluster", uuid=uuid_of("instance", 3), admin_state="offline")
+    more = ["--dry-run"] if dry_run else []
+    status, out, _ = brine("define", "--from-config", "--node", HERE, "--json", *more)
+    assert status == 0
+    assert sorted(json.loads(out)["removed"]) == ["moved", "offline"]
+    left = {spec.name for spec in store.load_all() if isinstance(spec, Spec)}
+    kept = {"down", "up", "own", "of-cluster"} | ({"moved", "offline"} if dry_run else {OURS})
+    assert left == kept
+
+
 @pytest.mark.parametrize("claimed", [False, True])
 @pytest.mark.parametrize("json_too", [False, True])
 def test_define_names_them_and_sets_them_aside(

@@ -356,6 +356,7 @@ class Brine:
     rows: Sequence[Any]
     seen: Sequence[Any] = ()
     elsewhere: Sequence[Any] = ()
+    removed: Sequence[str] = ()
     failing: str = ""
     asked: list[str] = field(default_factory=list)
     done: list[list[str]] = field(default_factory=list)
@@ -376,7 +377,7 @@ class Brine:
             # A configuration that is given may be of some instances only.
             rows = [one for one in self.rows if stdin[:1] != "{" or one["name"] in stdin]
             rows = [{**one, "state": states.get(one["name"])} for one in rows]
-            said = {"instances": rows, "elsewhere": [*self.elsewhere]}
+            said = {"instances": rows, "elsewhere": [*self.elsewhere], "removed": [*self.removed]}
             is_bad = any("error" in one for one in self.rows)
             return {"retcode": int(is_bad), "stdout": json.dumps(said), "stderr": "told above"}
         names = [one for one in rest if not one.startswith("--")]
@@ -555,6 +556,15 @@ def test_one_that_is_another_nodes_by_now_does_not_start_here(
     assert done["result"] is result
     assert bool(done["changes"]) is result
     assert bool(brine.done) is result
+
+
+@pytest.mark.parametrize("test", [False, True])
+def test_one_that_the_cluster_has_removed_is_undefined(test: bool) -> None:
+    brine = Brine([], removed=["web9"])
+    told = from_config(brine, test=test)
+    assert told["result"] is (None if test else True)
+    assert told["changes"] == {"web9": {"spec": {"old": "defined", "new": None}}}
+    assert bool(brine.done) is not test
 
 
 def test_a_test_run_before_there_is_a_configuration_says_so() -> None:

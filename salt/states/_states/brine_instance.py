@@ -294,7 +294,8 @@ def from_config(
     disks changed live, and up or down. NICs and disks that were added by hand stay.
 
     What holds ``running`` back holds here, too. Stops come first, side by side, then starts. An
-    instance that is another node's by now becomes ``offline`` here, or fails if it runs. The fault
+    instance that is another node's by now becomes ``offline`` here, or fails if it runs. One that
+    the cluster has removed, and that is ``offline`` or another node's here, is undefined. The fault
     of one instance holds up no other.
 
     Example::
@@ -329,7 +330,7 @@ def from_config(
         source, stdin = ["--config", "-"], _without(twice, config, stdin)
     rows = [one for one in answer["said"]["instances"] if one["name"] not in twice]
     seen, refused = _states(rows), ""
-    if not __opts__["test"] and any(map(_row_changes, rows)):
+    if not __opts__["test"] and (any(map(_row_changes, rows)) or answer["said"].get("removed")):
         answer = __salt__["brine.ask"](*command, *source, stdin=stdin)
         if "said" not in answer:
             return _failure(name, answer["refused"])
@@ -355,6 +356,8 @@ def from_config(
             problems.append(moved["comment"])
         elif moved["changes"]:
             changes[one["name"]] = moved["changes"]
+    for one in answer["said"].get("removed", ()):
+        changes[one] = {"spec": {"old": "defined", "new": None}}
     done = "would change" if __opts__["test"] else "changed"
     comment = f"{len(changes)} of {len(rows)} instances {done}"
     if not changes:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from brine.common import outbox
@@ -31,7 +31,7 @@ from brine.instance.definition import (
 from brine.instance.disks.adoption import adopt_disk, unit_of
 from brine.instance.intent import ADMIN_STATE
 from brine.instance.messages import log_to_journal
-from brine.instance.registry import without_state
+from brine.instance.registry import undefine_instance, without_state
 from brine.instance.store import InstanceError, is_this_node
 from brine.vm.claim import Claim
 from brine.vm.rules import vnc_listener
@@ -90,13 +90,20 @@ def define_all(arguments: argparse.Namespace) -> int:
     others = elsewhere(configuration, node)
     if not arguments.dry_run:
         _set_aside(others)
+    gone = removed(configuration, but={one.name for one in given})
+    if not arguments.dry_run:
+        gone = _undefined(gone)
     rows = [{"name": spec.name, "node": claim.node} for spec, claim in others]
-    as_json = arguments.json
-    status = tell_results(results, dry_run=arguments.dry_run, as_json=as_json, elsewhere=rows)
+    dry_run, as_json = arguments.dry_run, arguments.json
+    status = tell_results(results, dry_run=dry_run, as_json=as_json, elsewhere=rows, removed=gone)
     if as_json:
         return status
     if not results:
         print("no instance is this node's")
+    for name in gone:
+        print(
+            f"{'would be undefined' if dry_run else 'undefined'}: {name}, which the cluster lacks"
+        )
     for spec, claim in others:
         name = spec.name
         warn(
@@ -116,6 +123,21 @@ def _set_aside(others: Sequence[tuple[Spec, Claim]]) -> None:
             set_aside(spec.name, spec.uuid, claim)
         except BrineError as error:
             warn(f"{spec.name}: can't be set aside: {error}", hint=error.hint)
+
+
+def _undefined(names: Sequence[str]) -> list[str]:
+    """Undefine instances; returns the names of those that are undefined."""
+    done = []
+    for name in names:
+        try:
+            undefine_instance(name)
+        except BrineError as error:
+            warn(
+                f"{name}: the cluster lacks it, and it can't be undefined: {error}", hint=error.hint
+            )
+        else:
+            done.append(name)
+    return done
 
 
 def _adopt_disks(results: Sequence[DefinitionResult]) -> None:
@@ -205,6 +227,26 @@ def elsewhere(configuration: Configuration, node: str) -> list[tuple[Spec, Claim
         if instance and instance.primary_node != node:
             found.append((spec, claim_of(configuration, instance)))
     return found
+
+
+def removed(configuration: Configuration, *, but: Container[str] = ()) -> list[str]:
+    """The names of instances that are defined here by a configuration of the cluster, which has
+    them no more, and that this node is not to start: they are offline, or another node's since.
+
+    Another instance that the cluster has removed stays, as it may run, or be wanted. So does one
+    that was not the cluster's.
+
+    :param but: names of the cluster's instances of this node.
+    """
+    return [
+        spec.name
+        for spec in store.load_all()
+        if not isinstance(spec, InstanceError)
+        and spec.claim_serial
+        and spec.uuid not in configuration.instances
+        and spec.name not in but
+        and (spec.admin_state == "offline" or not is_this_node(spec.node))
+    ]
 
 
 def spec_of(configuration: Configuration, instance: Instance) -> tuple[dict[str, Any], list[str]]:
