@@ -71,7 +71,7 @@ def test_what_the_cluster_has_removed_leaves_nothing_that_no_node_would_start(
 ) -> None:
     monkeypatch.setattr(ConfigStore, "read", lambda _: configuration)
     here = {"node": os.uname().nodename, "claim_serial": 1}
-    cases = {
+    cases: dict[str, dict[str, Any]] = {
         "offline": {**here, "admin_state": "offline"},
         "moved": {"node": node_name(2), "claim_serial": 1},
         "down": {**here, "admin_state": "down"},

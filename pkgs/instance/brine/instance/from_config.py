@@ -90,7 +90,7 @@ def define_all(arguments: argparse.Namespace) -> int:
     others = elsewhere(configuration, node)
     if not arguments.dry_run:
         _set_aside(others)
-    gone = removed(configuration, but={one.name for one in given})
+    gone = removed(configuration, but=[one.name for one in ours])
     if not arguments.dry_run:
         gone = _undefined(gone)
     rows = [{"name": spec.name, "node": claim.node} for spec, claim in others]
