@@ -127,6 +127,17 @@ def schema() -> Node:
         "pattern": "^[A-Za-z0-9_-]+$",
         "title": "of letters, digits, - and _",
     }
+    bridges = formula["network"]["properties"]["bridges"]
+    texts = {"type": "array", "items": {"type": "string"}, "default": []}
+    bridges["additionalProperties"] = {
+        "type": "object",
+        "properties": {
+            "uplink": {"type": "string", "default": ""},
+            **dict.fromkeys(("addresses", "gateways", "dns"), texts),
+            **{key: {"type": "boolean", "default": False} for key in ("dhcp", "vlan_filtering")},
+        },
+        "additionalProperties": False,
+    }
     units = formula["storage"]["properties"]
     units["directories"]["items"] = {"type": "string", "pattern": "^/", "title": NOUNS[Path]}
     units["allocatable"]["additionalProperties"] = {"type": "boolean"}
@@ -281,6 +292,9 @@ def _entry(path: str, node: Node, root: Node) -> str:
         text += _entry(f"{path}:{key}", inner, root)
     if "$ref" in node:
         text += f"\n{_table(root['$defs'][_name(node)])}"
+    objects = node.get("additionalProperties")
+    if isinstance(objects, dict) and "properties" in objects:
+        text += f"\n{_table(objects)}"
     return text
 
 

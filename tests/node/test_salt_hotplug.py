@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from lab.errors import LabError
 from lab.node import Node
 from lab.repository import publish
 from lab.salt import STATES, StateResult, apply_state, give_states
+from lab.waiting import wait_for
 
 TIMER = "brine-tap-gc.timer"
 SCRIPTS_DIR = "/etc/brine/nic.d"
+NETWORKS, NETWORKD = "/etc/systemd/network", "systemd-networkd.service"
 TEXT = "#!/bin/sh\necho \"$1 $INTERFACE\" >>'/run/calls'  # {not: yaml}\n"
 SCRIPTS = {"scripts": {"50-file": "salt://network/file.sh", "60-text": TEXT}}
 
@@ -143,3 +146,54 @@ def test_clean_undoes_it(node: Node) -> None:
     assert all(not one.changes for one in apply_state(node, "brine.clean"))
     left = node.shell("find /etc /usr /run -xdev -name '*brine*' -not -name '*brine-lab*'")
     assert left == ""
+
+
+@pytest.fixture
+def uplink(node: Node) -> Iterator[str]:
+    """An interface of the node that systemd-networkd has configured."""
+    node.run(["ln", "-sf", "/dev/null", f"{NETWORKS}/80-container-host0.network"])
+    node.write(
+        f"{NETWORKS}/50-up9.network", "[Match]\nName=up9\n[Network]\nAddress=203.0.113.5/24\n"
+    )
+    node.run(["ip", "link", "add", "up9", "type", "veth", "peer", "name", "lan9"])
+    node.run(["ip", "link", "set", "lan9", "up"])
+    yield "up9"
+    node.run(["systemctl", "disable", "--now", "systemd-networkd.socket", NETWORKD])
+    node.shell(f"rm {NETWORKS}/*; ip link delete up9; ip link delete br9")
+
+
+def test_a_bridge_is_there_and_comes_back_and_takes_no_address_away(
+    node: Node, uplink: str
+) -> None:
+    def bridges(*, test: bool = False, **keys: Any) -> dict[str, StateResult]:
+        network = {"bridges": {"br9": {"uplink": uplink, **keys}}}
+        give_states(node, {"brine": {"network": network}})
+        results = apply_state(node, test=test)
+        return {one.name: one for one in results if one.result is None or one.changes}
+
+    def addresses(link: str) -> list[str]:
+        (shown,) = json.loads(node.run(["ip", "-json", "-4", "address", "show", link]).stdout)
+        return [one["local"] for one in shown.get("addr_info", ())]
+
+    whole = {"addresses": ["203.0.113.5/24"], "gateways": ["203.0.113.1"]}
+    with pytest.raises(LabError, match="systemd-networkd is inactive"):
+        bridges(**whole)
+    node.run(["systemctl", "enable", "--now", NETWORKD])
+    wait_for("the uplink's address", lambda: addresses(uplink))
+    for lacks in ({}, {"dhcp": True}, {"addresses": ["203.0.113.6/24"]}):
+        with pytest.raises(LabError, match="up9 has 203.0.113.5/24, which the bridge would not"):
+            bridges(**lacks)
+    assert addresses(uplink) == ["203.0.113.5"]
+
+    assert "br9" in bridges(**whole, test=True)
+    assert addresses(uplink) == ["203.0.113.5"]
+    assert bridges(**whole)["br9"].result is True
+    assert (addresses("br9"), addresses(uplink)) == (["203.0.113.5"], [])
+    assert bridges(**whole) == {}
+    assert bridges(**whole, test=True) == {}
+    node.run(["ip", "link", "delete", "br9"])
+    node.run(["systemctl", "restart", NETWORKD])  # as the next boot does
+    wait_for("the bridge", lambda: node.path("/sys/class/net/br9").exists())
+    wait_for("its address", lambda: addresses("br9"))
+    node.run(["brine", "tap", "up", "t9", "--link", "br9"])
+    node.run(["brine", "tap", "down", "t9"])

@@ -35,6 +35,7 @@ DEFAULTS: Values = {
         "root_only": False,
         "settings": {},
     },
+    "network": {"bridges": {}},
     "hotplug": {"enabled": True, "gc": True, "scripts": {}},
     "storage": {
         # Where pillar does not say, a node with one of these, or that runs instances, has the
