@@ -165,7 +165,7 @@ def uplink(node: Node) -> Iterator[str]:
 def test_a_bridge_is_there_and_comes_back_and_takes_no_address_away(
     node: Node, uplink: str
 ) -> None:
-    def bridges(*, test: bool = False, **keys: Any) -> dict[str, StateResult]:
+    def bridges(keys: Mapping[str, Any], *, test: bool = False) -> dict[str, StateResult]:
         network = {"bridges": {"br9": {"uplink": uplink, **keys}}}
         give_states(node, {"brine": {"network": network}})
         results = apply_state(node, test=test)
@@ -177,20 +177,21 @@ def test_a_bridge_is_there_and_comes_back_and_takes_no_address_away(
 
     whole = {"addresses": ["203.0.113.5/24"], "gateways": ["203.0.113.1"]}
     with pytest.raises(LabError, match="systemd-networkd is inactive"):
-        bridges(**whole)
+        bridges(whole)
     node.run(["systemctl", "enable", "--now", NETWORKD])
     wait_for("the uplink's address", lambda: addresses(uplink))
-    for lacks in ({}, {"dhcp": True}, {"addresses": ["203.0.113.6/24"]}):
+    cases: list[dict[str, Any]] = [{}, {"dhcp": True}, {"addresses": ["203.0.113.6/24"]}]
+    for lacks in cases:
         with pytest.raises(LabError, match="up9 has 203.0.113.5/24, which the bridge would not"):
-            bridges(**lacks)
+            bridges(lacks)
     assert addresses(uplink) == ["203.0.113.5"]
 
-    assert "br9" in bridges(**whole, test=True)
+    assert "br9" in bridges(whole, test=True)
     assert addresses(uplink) == ["203.0.113.5"]
-    assert bridges(**whole)["br9"].result is True
+    assert bridges(whole)["br9"].result is True
     assert (addresses("br9"), addresses(uplink)) == (["203.0.113.5"], [])
-    assert bridges(**whole) == {}
-    assert bridges(**whole, test=True) == {}
+    assert bridges(whole) == {}
+    assert bridges(whole, test=True) == {}
     node.run(["ip", "link", "delete", "br9"])
     node.run(["systemctl", "restart", NETWORKD])  # as the next boot does
     wait_for("the bridge", lambda: node.path("/sys/class/net/br9").exists())

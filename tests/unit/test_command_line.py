@@ -361,7 +361,7 @@ NICS: list[tuple[str, Any, Callable[[dict[str, Any], dict[str, Any]], Any], Any,
 
 
 def test_no_key_of_a_nic_is_forgotten() -> None:
-    of_the_tap = {"mode", "link", "vlan", "ips", "slot"}
+    of_the_tap = {"mode", "link", "vlan", "ips", "filter", "slot"}
     known = {name for name, *_ in NICS} | of_the_tap | {"by_hand"}
     assert known == {field.name for field in dataclasses.fields(Nic)}
 

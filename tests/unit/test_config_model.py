@@ -120,7 +120,8 @@ def test_levels_of_parameters() -> None:
         "cirrus",
     )
     assert config.be_params(instance) | {"maxmem": 512, "vcpus": 1} == config.be_params(instance)
-    assert config.nic_params(instance.nics[0]) == {"link": "br0", "mode": "bridged", "vlan": ""}
+    nic = {"link": "br0", "mode": "bridged", "vlan": "", "filter": False}
+    assert config.nic_params(instance.nics[0]) == nic
     assert config.nd_params(config.node("node1"))["ssh_port"] == 23
 
 

@@ -129,6 +129,7 @@ NIC: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "link": ("", ["br0", "100"], TEXT),
     "vlan": ("", ["7", ".7:8-9"], TEXT),
     "ips": ([], [["192.0.2.1", "2001:db8::1"]], [*LIST, ["192.0.2.1/24"], [""], ["web1"]]),
+    "filter": (False, [True], BOOL),
     "queues": (1, [2, 256], [*NUMBER, 0, 257]),
     "vhost": (False, [True], BOOL),
     "mtu": (0, [1500, 65521], [*NUMBER, -1, 65522]),

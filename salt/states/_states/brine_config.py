@@ -62,6 +62,7 @@ _MOST_LINKS = 40  # as the kernel's own limit
 _OTHERS: tuple[str, ...] = ("version", "repository", "config", "kvmd", "confd")
 _OTHERS += (
     "hotplug",
+    "network",
     "storage",
     "instance",
     "lifecycle",
