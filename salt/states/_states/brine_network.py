@@ -158,7 +158,7 @@ def _files(
     base = f"{FOLDER}/{_PREFIX}{name}"
     # With the uplink's MAC address, the node gets the same lease as before.
     device = [f"[NetDev]\nName={name}\nKind=bridge\n", f"MACAddress={mac}\n" if uplink else ""]
-    device.append(f"\n[Bridge]\nVLANFiltering={'yes' if vlan_filtering else 'no'}\n")
+    device += ["\n[Bridge]\nVLANFiltering=yes\n"] if vlan_filtering else []
     network = [f"[Match]\nName={name}\n\n[Network]\nDHCP={'yes' if dhcp else 'no'}\n"]
     if not uplink:
         network.append("ConfigureWithoutCarrier=yes\n")
