@@ -73,6 +73,8 @@ def test_up_list_and_down() -> None:
             "vlan": "",
             "ips": [],
             "mtu": 1400,
+            "filter": "none",
+            "drops": None,
             "holders": [],
         }
     ]
