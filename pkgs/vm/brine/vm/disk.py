@@ -53,7 +53,8 @@ _NEWER_KEYS = ("name", "unit", "size_mib", "by_hand")
 def without_empty(row: dict[str, Any]) -> dict[str, Any]:
     """A disk or a NIC as JSON without keys that are empty, and that an older Brine does not know:
     that may read it after a downgrade."""
-    return {key: value for key, value in row.items() if value or key not in _NEWER_KEYS}
+    newer = (*_NEWER_KEYS, "filter")
+    return {key: value for key, value in row.items() if value or key not in newer}
 
 
 def as_plugged(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from brine.vm.spec import VERSION, Spec, SpecError, known_part, parse
 from brine.vm.values import vm_name_fault
 
 NEWER_VERSION = 2
-"""What the file of a spec says that has a claim, or a device that was added by hand: the release
+"""What the file of a spec says that has a claim, a filter, or a device that was added by hand: the release
 before leaves out what it does not know of a spec of a newer version, and starts the instance after
 a downgrade. A spec itself has version 1.
 """
@@ -62,7 +62,8 @@ def _spec_of(content: bytes) -> Spec:
 def has_newer_keys(data: Any) -> bool:
     """Whether a spec as JSON has keys that the release before does not read."""
     devices = (row for key in ("disks", "nics") for row in rows_in(data, key))
-    return bool(data.get("claim_serial")) or any(row.get("by_hand") for row in devices)
+    is_newer = any(row.get("by_hand") or row.get("filter") for row in devices)
+    return bool(data.get("claim_serial")) or is_newer
 
 
 def usable_as(name: str, spec: Spec) -> Spec:
