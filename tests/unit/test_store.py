@@ -41,21 +41,24 @@ def test_what_is_saved_is_loaded(folder: Path) -> None:
     known = to_json(spec)
     for name in ("name", "unit", "size_mib", "by_hand"):
         del known["disks"][0][name]
-    del known["nics"][0]["by_hand"]
+    for name in ("by_hand", "filter"):
+        del known["nics"][0][name]
     assert written == {key: known[key] for key in written}
     owned = saved(owner={"watchdog_timeout": 9})
     assert store.load("web1") == owned
 
 
-@pytest.mark.parametrize("key", ["disks", "nics"])
-def test_the_release_before_reads_a_spec_with_what_was_added_by_hand(
-    folder: Path, key: str
+@pytest.mark.parametrize(
+    ("key", "newer"), [("disks", "by_hand"), ("nics", "by_hand"), ("nics", "filter")]
+)
+def test_the_release_before_reads_a_spec_with_what_it_does_not_know(
+    folder: Path, key: str, newer: str
 ) -> None:
     """It refuses keys that it does not know, unless the file has a newer version."""
     plain = saved(disks=[{"path": "/d"}], nics=[{"link": "br0"}])
     assert json.loads((folder / "web1.json").read_text())["version"] == 1
     data = to_json(plain)
-    data[key][0]["by_hand"] = True
+    data[key][0][newer] = True
     store.save(spec := parse(Spec, data))
     assert json.loads((folder / "web1.json").read_text())["version"] == 2
     assert store.load("web1") == spec

@@ -19,9 +19,9 @@ from brine.vm.spec import VERSION, Spec, SpecError, known_part, parse
 from brine.vm.values import vm_name_fault
 
 NEWER_VERSION = 2
-"""What the file of a spec says that has a claim, a filter, or a device that was added by hand: the release
-before leaves out what it does not know of a spec of a newer version, and starts the instance after
-a downgrade. A spec itself has version 1.
+"""What the file of a spec says that has a claim, a filter, or a device that was added by hand: the
+release before leaves out what it does not know of a spec of a newer version, and starts the
+instance after a downgrade. A spec itself has version 1.
 """
 
 _NEVER_A_SPEC = (errno.EINVAL, errno.ENXIO)
