@@ -35,6 +35,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "list the instances with their states"
     listing = verb("list", "brine.instance.listing:list_all", text, of_one=False)
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
+    text = "show the processor time, memory, disk and network that instances use"
+    usage = verb("top", "brine.instance.usage_commands:top", text, of_one=False)
+    text = "the time between two looks (default: 2)"
+    usage.add_argument("--interval", metavar="SECONDS", type=seconds, default=2.0, help=text)
     info = verb("info", "brine.instance.report:info", "show what is known of instances", of="+")
     text = "define an instance from a spec, or several from a list of specs"
     define = verb("define", f"{_DEFINITION}:define", text, of_one=False)
@@ -130,7 +134,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     text = "attach to an instance's serial line; Ctrl-] leaves"
     verb("console", "brine.instance.console:console", text)
     changing = [define, importing, undefine, rename, clone, start, stop, reboot, pause, resume]
-    for each in (listing, info, log, cdrom, setting, *changing):
+    for each in (listing, usage, info, log, cdrom, setting, *changing):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")
     for each in (define, clone, cdrom, setting):
         each.add_argument("--dry-run", action="store_true", help="only say what would be done")

@@ -11,8 +11,7 @@ from brine.common.errors import BrineError
 from brine.common.metrics import Labels, Metric, counter, gauge
 from brine.instance.history import needs_verdict, verdicts_on
 from brine.instance.observe import Observed, Oper, Status, look_at_all
-from brine.instance.running_spec import running_spec
-from brine.instance.store import InstanceError, is_here
+from brine.instance.store import InstanceError
 from brine.instance.unit import time_of
 from brine.instance.usage import (
     Promise,
@@ -20,11 +19,10 @@ from brine.instance.usage import (
     Usage,
     cpus_of_node,
     memory_of_node,
-    usage_of,
+    share_of,
+    usage_by,
 )
-from brine.vm.spec import AdminState
 
-_MIB = 1 << 20
 _NO_REASON = "-"
 
 
@@ -67,7 +65,7 @@ def _look() -> _Look:
 
 
 def _row(seen: Observed) -> _Row:
-    return _Row(seen, _reason(seen), _share(seen), _usage(seen))
+    return _Row(seen, _reason(seen), share_of(seen), usage_by(seen))
 
 
 def _reason(seen: Observed) -> str:
@@ -79,29 +77,6 @@ def _reason(seen: Observed) -> str:
     if seen.lacks_owner:
         return "owner"
     return str(seen.last_end().ended_by())
-
-
-def _share(seen: Observed) -> Share | None:
-    """What the node has to give it: to one that runs what it was started with."""
-    spec = seen.spec
-    is_wanted = spec.admin_state == AdminState.UP and is_here(spec) and not seen.bar
-    if not (seen.is_going or is_wanted):
-        return None
-    running = running_spec(seen)
-    started = running.started if running else {}
-    memory, vcpus = (started.get(key) for key in ("memory_mib", "vcpus"))
-    return Share(
-        (memory if isinstance(memory, int) else spec.memory_mib) * _MIB,
-        vcpus if isinstance(vcpus, int) else spec.vcpus,
-        in_huge_pages=bool(started.get("huge_pages", spec.huge_pages)),
-    )
-
-
-def _usage(seen: Observed) -> Usage | None:
-    if seen.domain:
-        return Usage(seen.domain.memory_mib * _MIB, seen.domain.cpu_s)
-    pid = seen.unit.main_pid if seen.unit else 0
-    return usage_of(pid) if pid and seen.is_going else None
 
 
 def _of_all(look: _Look) -> Iterator[Metric]:

@@ -36,7 +36,9 @@ def add_node_verbs(verbs: Any) -> None:
     for each in (cpu, program):
         text = "the program (default: %(default)s)"
         each.add_argument("--qemu", metavar="FILE", type=_program, default=USUAL_QEMU, help=text)
+    text = "show what this node has, what instances are promised of it, and what they use"
+    info = add_verb(verbs, "info", "brine.instance.usage_commands:node_info", text)
     text = "show the boot, the kernel and the daemons of this node"
     state = add_verb(verbs, "state", "brine.instance.node_state:print_state", text)
-    for each in (claims, cpu, facts, state):
+    for each in (claims, cpu, facts, info, state):
         each.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -10,11 +10,16 @@ from pathlib import Path
 
 from brine.common.files import text_of
 from brine.common.process import group_of
+from brine.instance.observe import Observed
+from brine.instance.running_spec import running_spec
+from brine.instance.store import is_here
+from brine.vm.spec import AdminState
 
 _MEMORY_FILE = Path("/proc/meminfo")
 _MEMORY_ROW = re.compile(r"^(\w+):\s+(\d+)", re.MULTILINE)
 _GROUPS_DIR = "/sys/fs/cgroup"
 _KIB = 1 << 10
+_MIB = 1 << 20
 _UTIME, _RSS = 14, 24  # of the fields of stat, counted from 1
 
 
@@ -110,3 +115,27 @@ def _of_process(pid: int) -> Usage | None:
     ticks = int(fields[_UTIME - 3]) + int(fields[_UTIME - 2])
     memory = int(fields[_RSS - 3]) * os.sysconf("SC_PAGE_SIZE")
     return Usage(memory, ticks / os.sysconf("SC_CLK_TCK"))
+
+
+def share_of(seen: Observed) -> Share | None:
+    """What the node has to give it: to one that runs what it was started with."""
+    spec = seen.spec
+    is_wanted = spec.admin_state == AdminState.UP and is_here(spec) and not seen.bar
+    if not (seen.is_going or is_wanted):
+        return None
+    running = running_spec(seen)
+    started = running.started if running else {}
+    memory, vcpus = (started.get(key) for key in ("memory_mib", "vcpus"))
+    return Share(
+        (memory if isinstance(memory, int) else spec.memory_mib) * _MIB,
+        vcpus if isinstance(vcpus, int) else spec.vcpus,
+        in_huge_pages=bool(started.get("huge_pages", spec.huge_pages)),
+    )
+
+
+def usage_by(seen: Observed) -> Usage | None:
+    """What an instance uses; None if it does not run."""
+    if seen.domain:
+        return Usage(seen.domain.memory_mib * _MIB, seen.domain.cpu_s)
+    pid = seen.unit.main_pid if seen.unit else 0
+    return usage_of(pid) if pid and seen.is_going else None
