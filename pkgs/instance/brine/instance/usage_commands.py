@@ -23,7 +23,6 @@ from brine.hotplug.net.records import list_taps
 from brine.instance.observe import Observed, look_at_all
 from brine.instance.store import InstanceError
 from brine.instance.usage import (
-    NodeMemory,
     Promise,
     Usage,
     cpus_of_node,
@@ -31,7 +30,6 @@ from brine.instance.usage import (
     share_of,
     usage_by,
 )
-from brine.instance.xen import xl
 from brine.storage.commands import VOLUME_TYPES
 
 _TAPS = Path("/sys/class/net")
@@ -65,7 +63,7 @@ def _facts(seen: Sequence[Observed], faults: list[BrineError]) -> dict[str, Any]
         "node": noted.name if noted else Path("/proc/sys/kernel/hostname").read_text().strip(),
         "version": __version__,
         "memory": {
-            **asdict(_memory(faults)),
+            **asdict(memory_of_node()),
             "promised": promise.memory,
             "huge_pages_promised": promise.huge_pages,
             "used_by_instances": sum(one.memory for one in used),
@@ -74,18 +72,6 @@ def _facts(seen: Sequence[Observed], faults: list[BrineError]) -> dict[str, Any]
         "instances": dict(sorted(Counter(str(one.state.status) for one in seen).items())),
         "units": list(_units(faults)),
     }
-
-
-def _memory(faults: list[BrineError]) -> NodeMemory:
-    """The node's memory; on Xen, that of all domains."""
-    found = memory_of_node()
-    try:
-        if of_xen := xl.memory():
-            total, free = (mib << 20 for mib in of_xen)
-            return NodeMemory(total=total, available=free, huge_pages=0, huge_pages_free=0)
-    except BrineError as error:
-        faults.append(error)
-    return found
 
 
 def _units(faults: list[BrineError]) -> Iterator[dict[str, Any]]:
