@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from brine.common.background import begun
 from brine.common.errors import BrineError
 from brine.common.files import write_whole
-from brine.common.process import run_bounded
+from brine.common.process import Process, run_bounded
 from brine.vm.run import Run
 from brine.vm.unit_name import PREFIX, SUFFIX, unit_of
 
@@ -25,7 +25,7 @@ NETWORK_S = 120
 """How long the network of the node may take to be there."""
 
 _TIMEOUT_S = 30
-_PAUSE_S = 0.05
+_SOON_S = 0.005
 _LONGEST_PAUSE_S = 0.5
 _CANCELED = f"{SUFFIX} canceled."
 _QUEUED = b"Enqueued anchor job "
@@ -34,6 +34,7 @@ _KVMD = ("brine-kvmd.service", "brine-kvmd.path")
 _START_ALL = "brine-instances.service"
 _NUMBERS = {
     "main_pid": "MainPID",
+    "control_pid": "ControlPID",
     "exit_status": "ExecMainStatus",
     "begun_us": "InactiveExitTimestampMonotonic",
     "since_us": "ActiveEnterTimestampMonotonic",
@@ -71,6 +72,7 @@ class Unit(NamedTuple):
 
     :param main_pid: of QEMU; 0 if there is none. systemd follows the process itself, so it is never
         the number of a later process.
+    :param control_pid: of the program that starts it, stops it, or cleans up; 0 if there is none.
     :param result: ``success``, or how it failed.
     :param begun_us: when its last start began, by the clock that begins with the boot; *since_us*
         is when it became active, and *changed_us* when its state last changed.
@@ -81,6 +83,7 @@ class Unit(NamedTuple):
     name: str
     active: Active
     main_pid: int = 0
+    control_pid: int = 0
     result: str = "success"
     exit_status: int = 0
     begun_us: int = 0
@@ -143,12 +146,18 @@ def wait_ended(run: Run, *, timeout_s: float) -> bool:
             return True
         return now.active in (Active.INACTIVE, Active.FAILED)
 
-    deadline, pause_s = time.monotonic() + timeout_s, _PAUSE_S
-    while not is_over(find_unit(run.name)):
+    deadline, pause_s = time.monotonic() + timeout_s, _SOON_S
+    while not is_over(now := find_unit(run.name)):
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             return False
-        time.sleep(min(pause_s, left_s))
+        # Its program that stops it or cleans up, or the main one: systemd waits for that itself.
+        pid = (now.control_pid or now.main_pid) if now else 0
+        with Process.of(pid, unit=unit_of(run.name)) as program:
+            if program:
+                program.ended(min(left_s, _LONGEST_PAUSE_S))
+                pause_s = _SOON_S  # until systemd has seen it
+        time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return True
 
