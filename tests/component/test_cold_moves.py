@@ -20,7 +20,15 @@ from brine.common import paths
 from brine.instance import store
 from brine.instance.disks.snapshots import remove_snapshot, roll_back, snapshots_of, take_snapshot
 from brine.instance.registry import define_instance
-from brine.moves import arriving, leaving, records, source_service, target_service
+from brine.moves import (
+    arriving,
+    leaving,
+    records,
+    source_service,
+    source_steps,
+    target_service,
+    target_steps,
+)
 from brine.moves.cluster_keys import ClusterKeys, key_of_move
 from brine.moves.copying import FileServer
 from brine.moves.move_key import KeyFolder
@@ -223,7 +231,7 @@ class World:
     def go_all_the_way(self) -> None:
         """What the master does: it has the move go back when it has failed."""
         for step in (SourceStep.STOP, SourceStep.COPY, SourceStep.HAND_OVER):
-            source_service.answer(self.asked(step))
+            source_steps.answer(self.asked(step))
             try:
                 self.work()
             except KilledError:
@@ -232,11 +240,11 @@ class World:
             if record is not None and record.as_source().error:
                 break
         if records.find(NAME):
-            source_service.answer(self.asked(SourceStep.CANCEL))
+            source_steps.answer(self.asked(SourceStep.CANCEL))
             self.work()
             drop = AskedStep(f"{MOVE_ID}-9", "drop", {"instance": NAME, "uuid": self.uuid})
             drop.facts["serial"] = 2  # type: ignore[index]
-            self.there.ask(lambda: target_service.answer(drop).state)
+            self.there.ask(lambda: target_steps.answer(drop).state)
         assert records.find(NAME) is None
         deadline = time.monotonic() + WAIT_S
         while self.there.process or self.there.ask(lambda: records.find(NAME) is not None):

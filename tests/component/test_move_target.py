@@ -17,12 +17,12 @@ from brine.common.operation import AnswerState
 from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.node_facts import NodeFacts
-from brine.moves import arriving, records, target_service
+from brine.moves import arriving, incoming, records, target_service, target_steps
 from brine.moves.belongings import Belonging, to_message
 from brine.moves.incoming import Incoming
 from brine.moves.migration import MoveError
 from brine.moves.records import AskedStep, MoveCounts
-from brine.moves.target import TargetMove
+from brine.moves.target import Fate, TargetMove
 from brine.moves.target_service import TargetWork
 from brine.vm.claim import Claim
 from brine.vm.files import InstanceFiles
@@ -45,7 +45,8 @@ class World:
         self.started: list[str] = []
         for name in ("MOVES_DIR", "MOVES_STATUS_DIR", "CLAIMS_DIR"):
             monkeypatch.setattr(paths, name, folder / name)
-        monkeypatch.setattr(target_service, "monitor_of", lambda _name, **_how: pair.b.connect())
+        for module in (incoming, target_service):
+            monkeypatch.setattr(module, "monitor_of", lambda _name, **_how: pair.b.connect())
         monkeypatch.setattr(
             target_service, "start_instance", lambda name, **_how: self.started.append(name)
         )
@@ -118,7 +119,7 @@ class World:
 
     def dropped(self) -> AnswerState:
         """The master drops the move."""
-        return target_service.answer(AskedStep(f"{MOVE_ID}-9", "drop", self.facts)).state
+        return target_steps.answer(AskedStep(f"{MOVE_ID}-9", "drop", self.facts)).state
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ GOES = [
     (target_service, "keep_belongings"),
     (Incoming, "stop_serving"),
     (Incoming, "flush"),
-    (target_service, "_decided"),
+    (records, "decided"),
     (target_service, "take"),
     (target_service, "has_arrived"),
     (Incoming, "go"),
@@ -186,7 +187,7 @@ def test_what_is_claimed_goes_forward_without_its_qemu(
     record = records.find(NAME)
     assert record
     records.change(record, target_address="192.0.2.1")
-    target_service._decided(record, target_service.Fate.TAKE)  # the process was killed then
+    records.decided(record, Fate.TAKE)  # the process was killed then
     assert world.step()
     assert store.load(NAME).claim_serial == 2
     assert world.told(GO)["word"] == "runs"

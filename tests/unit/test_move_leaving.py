@@ -23,7 +23,15 @@ from brine.common import operation, paths
 from brine.common.errors import BrineError
 from brine.common.operation import AnswerState, OperationKind, StepAnswer
 from brine.instance import observe, store
-from brine.moves import channel, leaving, records, source_service, step_commands
+from brine.moves import (
+    channel,
+    leaving,
+    present,
+    records,
+    source_service,
+    source_steps,
+    step_commands,
+)
 from brine.moves.belongings import Belonging, of_message
 from brine.moves.cluster_keys import key_of_move
 from brine.moves.migration import MoveError
@@ -73,9 +81,7 @@ class Node:
 
     def asked(self, step: str, move_id: str = MOVE_ID, **more: Any) -> StepAnswer:
         """The answer to the master's step."""
-        return source_service.answer(
-            self.step(step, move_id, **{"prepared": self.prepared()} | more)
-        )
+        return source_steps.answer(self.step(step, move_id, **{"prepared": self.prepared()} | more))
 
     def step(self, step: str, move_id: str = MOVE_ID, **more: Any) -> AskedStep:
         """The master's step."""
@@ -323,7 +329,7 @@ def test_what_is_removed_is_what_was_copied(
 ) -> None:
     """The file system that both nodes have is not mounted any more when the guest has left."""
     mounts, removed = tmp_path / "mountinfo", list[str]()
-    monkeypatch.setattr(leaving, "MOUNTS", mounts)
+    monkeypatch.setattr(present, "MOUNTS", mounts)
     monkeypatch.setattr(leaving, "volume_in", lambda _unit, uuid: removed.append(uuid))
     monkeypatch.setattr(leaving, "remove_volume", lambda _volume: None)
     shared, own = (

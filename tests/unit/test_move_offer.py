@@ -26,14 +26,15 @@ from brine.moves import (
     belongings,
     named_files,
     records,
-    source_service,
-    target_service,
+    source_steps,
+    target_steps,
 )
 from brine.moves.belongings import Belonging
 from brine.moves.cluster_keys import ClusterKeys
 from brine.moves.migration import MoveError
-from brine.moves.offer import make_offer, present_spec, state_of
+from brine.moves.offer import make_offer
 from brine.moves.offered import ReceivedOffer
+from brine.moves.present import present_spec, state_of
 from brine.moves.records import AskedStep
 from brine.moves.target import TargetMove
 from brine.storage.volume import VolumeSnapshot
@@ -64,7 +65,7 @@ def test_what_has_changed_since_it_was_offered_does_not_move(
     facts |= {"is_live": False, "copies": False, "runs": False, "run": "unknown"}
     facts |= {"state": state_of(look("web1"))}
     assert brine("define", "-", stdin=SPEC | changed)[0] == 0
-    answer = source_service.answer(AskedStep("0176-0", "stop", facts))
+    answer = source_steps.answer(AskedStep("0176-0", "stop", facts))
     assert answer.state is (AnswerState.FAILED if changed else AnswerState.RUNNING), answer
     assert (records.find("web1") is None) == bool(changed)
 
@@ -116,7 +117,7 @@ def test_a_move_to_another_node_is_not_prepared(
     offer = offered()
     facts = {"instance": "web1", "uuid": offer["spec"]["uuid"], "serial": 2, "offered": offer}
     facts |= {"source": "n1", "target": "n9"}
-    answer = target_service.answer(AskedStep("0176-0", "prepare", facts))
+    answer = target_steps.answer(AskedStep("0176-0", "prepare", facts))
     assert answer.state is AnswerState.FAILED
     assert "n9, which is not this node" in answer.error
     assert records.find("web1") is None
@@ -365,9 +366,9 @@ def test_what_an_earlier_move_has_left_is_dropped_before_a_later_one_is_prepared
     earlier = TargetMove("0176", "web1", "n1", 2, is_live=True, copies=True, runs=True)
     records.begin(earlier, uuid, {"fate": fate} if fate else {}, keeps_out="is being moved")
     facts = {"instance": "web1", "uuid": uuid, "serial": 2, "source": "n1", "target": "n2"}
-    stale = target_service.answer(AskedStep("0175-1", "prepare", facts))
+    stale = target_steps.answer(AskedStep("0175-1", "prepare", facts))
     assert stale.state is AnswerState.FAILED
-    answer = target_service.answer(AskedStep("0177-1", "prepare", facts))
+    answer = target_steps.answer(AskedStep("0177-1", "prepare", facts))
     assert answer.state is (AnswerState.FAILED if fate else AnswerState.RUNNING)
     found = records.find("web1")
     assert found

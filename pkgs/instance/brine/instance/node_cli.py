@@ -10,7 +10,7 @@ from brine.vm.arguments import instance_name
 from brine.vm.spec import USUAL_QEMU
 
 _MODULE = "brine.instance.node_commands"
-_FACTS = "brine.instance.node_facts"
+_FACTS = "brine.instance.facts_commands"
 
 
 def _program(text: str) -> str:

@@ -24,7 +24,7 @@ from brine.instance.start import forget_tries, start_failure
 from brine.instance.store import InstanceError, is_here, telling
 from brine.instance.supervisor import supervisor
 from brine.instance.unit import UnitError
-from brine.moves.leaving import remove_volume
+from brine.moves.copying import remove_volume
 from brine.moves.migration import MoveError
 from brine.moves.offered import OfferedDisk, ReceivedOffer
 from brine.storage.unit import UnitStatus

@@ -19,18 +19,18 @@ def add_node_verbs(verbs: Any) -> None:
 
 def add_move_verbs(verbs: Any) -> None:
     """Add the verbs of a node to ``brine move``."""
-    commands = "brine.moves.step_commands"
+    commands, offers = "brine.moves.step_commands", "brine.moves.offer_commands"
     text = "do a step of a move that the master asks for, or go on with it: JSON on standard input"
     step = add_verb(verbs, "step", f"{commands}:step", text)
     text = "wait so long for its end, if it takes that long; by default not at all"
     step.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS", help=text)
     text = "show what another node needs to take an instance, or why it can't move"
-    offer = add_verb(verbs, "offer", f"{commands}:offer", text)
+    offer = add_verb(verbs, "offer", f"{offers}:offer", text)
     offer.add_argument("name", metavar="INSTANCE", type=instance_name)
     text = "as for a move while it does not run"
     offer.add_argument("--cold", action="store_true", help=text)
     text = "show what keeps an instance from this node: its offer is read from standard input"
-    check = add_verb(verbs, "check", "brine.moves.checking:check", text)
+    check = add_verb(verbs, "check", f"{offers}:check", text)
     text = "list the moves that are pending on this node"
     listing = add_verb(verbs, "list", f"{commands}:list_moves", text)
     text = "show how many moves have ended on this node, and for how long guests stood still"

@@ -23,12 +23,15 @@ from brine.common.process import ENDING_WITH_US
 from brine.moves import channel
 from brine.moves.migration import CopyPhase, MoveError, MoveProgress, TellProgress, tell_no_progress
 from brine.moves.move_key import KeyFolder
+from brine.storage import lvm
 from brine.storage.volume import Volume, VolumeFile
 
 _EXPORT = "file"
 _CHUNK = 4 << 20
 _ENDS_S = 20.0
 _LOOK_S = 0.5
+_LOOKS = 10
+_OPEN_S = 0.2
 _PROGRESS = re.compile(rb"\(([0-9.]+)/100%\)")
 _LISTENING = 'exec env LISTEN_PID=$$ LISTEN_FDS=1 "$@" 3<&{number}'
 """qemu-nbd takes a listener as systemd passes it (sd_listen_fds(3))."""
@@ -41,6 +44,20 @@ def files_by_role(volume: Volume) -> Mapping[str, VolumeFile]:
     :raises brine.storage.unit.StorageError: if they are not all of the volume.
     """
     return {str(role): file for role, file in enumerate(reversed(volume.files()))}
+
+
+def remove_volume(volume: Volume) -> None:
+    """Remove a volume, or what there is of it. Its QEMU may have ended just now, and udev look at
+    it for a moment. Instances that have it are not asked for: it is a spec's that goes, too.
+
+    :raises BrineError: why it stays.
+    """
+    for _ in range(_LOOKS):
+        lvm.forget()
+        if not volume.status().is_open:
+            break
+        time.sleep(_OPEN_S)
+    volume.remove(with_snapshots=True)
 
 
 class FileServer:

@@ -11,10 +11,12 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 
-from brine.common.qmp.wire import QmpCommandError
+from brine.common.qmp.wire import QmpClosedError, QmpCommandError
 from brine.hotplug.block_graph import top_node
 from brine.hotplug.qemu import Machine
-from brine.instance.kvm.guest import run_state
+from brine.instance import store
+from brine.instance.kvm.guest import monitor_of, run_state
+from brine.instance.observe import look
 from brine.moves.migration import (
     CAPABILITIES,
     IDLE,
@@ -26,10 +28,26 @@ from brine.moves.migration import (
     hand_over_socket,
     take_back_socket,
 )
+from brine.moves.target import TargetGuest, target_guest
 
 _SERVER_FD = "move-disks"
 _EXPORT = "move-"
 _CONT_S = 30.0
+
+
+def guest_here(name: str) -> TargetGuest:
+    """The guest of an instance that moves to this node, as its QEMU tells, or Xen.
+
+    :raises BrineError: if that does not answer.
+    """
+    spec = store.load_sound(name)
+    if spec and spec.is_xen():
+        return TargetGuest.RUNS if look(name).is_going else TargetGuest.NONE
+    try:
+        with monitor_of(name, of_unit=True) as qmp:
+            return target_guest(run_state(qmp))
+    except QmpClosedError:
+        return TargetGuest.NONE
 
 
 class Incoming(MoveSide):

@@ -3,50 +3,22 @@ that fails, and removed when it runs elsewhere."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
-from brine.common.mounts import MOUNTS
 from brine.instance import store
 from brine.instance.messages import tell
-from brine.instance.movable import disks_on_network
 from brine.instance.observe import look
 from brine.instance.registry import undefine_instance
 from brine.instance.start import start_instance
 from brine.instance.stop import stop_instance, told_to_stop, wait_stopped
 from brine.instance.store import InstanceError, is_here
 from brine.moves import messages
+from brine.moves.copying import remove_volume
 from brine.moves.outgoing import Outgoing
 from brine.moves.source import SourceMove
-from brine.storage import lvm
-from brine.storage.volume import Volume
 from brine.storage.volumes import volume_in
-from brine.vm.disk import Disk
-from brine.vm.spec import Spec
 
 _ENDS_S = 60.0
-_LOOKS = 10
-_LOOK_S = 0.2
-
-
-def copied_disks(spec: Spec) -> list[Disk]:
-    """The disks of an instance of which each node has a volume of its own."""
-    on_network = disks_on_network(spec.disks, MOUNTS.read_text(errors="replace"))
-    return [one for one in spec.disks if one.unit and one.uuid not in on_network]
-
-
-def remove_volume(volume: Volume) -> None:
-    """Remove a volume, or what there is of it. Its QEMU may have ended just now, and udev look at
-    it for a moment. Instances that have it are not asked for: it is a spec's that goes, too.
-
-    :raises BrineError: why it stays.
-    """
-    for _ in range(_LOOKS):
-        lvm.forget()
-        if not volume.status().is_open:
-            break
-        time.sleep(_LOOK_S)
-    volume.remove(with_snapshots=True)
 
 
 def stop_for_move(move: SourceMove) -> None:

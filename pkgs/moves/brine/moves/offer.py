@@ -5,18 +5,16 @@ It is made by reading alone. The other node compares itself with it before it do
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
+from brine.common.errors import BrineError
 from brine.common.mounts import MOUNTS
+from brine.common.operation import AnswerState, StepAnswer
 from brine.hotplug.block_graph import size_of_disk
 from brine.hotplug.qemu import Machine
 from brine.instance.disks.states import DiskState
 from brine.instance.kvm.guest import monitor_of
-from brine.instance.kvm.runtime_devices import with_hot_changes
 from brine.instance.movable import ObstacleId, disks_on_network
 from brine.instance.node_facts import facts_of
 from brine.instance.observe import Observed, Oper, look
@@ -26,15 +24,24 @@ from brine.instance.supervisor import supervisor
 from brine.moves.belongings import Belonging, belongings_of
 from brine.moves.cluster_keys import ClusterKeys
 from brine.moves.migration import MoveError, bitmaps_of
+from brine.moves.present import device_ids, present_spec, state_of
+from brine.moves.records import AskedStep
 from brine.storage.unit import StorageError
 from brine.storage.volume import VolumeFile
 from brine.storage.volumes import volume_in
-from brine.vm.address import DeviceKind
 from brine.vm.disk import Disk
 from brine.vm.files import InstanceFiles
 from brine.vm.run import Run
-from brine.vm.runtime_file import Runtime, qemu_id
-from brine.vm.spec import Spec, to_json
+from brine.vm.spec import to_json
+
+
+def answer(asked: AskedStep) -> StepAnswer:
+    """Answer the step of the source that only reads: what the node has *found* is the offer."""
+    try:
+        found = make_offer(asked.instance, cold=bool(asked.facts.get("cold")))
+    except BrineError as error:
+        return asked.answer(AnswerState.FAILED, str(error))
+    return asked.answer(AnswerState.DONE, progress=1.0, found=found)
 
 
 def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
@@ -83,24 +90,6 @@ def make_offer(name: str, *, cold: bool) -> dict[str, Any]:
     }
 
 
-def present_spec(seen: Observed) -> Spec:
-    """The spec, with the devices that an instance has now, or its next start would have."""
-    if seen.spec.is_xen():
-        return seen.spec
-    if seen.is_going:
-        return with_hot_changes(seen.spec)
-    with suppress(InstanceError):  # its start would tell the fault
-        return with_hot_changes(seen.spec)
-    return seen.spec
-
-
-def state_of(seen: Observed) -> str:
-    """A digest of what is offered of an instance: of its spec with its present devices, and whether
-    it runs. It differs once something was defined, plugged or unplugged."""
-    data = json.dumps([to_json(present_spec(seen)), seen.is_going], sort_keys=True)
-    return hashlib.sha256(data.encode()).hexdigest()
-
-
 def _refuse_obstacles(seen: Observed, *, is_live: bool) -> None:
     """Refuse an instance that no other node could take."""
     found = details(seen)
@@ -115,13 +104,6 @@ def _refuse_obstacles(seen: Observed, *, is_live: bool) -> None:
         can_cold = is_live and not any("cold" in one["blocks"] for one in found["obstacles"])
         hint = "move it with --cold: it is stopped, moved and started" if can_cold else None
         raise MoveError(f"{seen.name}: can't move: {'; '.join(reasons)}", hint=hint)
-
-
-def device_ids(spec: Spec) -> dict[str, str]:
-    """QEMU's ids of an instance's disks, by UUID."""
-    runtime = Runtime.load(InstanceFiles(spec.name).runtime)
-    rows = runtime.devices[DeviceKind.DISK]
-    return {row["uuid"]: device_id for row in rows if (device_id := qemu_id(row))}
 
 
 def _of_qemu(

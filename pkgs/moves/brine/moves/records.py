@@ -28,9 +28,11 @@ from brine.common.operation import (
     OperationKind,
     StepAnswer,
 )
-from brine.instance.store import operation_key
+from brine.instance import store
+from brine.instance.claims import has_seen
+from brine.instance.store import is_here, operation_key
 from brine.moves.source import SourceMove, SourceStep
-from brine.moves.target import TargetMove
+from brine.moves.target import Fate, TargetMove
 
 Move = SourceMove | TargetMove
 M = TypeVar("M", SourceMove, TargetMove)
@@ -199,6 +201,23 @@ def change(
         if keeps_out is not None:
             found.facts["keeps_out"] = keeps_out
     return changed
+
+
+def decided(record: MoveRecord, fate: Fate) -> Fate:
+    """The fate of a move to this node, durably: this one, if there was none."""
+    if known := record.facts.get("fate"):
+        return Fate(known)
+    with operation.changing(record.operation) as found:
+        told = found.facts["told"]
+        return Fate(told.setdefault("fate", fate.value))
+
+
+def is_given(record: MoveRecord) -> bool:
+    """Whether the claim of an instance that moves away is another node's by now."""
+    spec = store.load_sound(record.name)
+    if spec and spec.uuid == record.uuid:
+        return not is_here(spec) and spec.claim_serial >= record.move.serial
+    return has_seen(record.name, record.uuid, record.move.serial)
 
 
 def end(record: MoveRecord) -> None:

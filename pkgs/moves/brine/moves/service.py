@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 
+from brine.common.entry_points import EntryPoint
 from brine.common.errors import BrineError, die
 from brine.instance.messages import log_to_journal
-from brine.moves import records, source_service, target_service
+from brine.moves import records
 from brine.moves.source import SourceMove
 
 _PROGRAM = "brine-move"
@@ -22,9 +23,11 @@ def main() -> None:
     log_to_journal(_PROGRAM, at_once=True)
     try:
         while record := records.find(name):
-            side = source_service if isinstance(record.move, SourceMove) else target_service
+            side = "source" if isinstance(record.move, SourceMove) else "target"
+            # Each takes long to load, and few processes need both.
+            work = EntryPoint(side, f"brine.moves.{side}_service:work").load()
             with records.working_for(record):
-                side.work(record)
+                work(record)
     except BrineError as error:
         die(_PROGRAM, error, 1)
 

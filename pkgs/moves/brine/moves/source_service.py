@@ -1,4 +1,4 @@
-"""The source's real side of moves: what the master asks for, and the process that does it.
+"""The process of a move away from this node.
 
 The decisions are those of :mod:`brine.moves.source`. Here is what they look at, and how each act is
 done. An act is done again after a kill, and an error of an act is the move's, unless the claim is
@@ -18,24 +18,22 @@ from typing import Any
 from brine.common import paths
 from brine.common.errors import BrineError, printable
 from brine.common.files import sync_folder, try_to_write
-from brine.common.operation import AnswerState, OperationError, StepAnswer
+from brine.common.operation import OperationError
 from brine.common.progress import size_text
 from brine.common.qmp.client import QmpClient
 from brine.common.qmp.wire import QmpTimeoutError
 from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.claim_changes import give_away
-from brine.instance.claims import has_seen
 from brine.instance.kvm.guest import monitor_of
 from brine.instance.messages import tell
-from brine.instance.observe import Observed, look
-from brine.instance.store import is_here, try_to_save
+from brine.instance.observe import look
+from brine.instance.store import try_to_save
 from brine.moves import channel, messages, records, source
 from brine.moves.belongings import belongings_of, to_message
-from brine.moves.cluster_keys import key_of_move
 from brine.moves.copying import checksum_of, copy_key, files_by_role, send_file, size_in
 from brine.moves.keys import key_folder
-from brine.moves.leaving import copied_disks, end_here, start_again, stop_for_move
+from brine.moves.leaving import end_here, start_again, stop_for_move
 from brine.moves.migration import (
     MigrationState,
     MoveError,
@@ -44,12 +42,10 @@ from brine.moves.migration import (
     QemuGoneError,
 )
 from brine.moves.move_key import MoveKey
-from brine.moves.offer import device_ids, present_spec, state_of
 from brine.moves.outgoing import Leaving, Outgoing
 from brine.moves.prepared import Prepared
-from brine.moves.records import AskedStep, MoveRecord, MoverStatus
+from brine.moves.records import MoveRecord, MoverStatus
 from brine.moves.source import (
-    FirstAct,
     SourceAct,
     SourceDecision,
     SourceGuest,
@@ -87,114 +83,6 @@ def _port_of(answer: Mapping[str, Any]) -> int:
 
 class CancelledError(MoveError):
     """The master has asked to go back meanwhile."""
-
-
-# The master's steps.
-
-
-def answer(asked: AskedStep) -> StepAnswer:
-    """Record what the master asks for, and answer it as far as that is known."""
-    step = SourceStep(asked.step)
-    record = records.find(asked.instance)
-    is_other = record is not None and record.move.id != asked.move_id
-    if record is not None and records.is_over(record, asked.move_id):
-        records.end(record)  # it came here, and its source never came back to say that it is over
-    if record is None or is_other:
-        return _first_answer(asked, step)
-    move = record.as_source()
-    if move.asked_for(step) != move:
-        record = records.change(record, lambda move: move.asked_for(step))
-        move = record.as_source()
-    status = records.read_status(record.name, move.id)
-    is_current = status is not None and status.asked == move.asked and status.error == move.error
-    act = SourceAct[status.act] if status and is_current and status.act else SourceAct.WAIT
-    view = SourceView(SourceGuest.RUNS, is_given=_is_given(record))
-    found = source.source_answer(step, move, view, act)
-    return asked.answer(found.state, found.error, progress=1.0 if act is SourceAct.NOTHING else 0.0)
-
-
-def _first_answer(asked: AskedStep, step: SourceStep) -> StepAnswer:
-    name, uuid = asked.instance, asked.uuid
-    act, found = source.source_without_record(
-        step,
-        is_given=has_seen(name, uuid, asked.serial),
-        is_ended=records.has_ended(uuid, asked.move_id),
-    )
-    if act is FirstAct.END:
-        records.note_without_record(uuid, name, asked.move_id)
-    if act is not FirstAct.BEGIN:
-        return asked.answer(found.state, found.error, progress=1.0)
-    try:
-        _begin(asked, step)
-    except BrineError as error:
-        if not records.is_begun(name, asked.move_id):  # by a question that was asked twice
-            return asked.answer(AnswerState.FAILED, str(error))
-    return asked.answer(AnswerState.RUNNING)
-
-
-def _begin(asked: AskedStep, step: SourceStep) -> None:
-    name, facts = asked.instance, asked.facts
-    with store.alone(name):
-        spec, seen = store.load(name), look(name)
-        if spec.uuid != asked.uuid:
-            raise MoveError(f"{name}: is another instance here, with the UUID {spec.uuid}")
-        if not is_here(spec):
-            raise MoveError(f"{name}: is {spec.node}'s, and not this node's to give")
-        if spec.claim_serial >= asked.serial:
-            text = f"its claim has serial {spec.claim_serial}, and {asked.serial} is no later"
-            raise MoveError(f"{name}: {text}")
-        if Run.last(name).id != facts["run"]:
-            raise MoveError(f"{name}: was started again since it was offered")
-        if facts.get("state", "") not in ("", state_of(seen)):
-            raise MoveError(f"{name}: has changed since it was offered")
-        move = SourceMove(
-            asked.move_id,
-            name,
-            str(facts["target"]),
-            asked.serial,
-            is_live=bool(facts["is_live"]),
-            copies=bool(facts["copies"]),
-            run=str(facts["run"]),
-            runs=bool(facts["runs"]),
-            asked=step,
-        )
-        keeps_out = f"is being moved to {move.target}"
-        known = {**facts, "copied": _to_copy(seen, move, facts.get("prepared"))}
-        if told := facts.get("prepared"):
-            agreement = Prepared.of(told, is_live=move.is_live).agreement
-            known["key"] = key_of_move(agreement, asked).text
-        records.begin(move, spec.uuid, known, keeps_out=keeps_out)
-    how = "while it runs" if move.is_live else "cold"
-    tell(messages.MOVE_BEGUN, name, node=move.target, how=how)
-
-
-def _to_copy(seen: Observed, move: SourceMove, prepared: Any) -> dict[str, str]:
-    """The units of the disks that are copied, by UUID: those that are removed here at the end. A
-    file system may be mounted now that was not when it was offered, or the other way around.
-
-    :raises MoveError: if the target has prepared itself for others.
-    """
-    spec = present_spec(seen)
-    copied = {one.uuid: one.unit for one in copied_disks(spec)}
-    ids = device_ids(spec) if move.is_live and copied else {}
-    names = sorted(ids.get(one) or one for one in copied)
-    if move.copies != bool(copied) or (
-        prepared and names != Prepared.of(prepared, is_live=move.is_live).copied()
-    ):
-        text = "other disks have to be copied than when it was offered"
-        raise MoveError(f"{move.instance}: {text}", hint="move it again")
-    return copied
-
-
-def _is_given(record: MoveRecord) -> bool:
-    """Whether the claim is another node's by now."""
-    spec = store.load_sound(record.name)
-    if spec and spec.uuid == record.uuid:
-        return not is_here(spec) and spec.claim_serial >= record.move.serial
-    return has_seen(record.name, record.uuid, record.move.serial)
-
-
-# The process.
 
 
 def work(record: MoveRecord) -> None:
@@ -288,7 +176,7 @@ class SourceWork:
         self._faulty_since = self._faulty_since or time.monotonic()
         is_cancelled = self.move.asked is SourceStep.CANCEL
         is_late = time.monotonic() - self._faulty_since > PATIENCE_S
-        if not self.move.error and not _is_given(self.record) and (is_cancelled or is_late):
+        if not self.move.error and not records.is_given(self.record) and (is_cancelled or is_late):
             self._try_to_fail("the move was cancelled" if is_cancelled else "QEMU does not answer")
         if self.move.error:
             with contextlib.suppress(MoveError):
@@ -304,7 +192,7 @@ class SourceWork:
         self._faulty_since = self._faulty_since or time.monotonic()
         is_late = time.monotonic() - self._faulty_since > PATIENCE_S
         is_final = (isinstance(error, MoveError) or is_late) and not self.move.error
-        if is_final and not _is_given(self.record):
+        if is_final and not records.is_given(self.record):
             self._try_to_fail(text.removeprefix(f"{self.record.name}: "))
             return
         time.sleep(_RETRY_S)
@@ -343,7 +231,7 @@ class SourceWork:
 
     def view(self) -> SourceView:
         """What there is to see now."""
-        move, is_given = self.move, _is_given(self.record)
+        move, is_given = self.move, records.is_given(self.record)
         if is_given:
             return SourceView(SourceGuest.OFF, is_given=True, word=self._word)
         run, status, migration = Run.last(move.instance).id, "", ""
@@ -570,7 +458,7 @@ class SourceWork:
 
     def _finish(self) -> None:
         """End the record of a move whose end is noted."""
-        if _is_given(self.record):
+        if records.is_given(self.record):
             with contextlib.suppress(MoveError):  # it waits for this in vain, and does no harm
                 self._tell_target(Topic.CLEARED)
         self._end()

@@ -12,13 +12,13 @@ from typing import Any
 
 from brine.common import operation, paths
 from brine.common.cli import print_json
+from brine.common.entry_points import EntryPoint
 from brine.common.errors import BrineError, root_hint, tell_error, warn
 from brine.common.operation import AnswerState, StepAnswer
 from brine.common.process import run_bounded
 from brine.common.tables import print_table
 from brine.instance.messages import log_to_journal
-from brine.moves import records, source_service, target_service
-from brine.moves.offer import make_offer
+from brine.moves import records
 from brine.moves.records import AskedStep, MoveRecord, unit_name
 from brine.moves.source import SourceMove, SourceStep
 from brine.moves.target import TargetStep
@@ -29,8 +29,12 @@ _LOOK_S = 0.5
 _WATCH_S = 0.02
 _AGAIN_S = 2.0
 
-OFFER = "offer"
-"""The step of the source that only reads: its answer's *found* is the offer."""
+_ANSWERS: dict[str, str] = {
+    "offer": "brine.moves.offer:answer",
+    **dict.fromkeys(SourceStep, "brine.moves.source_steps:answer"),
+    **dict.fromkeys(TargetStep, "brine.moves.target_steps:answer"),
+}
+"""What answers each step. It takes long to load, and a process answers one step only."""
 
 
 def step(arguments: argparse.Namespace) -> int:
@@ -82,27 +86,15 @@ def _input() -> Any:
 
 def _answer(asked: AskedStep, *, begins: bool = True) -> StepAnswer:
     """:param begins: an answer that is not final has the process of the move run."""
-    if asked.step == OFFER:
-        return _offered(asked)
-    if asked.step in list(SourceStep):
-        answer = source_service.answer(asked)
-    elif asked.step in list(TargetStep):
-        answer = target_service.answer(asked)
-    else:
+    answers = _ANSWERS.get(asked.step)
+    if answers is None:
         return asked.answer(AnswerState.FAILED, f"this node knows no step {asked.step}")
+    answer: StepAnswer = EntryPoint(asked.step, answers).load()(asked)
     if answer.state is AnswerState.RUNNING and (record := records.find(asked.instance)):
         if begins:
             begin_unit(record.name)
         answer = _with_status(answer, record)
     return answer
-
-
-def _offered(asked: AskedStep) -> StepAnswer:
-    try:
-        found = make_offer(asked.instance, cold=bool(asked.facts.get("cold")))
-    except BrineError as error:
-        return asked.answer(AnswerState.FAILED, str(error))
-    return asked.answer(AnswerState.DONE, progress=1.0, found=found)
 
 
 def _with_status(answer: StepAnswer, record: MoveRecord) -> StepAnswer:
@@ -128,13 +120,6 @@ def begin_unit(name: str, *, is_awaited: bool = False) -> None:
         raise BrineError(f"{unit_name(name)}: can't be started: {error}") from error
     if done.returncode:
         raise BrineError(f"{unit_name(name)}: can't be started: {done.stderr.strip()}")
-
-
-def offer(arguments: argparse.Namespace) -> int:
-    """``brine move offer``."""
-    found = make_offer(arguments.name, cold=arguments.cold)
-    print_json(found)
-    return 0
 
 
 def list_moves(arguments: argparse.Namespace) -> int:

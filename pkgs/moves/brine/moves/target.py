@@ -70,6 +70,14 @@ class TargetAct(Enum):
     DROP = auto()  # end the QEMU, remove the volumes, end the record
 
 
+class Fate(StrEnum):
+    """What becomes of a move: the master's *drop* and the source's *go* meet in this durable word,
+    and the first of the two counts. Once it is recorded, nothing changes it."""
+
+    TAKE = "take"
+    DROP = "drop"
+
+
 @dataclass(frozen=True, slots=True)
 class TargetMove:
     """What the node keeps of a move, durably.

@@ -1,8 +1,7 @@
-"""The target's real side of moves: what the master asks for, and the process that does it.
+"""The process of a move to this node.
 
 The decisions are those of :mod:`brine.moves.target`. Here is what they look at, and how each act is
-done. The master's *drop* and the source's *go* meet in one durable word, the move's *fate*: the
-first of the two counts. Until the source has said that it has cleared, the process stays and
+done. Until the source has said that it has cleared, the process stays and
 answers it: its question whether the guest runs may have been lost with the answer.
 """
 
@@ -16,42 +15,36 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from brine.common import operation
 from brine.common.errors import BrineError, printable
-from brine.common.operation import AnswerState, StepAnswer
-from brine.common.qmp.wire import QmpClosedError, QmpCommandError
+from brine.common.qmp.wire import QmpCommandError
 from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.awaited import has_arrived
 from brine.instance.claim_changes import take
 from brine.instance.claims import has_seen
-from brine.instance.kvm.guest import monitor_of, run_state
+from brine.instance.kvm.guest import monitor_of
 from brine.instance.messages import tell
-from brine.instance.observe import look
 from brine.instance.start import start_instance
-from brine.instance.store import is_this_node
 from brine.moves import arriving, channel, messages, records, target
 from brine.moves.belongings import Belonging, keep_belongings, keep_password_place, of_message
-from brine.moves.cluster_keys import key_of_move
 from brine.moves.copying import FileServer, checksum_of, copy_key, end_copy, files_by_role
-from brine.moves.incoming import Incoming
+from brine.moves.incoming import Incoming, guest_here
 from brine.moves.keys import key_folder
 from brine.moves.migration import MoveError, QemuGoneError
 from brine.moves.move_key import KeyFolder, MoveKey
 from brine.moves.offered import ReceivedOffer
-from brine.moves.records import AskedStep, MoveRecord, MoverStatus
+from brine.moves.records import MoveRecord, MoverStatus
 from brine.moves.talk import Listener, Message, Topic
 from brine.moves.target import (
+    Fate,
     TargetAct,
     TargetGuest,
     TargetMove,
     TargetStep,
     TargetView,
-    target_guest,
 )
 from brine.storage.volumes import volume_in
 from brine.vm.claim import Claim
@@ -67,147 +60,6 @@ _LISTENS_S = 3.0
 """For how long what takes longer keeps others from being heard."""
 _POLL_S = 0.2
 _RETRY_S = 2.0
-
-
-class Fate(StrEnum):
-    """What becomes of a move. Once it is recorded, nothing changes it."""
-
-    TAKE = "take"
-    DROP = "drop"
-
-
-# The master's steps.
-
-
-def answer(asked: AskedStep) -> StepAnswer:
-    """Record what the master asks for, and answer it as far as that is known. The process of the
-    move is started for an answer that is not final."""
-    record = records.find(asked.instance)
-    is_other = record is not None and record.move.id != asked.move_id
-    if record is not None and records.is_over(record, asked.move_id):
-        records.end(record)  # its source never came back to say so
-        record, is_other = None, False
-    if TargetStep(asked.step) is TargetStep.DROP:
-        return _dropped(asked, None if is_other else record)
-    if record is not None and is_other:
-        if _is_left_over(record, asked):
-            return asked.answer(AnswerState.RUNNING, f"an earlier move of {record.name} is dropped")
-        text = f"another move of {record.name} is pending here: {record.move.id}"
-        return asked.answer(AnswerState.FAILED, text)
-    return _prepared(asked, record)
-
-
-def _is_left_over(record: MoveRecord, asked: AskedStep) -> bool:
-    """Whether the record is of a move that the master has ended without this node, as it asks for a
-    later one. It is dropped then, unless this node is taking its claim."""
-    is_earlier = isinstance(record.move, TargetMove) and record.move.id < asked.move_id
-    return is_earlier and _decided(record, Fate.DROP) is Fate.DROP
-
-
-def _prepared(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
-    name, uuid = asked.instance, asked.uuid
-    move = record.as_target() if record else None
-    status = records.read_status(name, asked.move_id) if record else None
-    if record and status and status.error:
-        return asked.answer(AnswerState.FAILED, status.error)
-    view = TargetView(
-        _guest(name) if move and move.is_prepared else TargetGuest.NONE,
-        is_taken=has_seen(name, uuid, asked.serial),
-        is_ended=records.has_ended(uuid, asked.move_id),
-    )
-    act, error = target.prepare_act(move, view)
-    if act is TargetAct.REFUSE:
-        return asked.answer(AnswerState.FAILED, error)
-    if record and act is TargetAct.ANSWER_DONE:
-        return asked.answer(AnswerState.DONE, progress=1.0, found=record.facts["prepared"])
-    if record is None:
-        try:
-            _begin(asked)
-        except BrineError as fault:
-            if records.is_begun(name, asked.move_id):  # by a question that was asked twice
-                return asked.answer(AnswerState.RUNNING)
-            hint = f"; {fault.hint}" if fault.hint else ""
-            return asked.answer(AnswerState.FAILED, f"{fault}{hint}")
-    return asked.answer(AnswerState.RUNNING)
-
-
-def _begin(asked: AskedStep) -> None:
-    """Record a move that this node can take part in, with all that it will make for it."""
-    name, facts = asked.instance, asked.facts
-    offer = ReceivedOffer(facts.get("offered"))
-    if (offer.name, offer.spec.uuid) != (name, asked.uuid):
-        raise MoveError(f"{name}: the offer is of another instance")
-    if not is_this_node(str(facts["target"])):  # the claim could never be taken here
-        raise MoveError(f"{name}: moves to {facts['target']}, which is not this node")
-    with store.alone(name):
-        if reasons := [one.why for one in offer.obstacles()]:
-            raise MoveError(f"{name}: can't come to this node: {'; '.join(reasons)}")
-        move = TargetMove(
-            asked.move_id,
-            name,
-            str(facts["source"]),
-            asked.serial,
-            is_live=offer.is_live,
-            copies=bool(offer.copied()),
-            runs=offer.runs,
-        )
-        agreement = offer.agree()
-        known = {
-            **facts,
-            "units": offer.units(),
-            "agreement": agreement._asdict(),
-            "key": key_of_move(agreement, asked).text,
-            "makes_password": offer.lacks_password(),
-        }
-        keeps_out = f"is being moved to this node from {move.source}"
-        records.begin(move, asked.uuid, known, keeps_out=keeps_out)
-    how = "while it runs" if move.is_live else "cold"
-    tell(messages.MOVE_AWAITED, name, node=move.source, how=how)
-
-
-def _dropped(asked: AskedStep, record: MoveRecord | None) -> StepAnswer:
-    view = TargetView(
-        TargetGuest.NONE,
-        is_taken=has_seen(asked.instance, asked.uuid, asked.serial),
-        is_ended=records.has_ended(asked.uuid, asked.move_id),
-    )
-    move = record.as_target() if record else None
-    act, error = target.drop_act(move, view)
-    if act is TargetAct.REFUSE:
-        return asked.answer(AnswerState.FAILED, error)
-    if record is None:
-        records.note_without_record(asked.uuid, asked.instance, asked.move_id)
-        return asked.answer(AnswerState.DONE, progress=1.0)
-    if _decided(record, Fate.DROP) is not Fate.DROP:
-        return asked.answer(AnswerState.FAILED, "this node is taking the claim")
-    return asked.answer(AnswerState.RUNNING)
-
-
-def _decided(record: MoveRecord, fate: Fate) -> Fate:
-    """The fate of a move, durably: this one, if there was none."""
-    if known := record.facts.get("fate"):
-        return Fate(known)
-    with operation.changing(record.operation) as found:
-        told = found.facts["told"]
-        return Fate(told.setdefault("fate", fate.value))
-
-
-def _guest(name: str) -> TargetGuest:
-    """The guest of an instance here, as its QEMU tells, or Xen.
-
-    :raises BrineError: if that does not answer.
-    """
-    spec = store.load_sound(name)
-    if spec and spec.is_xen():
-        return TargetGuest.RUNS if look(name).is_going else TargetGuest.NONE
-    try:
-        with monitor_of(name, of_unit=True) as qmp:
-            return target_guest(run_state(qmp))
-    except QmpClosedError:
-        return TargetGuest.NONE
-
-
-# The process.
 
 
 def work(record: MoveRecord) -> None:
@@ -385,7 +237,7 @@ class TargetWork:
         }
         if move.is_live:
             self._tell(text="QEMU is started")
-            if _guest(self.name) is TargetGuest.NONE:
+            if guest_here(self.name) is TargetGuest.NONE:
                 arriving.start_waiting(offer, spec)
             if folder := self._key_folder():
                 folder.write(self._key, self._user())
@@ -498,7 +350,7 @@ class TargetWork:
         keep_belongings(store.load(self.name), found, makes_password=makes_password)
         password = found.get(Belonging.VNC_PASSWORD)
         if password and makes_password and self.move.is_live:
-            if _guest(self.name) is not TargetGuest.INCOMING:
+            if guest_here(self.name) is not TargetGuest.INCOMING:
                 return {"word": "refused", "error": _NO_QEMU}
             with monitor_of(self.name, of_unit=True) as qmp:
                 told = {"protocol": "vnc", "password": password.decode()}
@@ -508,7 +360,7 @@ class TargetWork:
         return {"word": "held"}
 
     def _expect(self, _message: Message) -> Message:
-        if self._fate() is not None or _guest(self.name) is not TargetGuest.INCOMING:
+        if self._fate() is not None or guest_here(self.name) is not TargetGuest.INCOMING:
             return {"word": "refused", "error": _NO_QEMU}
         self._awaits_memory = True
         return {"word": "done"}
@@ -593,7 +445,7 @@ class TargetWork:
             return {"word": "refused", "error": "that is not the claim of this move"}
         if not self.move.is_prepared:
             return {"word": "refused", "error": "no such move is prepared here"}
-        if _decided(self.record, Fate.TAKE) is not Fate.TAKE:
+        if records.decided(self.record, Fate.TAKE) is not Fate.TAKE:
             return {"word": "refused", "error": "the move is dropped here"}
         self._look()
         return self._take_part(partial(target.go_act, self.move))
@@ -632,7 +484,7 @@ class TargetWork:
     def view(self) -> TargetView:
         """What there is to see now."""
         move = self.move
-        guest = _guest(self.name)
+        guest = guest_here(self.name)
         can_serve = guest in (TargetGuest.INCOMING, TargetGuest.COMPLETE)
         return TargetView(
             guest,
@@ -701,7 +553,7 @@ class TargetWork:
         """As after any loss of power. From then on it is like any instance of this node's: others
         see to one that has not started."""
         # Before others are let in: what they start is not to be ended.
-        if _guest(self.name) in (TargetGuest.INCOMING, TargetGuest.COMPLETE):
+        if guest_here(self.name) in (TargetGuest.INCOMING, TargetGuest.COMPLETE):
             self._end_qemu()
         self.record = records.change(self.record, keeps_out="")
         if store.load(self.name).admin_state == AdminState.UP:
@@ -715,7 +567,7 @@ class TargetWork:
         """The guest runs here, or is off as it should be."""
         if self.record.facts.get("arrived"):
             return
-        if not self._is_routed and _guest(self.name) is TargetGuest.RUNS:
+        if not self._is_routed and guest_here(self.name) is TargetGuest.RUNS:
             # A process that was killed may not have; or the guest stands still by a fault.
             arriving.route(self.name)
             has_arrived(self.name)
