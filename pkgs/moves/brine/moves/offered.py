@@ -237,6 +237,12 @@ class ReceivedOffer:
                 yield f"its spec has no disk {unknown[0]}: it was redefined since its start"
 
 
+def recorded_part(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node keeps of an offer that it takes. It has compared the processor, whose description
+    is most of an offer; and it writes its record while the guest stands still."""
+    return {**data, "node": {**data["node"], "cpu": None}}
+
+
 def _disk_of(data: Mapping[str, Any]) -> OfferedDisk:
     snapshots = tuple(_snapshot_of(one) for one in data.get("snapshots", ()))
     if len({one.name for one in snapshots}) < len(snapshots) or len(snapshots) > MOST_BACKING:

@@ -16,7 +16,7 @@ from brine.moves import messages, records, target
 from brine.moves.cluster_keys import key_of_move
 from brine.moves.incoming import guest_here
 from brine.moves.migration import MoveError
-from brine.moves.offered import ReceivedOffer
+from brine.moves.offered import ReceivedOffer, recorded_part
 from brine.moves.records import AskedStep, MoveRecord
 from brine.moves.target import Fate, TargetAct, TargetGuest, TargetMove, TargetStep, TargetView
 
@@ -96,6 +96,7 @@ def _begin(asked: AskedStep) -> None:
         agreement = offer.agree()
         known = {
             **facts,
+            "offered": recorded_part(facts["offered"]),
             "units": offer.units(),
             "agreement": agreement._asdict(),
             "key": key_of_move(agreement, asked).text,
