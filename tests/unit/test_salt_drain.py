@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from brine.common import cli, operation, paths
-from brine.common.operation import AnswerState, StepAnswer
+from brine.common.operation import AnswerState, StepAnswer, StepState
 from brine.config.model import Configuration, Node
 from brine.config.store import ConfigStore
 from lab.ganeti_config import ganeti_config, instance_name, node_name, uuid_of
+from lab.waiting import wait_for
 from offers import offer_of
 from unit.test_salt_moves import Nodes, run_here, runner, store
 
@@ -39,6 +40,7 @@ class Fleet(Nodes):
     :ivar unlike: nodes that take no instance live.
     :ivar was_cold: whether an instance was stopped for its last move.
     :ivar unruly: a node whose states fail unless it is drained.
+    :ivar published: each node that got its configuration at the end of a move.
     """
 
     def __init__(self, store: ConfigStore) -> None:
@@ -56,6 +58,7 @@ class Fleet(Nodes):
         self.broken_by_upgrade: set[str] = set()
         self.mute: set[str] = set()
         self.unruly = ""
+        self.published: list[str] = []
         self.unlike: set[str] = set()
         self.was_cold: dict[str, bool] = {}
         self.together: threading.Barrier | None = None
@@ -149,6 +152,8 @@ class Fleet(Nodes):
         if self.unruly:
             is_unruly = node == self.unruly and not self.store.read().node(node).drained
             self.failing = node if is_unruly else ""
+        if state == "brine.confd":
+            self.published.append(node)
         return super()._apply(node, "brine.confd", test)
 
     def _state(self, node: str) -> Any:
@@ -238,6 +243,25 @@ def test_a_node_is_emptied_and_filled_again(
     assert (after.drained, after.tags) == (False, before.tags)
     assert after.master_candidate == before.master_candidate
     assert operation.pending() == []
+
+
+def test_moves_that_end_together_give_the_nodes_their_configuration_once(
+    runner: ModuleType, nodes: Fleet, store: ConfigStore
+) -> None:
+    def wait_for_publication() -> bool:
+        """Both moves are written into the configuration, and no node has got that."""
+        steps = [record.steps[-1] for record in operation.pending() if record.steps]
+        return [one.name for one in steps if one.state is StepState.WAITING] == ["publish"] * 2
+
+    told: dict[str, Any] = {}
+    with runner._locked("redistribution"):
+        drain = threading.Thread(target=lambda: told.update(runner.drain("node1", jobs=2)))
+        drain.start()
+        wait_for("both moves to be published", wait_for_publication, timeout_s=60)
+        assert nodes.published == []
+    drain.join()
+    assert (told["result"], {*told["moved"]}) == (True, {I1, I4})
+    assert sorted(nodes.published) == [N1, N2, N3]
 
 
 def test_what_can_not_move_holds_up_no_other_and_is_named(
@@ -405,7 +429,7 @@ def test_moves_that_are_pending_go_on_before_a_drain_and_a_fill(
     home = N1 if I3 in at[N1] else N2
     nodes.failing = N2
     other = N2 if home == N1 else N1
-    assert runner._migrate(I3, other, patience_s=-1, spent=set())["operation"]
+    assert runner._migrate(I3, other, patience_s=-1, together=runner._Together())["operation"]
     nodes.failing = ""
     told = runner.fill("node3")
     assert (told["result"], told["moved"][I3], operation.pending()) == (True, N3, [])

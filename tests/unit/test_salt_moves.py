@@ -483,10 +483,10 @@ def test_a_candidate_that_is_silent_is_waited_for_once(
     runner: ModuleType, nodes: Nodes, store: ConfigStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes.failing = N3
-    spent: set[str] = set()
-    runner._migrate(WEB1, N2, patience_s=0, spent=spent)
-    assert spent == {"publish"}
-    told = runner._migrate(WEB1, N2, patience_s=9e9, spent=spent)
+    together = runner._Together()
+    runner._migrate(WEB1, N2, patience_s=0, together=together)
+    assert together.spent == {"publish"}
+    told = runner._migrate(WEB1, N2, patience_s=9e9, together=together)
     assert (told["result"], told["state"]) == (False, "committed")
 
 

@@ -92,6 +92,19 @@ class _RefusedError(Exception):
     """The fault, in one line."""
 
 
+class _Together:
+    """What the moves of one drain, or of one fill, have in common.
+
+    :ivar spent: the names of steps that all patience was spent on, and that go forward only. Such a
+        step of another move is not waited for again.
+    :ivar given: by node, the serial of a configuration that one of the moves has given it.
+    """
+
+    def __init__(self) -> None:
+        self.spent: set[str] = set()
+        self.given: dict[str, int] = {}
+
+
 def list_(timeout: int | None = None) -> Result:
     """
     List the instances of all nodes, with their states.
@@ -616,7 +629,7 @@ def _migrate(
     timeout: int | None = None,
     tell: Callable[[str], None] = log.info,
     locks: bool = True,
-    spent: set[str] | None = None,
+    together: _Together | None = None,
 ) -> Result:
     """Move an instance, and wait for that. It sets no return code, and raises nothing that a node
     or a command causes; several threads may call it at the same time, each in a copy of the
@@ -629,7 +642,7 @@ def _migrate(
     :param tell: gets a line now and then, about how far it is.
     :param locks: take the instance's lock, and share the nodes', if ``brine-lockd`` has them; a
         caller that has one of them says no.
-    :param spent: see :func:`_carried`; a caller that has it has asked whether nodes can move.
+    :param together: of a drain or a fill, which has asked before whether nodes can move.
 
     Returns ``result`` (True: it is on its node, or could move), ``comment`` (one line), and where
     it applies ``instance``, ``source``, ``target`` (names), ``obstacles`` (lines), ``operation``
@@ -652,10 +665,10 @@ def _migrate(
             if test or not to:
                 return _could_move(found, to, obstacles, known)
         known |= {"target": to}
-        if not pending and spent is None:
+        if not pending and together is None:
             _expect_mover(to, timeout)
         # A drain and a fill have it: what they move has its home where it was.
-        flags = {"--cold": cold, "--keeps-home": spent is not None}
+        flags = {"--cold": cold, "--keeps-home": together is not None}
         begin = ["begin", found["name"], "--to", to, *(key for key, one in flags.items() if one)]
         given = {key: one for key, one in (wishes or {}).items() if one not in (None, False)}
         identity = _move(*begin, "--wishes", json.dumps(given))["id"]
@@ -669,7 +682,7 @@ def _migrate(
         with _cluster_locks(
             found["name"], [found["node"], to], tell_wait, locks, patience_s
         ) as note:
-            told = _carried(_move("next", identity), patience_s, timeout, tell, spent)
+            told = _carried(_move("next", identity), patience_s, timeout, tell, together)
         notes = [*told.pop("notes", []), *([note] if note else [])]
         return {**known, **told, **({"notes": notes} if notes else {})}
     except _RefusedError as error:
@@ -839,23 +852,19 @@ def _carried(
     patience_s: float,
     timeout: int | None,
     tell: Callable[[str], None],
-    spent: set[str] | None = None,
+    together: _Together | None = None,
 ) -> Result:
-    """Carry the questions of a move to nodes, and their answers back, until it has ended.
-
-    :param spent: gains the name of a step that all patience was spent on, and that goes forward
-        only. Such a step of another move, with the same set, is not waited for again.
-    """
+    """Carry the questions of a move to nodes, and their answers back, until it has ended."""
     identity, last = status["id"], status
     asked, heard, told = "", time.monotonic(), ""
-    spent = set() if spent is None else spent
+    together = together or _Together()
     vain = 0
     while status["state"] in _PENDING:
         last, step, began = status, status["step"] or {"id": "", "step": ""}, time.monotonic()
         if step["id"] != asked:
             asked, heard, vain = step["id"], began, 0
         try:
-            status, why, is_well = _step_carried(status, _longer(timeout, vain))
+            status, why, is_well = _step_carried(status, _longer(timeout, vain), together)
         except _RefusedError as error:
             why, is_well = _printable(error), False
         line = f"{last['instance']}: {why}" if why else ""
@@ -868,9 +877,9 @@ def _carried(
         vain = 0 if is_well else vain + 1
         if is_well:
             heard = time.monotonic()
-        elif time.monotonic() - heard > (0 if step["step"] in spent else patience_s):
+        elif time.monotonic() - heard > (0 if step["step"] in together.spent else patience_s):
             if status["state"] != "begun":
-                spent.add(step["step"])
+                together.spent.add(step["step"])
                 return _left(identity, status, why)
             tell(f"{status['instance']}: it goes back")
             try:
@@ -891,14 +900,16 @@ def _longer(timeout: int | None, vain: int) -> int | None:
     return max(timeout or 0, min(_SALT_TIMEOUT_S * 2**vain, _TIMEOUT_S)) if vain else timeout
 
 
-def _step_carried(status: Result, timeout: int | None) -> tuple[Result, str, bool]:
+def _step_carried(
+    status: Result, timeout: int | None, together: _Together
+) -> tuple[Result, str, bool]:
     """Carry the question of a move that waits, and the answer. Returns how far the move is, a line
     about it, and whether the step goes on, or has ended: else patience runs out."""
     step = status["step"]
     if not step:
         now = _move("next", status["id"])
         return now, now["waits_for"], False
-    answer, line = _asked(step, timeout)
+    answer, line = _asked(step, timeout, together)
     try:
         now = _move("answer", stdin=json.dumps(answer))
     except (_RefusedError, TypeError, ValueError) as error:
@@ -947,11 +958,11 @@ def _ending_elsewhere(last: Result) -> Result:
     return {"result": is_there, "node": node, "comment": comment, "state": "ended"}
 
 
-def _asked(step: Result, timeout: int | None) -> tuple[Result, str]:
+def _asked(step: Result, timeout: int | None, together: _Together) -> tuple[Result, str]:
     """Ask for a step; its answer, and a line about how far it is."""
     node, name = step["node"], step["step"]
     if node == "candidates":
-        return _published(step, timeout)
+        return _published(step, timeout, together.given)
     question = {"id": step["id"], "step": name, "facts": step["facts"]}
     more = {"question": question, "wait": _STEP_WAIT_S}
     answers = _execute("brine.move_step", [node], [], timeout=timeout, **more)
@@ -977,24 +988,34 @@ def _asked(step: Result, timeout: int | None) -> tuple[Result, str]:
     )
 
 
-def _published(step: Result, timeout: int | None) -> tuple[Result, str]:
+def _published(step: Result, timeout: int | None, given: dict[str, int]) -> tuple[Result, str]:
     """Give the master candidates, and both nodes, the configuration, and ask each candidate's
-    daemon where the instance is."""
-    nodes, facts = _nodes(), step["facts"]
+    daemon where the instance is.
+
+    :param given: the serials that nodes have got by now: moves that end while another one does this
+        have it done once for all of them.
+    """
+    known, facts, serial = _all_nodes(), step["facts"], _serial()  # which has the claim
+    nodes = {one["name"]: bool(one.get("offline")) for one in known}
     candidates = {
         one["name"]: one["primary_ip"]
-        for one in _all_nodes()
+        for one in known
         if one.get("master_candidate") and not one.get("offline")
     }
     concerned = [one for one in nodes if one in (*candidates, facts["source"], facts["target"])]
+    undone: dict[str, str] = {}
     try:
         with _locked("redistribution", waits_s=_PUBLISH_S):
-            done = _redistributed(
-                "brine.confd", concerned, nodes, timeout=timeout, busy_s=_PUBLISH_S
-            )
+            if lacking := [one for one in concerned if given.get(one, -1) < serial]:
+                newest = _serial()
+                done = _redistributed(
+                    "brine.confd", lacking, nodes, timeout=timeout, busy_s=_PUBLISH_S
+                )
+                undone = _undone(done)
+                got = {*done.get("nodes", {})} - {*undone}
+                given |= dict.fromkeys(got, newest)
     except BlockingIOError:
         return _own_answer(step, "publish: another redistribution is at work; it is waited for")
-    undone = _undone(done)
     # Where pillar still has the old node, this host's states fail; it has the configuration.
     wrong = {name: undone[name] for name in candidates if name in undone and not _is_here(name)}
     if "confd" in _brine("--version", "--json")["parts"]:
@@ -1004,6 +1025,8 @@ def _published(step: Result, timeout: int | None) -> tuple[Result, str]:
             time.sleep(_FIRST_PAUSE_S)
             wrong = _misled(candidates, facts)
     if wrong:
+        for name in wrong:
+            given.pop(name, None)
         name, why = min(wrong.items())
         text = f"publish: {name}: {_printable(undone.get(name, why))}; it is asked again"
         return _own_answer(step, text)
@@ -1266,7 +1289,7 @@ def _placed(question: Result, plan: Result, cold: bool, how: Result) -> Result:
     moved = {one["instance"]: one["target"] for one in plan["pending"]}
     barred: dict[str, dict[str, str]] = {}
     test, timeout = how["test"], how["timeout"]
-    how = {**how, "spent": set()}
+    how = {**how, "together": _Together()}
     if moved and not test:
         refused = _moves_done(plan["pending"], question["jobs"], None, how)
         moved = {name: target for name, target in moved.items() if name not in refused}
