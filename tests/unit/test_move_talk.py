@@ -83,10 +83,12 @@ def test_a_conversation_goes_on_after_a_long_silence(
     """A large disk is copied between two messages, and the target ends the connection meanwhile."""
     monkeypatch.setattr(talk, "_QUIET_S", 0.01)
     assert asker.ask(Topic.HOLD) == {"word": "held"}
-    wait_for("the end", lambda: "conversation ends" in caplog.text, timeout_s=30)
+    with channel.call(HERE, target.port, key=KEY, purpose=CONTROL).connection as later:
+        assert heard(later) == b""  # it has ended
     monkeypatch.undo()
     assert asker.ask(Topic.GO, serial=7) == {"word": "runs"}
     assert [one["told"] for one in target.told] == ["hold", "go"]
+    assert caplog.text == ""
 
 
 def test_another_key_tells_nothing(target: Target) -> None:
@@ -94,6 +96,16 @@ def test_another_key_tells_nothing(target: Target) -> None:
     with pytest.raises(MoveError, match="has refused the key"):
         stranger.ask(Topic.GO, serial=7)
     assert target.told == []
+
+
+def test_a_process_that_has_ended_has_refused_no_key() -> None:
+    with channel.listen(HERE) as listener:
+        port = int(listener.getsockname()[1])
+        ended = threading.Thread(target=lambda: listener.accept()[0].close())
+        ended.start()
+        with pytest.raises(MoveError, match="before the other node's greeting"):
+            channel.call(HERE, port, key=KEY, purpose=CONTROL)
+        ended.join()
 
 
 def signed(session: bytes, number: int, body: str, side: bytes = b"source") -> bytes:

@@ -143,9 +143,6 @@ def _closed_on_error(connection: socket.socket, text: str) -> Iterator[None]:
         connection.close()
         why = "it does not answer" if isinstance(error, TimeoutError) else error.strerror
         raise MoveError(f"{text}: {why}") from error
-    except EOFError:
-        connection.close()
-        raise MoveError(f"{text}: the other node has refused the key of this move") from None
     except BaseException:
         connection.close()
         raise
@@ -180,11 +177,15 @@ def call(address: str, port: int, *, key: MoveKey, purpose: bytes, timeout_s: fl
         connection.settimeout(timeout_s)
         own = os.urandom(_NONCE_BYTES)
         greeting = _received(connection, len(_GREETING) + _NONCE_BYTES)
+        if len(greeting) < len(_GREETING) + _NONCE_BYTES:
+            raise MoveError(f"{text}: the connection has ended before the other node's greeting")
         if not greeting.startswith(_GREETING):
             raise MoveError(f"{text}: another program than Brine's listens there")
         theirs = greeting[len(_GREETING) :]
         connection.sendall(own + key.proof(b"caller", purpose, theirs, own))
         proof = _received(connection, _PROOF_BYTES)
+        if len(proof) < _PROOF_BYTES:
+            raise MoveError(f"{text}: the other node has refused the key of this move")
         if not hmac.compare_digest(proof, key.proof(b"listener", purpose, own, theirs)):
             raise MoveError(f"{text}: the other node does not have the key of this move")
         connection.settimeout(None)
@@ -316,7 +317,7 @@ def _drop(selector: selectors.BaseSelector, callers: dict[int, _Caller], number:
 
 
 def _received(connection: socket.socket, size: int) -> bytes:
-    """So many bytes; EOFError if the connection ends before."""
+    """So many bytes; fewer if the connection ends before."""
     found = b""
     while len(found) < size:
         try:
@@ -324,6 +325,6 @@ def _received(connection: socket.socket, size: int) -> bytes:
         except ConnectionResetError:
             data = b""
         if not data:
-            raise EOFError
+            break
         found += data
     return found

@@ -79,6 +79,10 @@ class TalkEndedError(TalkError):
     """The other node has ended the connection, between two messages."""
 
 
+class TalkSilentError(TalkError):
+    """The other node has not begun another message in time."""
+
+
 class _Lines:
     """Signed lines over one connection, each way with its own count."""
 
@@ -126,7 +130,8 @@ class _Lines:
                 raise TalkError("a message without an end")
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise TalkError("the other node does not answer")
+                kind = TalkError if self._rest else TalkSilentError
+                raise kind("the other node does not answer")
             self._connection.settimeout(left_s)
             try:
                 data = self._connection.recv(64 * 1024)
@@ -282,8 +287,8 @@ class Listener:
                 with self._one_by_one:
                     answer = self._answered(message)
                 lines.send(answer, ANSWER_S)
-        except TalkEndedError:
-            pass  # it comes again if it has more to say
+        except (TalkEndedError, TalkSilentError):
+            pass  # it comes again if it has more to say; of a large copy there is nothing for hours
         except (BrineError, OSError) as error:
             if self._is_open:
                 log.warning("the source's conversation ends: %s", printable(str(error)))
