@@ -25,6 +25,7 @@ from brine.instance.kvm.moved_command import moved_command
 from brine.instance.kvm.resources import open_resources
 from brine.instance.validate import completed
 from brine.moves import channel
+from brine.moves.channel import MEMORY
 from brine.moves.incoming import Incoming
 from brine.moves.migration import MoveError, MoveOptions, QemuGoneError
 from brine.moves.move_key import KeyFolder
@@ -323,7 +324,8 @@ class Pair:
         found: list[Any] = []
 
         def accept() -> None:
-            found.append(channel.accept(listener, key=self.key, timeout_s=WAIT_S))
+            call = channel.accept_call(listener, key=self.key, purposes=[MEMORY], timeout_s=WAIT_S)
+            found.append(call.connection)
 
         thread = threading.Thread(target=accept)
         thread.start()

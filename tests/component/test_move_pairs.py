@@ -24,6 +24,7 @@ from brine.hotplug.block_graph import top_node
 from brine.hotplug.errors import HotplugError
 from brine.hotplug.qemu import Machine
 from brine.moves import channel, outgoing
+from brine.moves.channel import MEMORY
 from brine.moves.migration import (
     CopyPhase,
     MigrationState,
@@ -520,7 +521,7 @@ def test_another_key_is_refused_before_qemu_sees_it(make: Any) -> None:
         thread = threading.Thread(target=call)
         thread.start()
         try:
-            channel.accept(listener, key=pair.key, timeout_s=2)
+            channel.accept_call(listener, key=pair.key, purposes=[MEMORY], timeout_s=2)
         finally:
             thread.join()
             assert "refused the key" in refused[0]
@@ -680,9 +681,12 @@ def test_connections_end_soon_after_the_other_node() -> None:
     key = new_key()
     with channel.listen(HERE) as listener:
         found: list[socket.socket] = []
-        thread = threading.Thread(
-            target=lambda: found.append(channel.accept(listener, key=key, timeout_s=WAIT_S))
-        )
+
+        def accept() -> None:
+            call = channel.accept_call(listener, key=key, purposes=[MEMORY], timeout_s=WAIT_S)
+            found.append(call.connection)
+
+        thread = threading.Thread(target=accept)
         thread.start()
         with channel.connect(*listener.getsockname(), key=key) as ours:
             thread.join()

@@ -162,7 +162,7 @@ class Call(NamedTuple):
 def connect(
     address: str, port: int, *, key: MoveKey, purpose: bytes = MEMORY, timeout_s: float = 10.0
 ) -> socket.socket:
-    """Connect to the other node, where a process is in :func:`accept` or will soon be.
+    """Connect to the other node, where a process is in :func:`accept_call` or will soon be.
 
     :raises MoveError: if none is, or it does not have the key.
     """
@@ -214,20 +214,14 @@ class _Caller(NamedTuple):
     until: float
 
 
-def accept(
-    listener: socket.socket, *, key: MoveKey, purpose: bytes = MEMORY, timeout_s: float = 30.0
-) -> socket.socket:
-    """Wait for a caller that has the key. Others are disconnected, and hold no one up.
-
-    :raises MoveError: if none came in time.
-    """
-    return accept_call(listener, key=key, purposes=[purpose], timeout_s=timeout_s).connection
-
-
 def accept_call(
     listener: socket.socket, *, key: MoveKey, purposes: Sequence[bytes], timeout_s: float = 30.0
 ) -> Call:
-    """The same, for a caller with any of several purposes."""
+    """Wait for a caller that has the key, and one of some purposes. Others are disconnected, and hold
+    no one up.
+
+    :raises MoveError: if none came in time.
+    """
     with contextlib.ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
         listener.setblocking(False)

@@ -118,7 +118,7 @@ class Incoming(MoveSide):
     def receive(self, connection: socket.socket) -> bool:
         """Have QEMU take the guest from a connection.
 
-        :param connection: of :func:`brine.moves.channel.accept`; it is closed here.
+        :param connection: of :func:`brine.moves.channel.accept_call`; it is closed here.
         """
         with self._machine() as machine:
             if Migration.read(machine.qmp).state is not MigrationState.NONE:
