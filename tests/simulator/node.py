@@ -18,12 +18,12 @@ from brine.moves.source import (
     SourceView,
     TargetWord,
 )
+from brine.moves.talk import Topic
 from brine.moves.target import (
     TargetAct,
     TargetMove,
     TargetStep,
     TargetView,
-    Told,
 )
 from brine.vm.claim import UNCLAIMED, Claim
 from simulator.machines import Qemu, Volume
@@ -41,7 +41,7 @@ class Message:
     """What the source tells the target; *content* is what stands for checksums."""
 
     move_id: str
-    told: Told
+    told: Topic
     instance: str
     serial: int
     content: frozenset[int] | None = None
@@ -211,7 +211,7 @@ class SimNode:
             self._work_later(move.id)
         for one in list(self.disk.targets.values()):
             if self._has_seen(one.instance, one.serial):  # the claim is taken
-                message = Message(one.id, Told.GO, one.instance, one.serial)
+                message = Message(one.id, Topic.GO, one.instance, one.serial)
                 self.process.later(0.01, self.told, message, label="target")
 
     def asked(self, move_id: str, step_id: str, step: str, facts: Facts, reply: Reply) -> None:
@@ -380,14 +380,14 @@ class SimNode:
 
     def _ask_target(self, move: SourceMove) -> None:
         self.down_since.setdefault(move.id, self.world.now)
-        self._tell(move, Told.HOLD)
+        self._tell(move, Topic.HOLD)
 
     def _go(self, move: SourceMove) -> None:
-        self._tell(move, Told.GO)
+        self._tell(move, Topic.GO)
 
-    def _tell(self, move: SourceMove, told: Told) -> None:
+    def _tell(self, move: SourceMove, told: Topic) -> None:
         peer, content = self.nodes[move.target], None
-        if move.copies and not move.is_live and told is Told.HOLD:
+        if move.copies and not move.is_live and told is Topic.HOLD:
             content = frozenset(self.volumes[move.instance].cached)
 
         def reply(word: TargetWord) -> None:
@@ -479,7 +479,7 @@ class SimNode:
         another until that is answered."""
         name, move = message.instance, self.disk.targets.get(message.move_id)
         view = self._target_view(message.move_id, name, message.serial, message.content)
-        decide = target.hold_act if message.told is Told.HOLD else target.go_act
+        decide = target.hold_act if message.told is Topic.HOLD else target.go_act
         act = decide(move, view).act
         if move:
             self._do(act, move)

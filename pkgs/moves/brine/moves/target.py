@@ -26,13 +26,6 @@ class TargetStep(StrEnum):
     DROP = "drop"
 
 
-class Told(StrEnum):
-    """What the source tells the target."""
-
-    HOLD = "hold"
-    GO = "go"
-
-
 class TargetGuest(Enum):
     """The guest here, as its QEMU tells."""
 
