@@ -17,7 +17,7 @@ import pytest
 from brine.common import paths
 from brine.instance import store
 from brine.instance.claims import has_seen, note_claim, note_of
-from brine.moves import channel, leaving, records, source_service
+from brine.moves import channel, keys, leaving, records, source_service
 from brine.moves.migration import MoveOptions, QemuGoneError
 from brine.moves.outgoing import Outgoing
 from brine.moves.records import MoveRecord
@@ -108,19 +108,19 @@ class Target:
 class World:
     """A guest that is to move, with a record of that."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **keys: Any) -> None:
-        self.pair = Pair(folder, **keys)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
+        self.pair = Pair(folder, **how)
         self.target = Target(self.pair)
         monkeypatch.setattr(paths, "RUNTIME_DIR", folder / "a" / "runtime")
         for name in ("MOVES_DIR", "MOVES_STATUS_DIR", "CLAIMS_DIR"):
             monkeypatch.setattr(paths, name, folder / name)
         patched: dict[str, Any] = {
             "look": lambda _name: self._seen(),
-            "key_folder": lambda _name: self.pair.source_key,
             "monitor_of": lambda _name, **_how: self.pair.a.connect(),
         }
         for name, value in patched.items():
             monkeypatch.setattr(source_service, name, value)
+        monkeypatch.setattr(keys, "key_folder", lambda _name: self.pair.source_key)
         monkeypatch.setattr(leaving, "_end_qemu", lambda _move, outgoing: outgoing.quit())
         monkeypatch.setattr(leaving, "undefine_instance", _undefine)
         spec = replace(self.pair.spec, node=os.uname().nodename, claim_serial=1)
@@ -138,7 +138,7 @@ class World:
         )
         facts = {
             "source_address": HERE,
-            "wishes": {"plaintext": not keys.get("encrypted")},
+            "wishes": {"plaintext": not how.get("encrypted")},
             "prepared": self.target.prepared(),
             "key": self.pair.key.text,
             "copied": {},

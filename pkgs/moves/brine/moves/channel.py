@@ -217,8 +217,8 @@ class _Caller(NamedTuple):
 def accept_call(
     listener: socket.socket, *, key: MoveKey, purposes: Sequence[bytes], timeout_s: float = 30.0
 ) -> Call:
-    """Wait for a caller that has the key, and one of some purposes. Others are disconnected, and hold
-    no one up.
+    """Wait for a caller that has the key, and one of some purposes. Others are disconnected, and
+    hold no one up.
 
     :raises MoveError: if none came in time.
     """

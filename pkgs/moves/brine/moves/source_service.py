@@ -32,7 +32,7 @@ from brine.instance.store import try_to_save
 from brine.moves import channel, messages, records, source
 from brine.moves.belongings import belongings_of, to_message
 from brine.moves.copying import checksum_of, copy_key, files_by_role, send_file, size_in
-from brine.moves.keys import key_folder
+from brine.moves.keys import key_folder_of, qemu_user
 from brine.moves.leaving import end_here, start_again, stop_for_move
 from brine.moves.migration import (
     MigrationState,
@@ -57,7 +57,6 @@ from brine.moves.source import (
 from brine.moves.talk import ANSWER_S, Asker, Topic
 from brine.storage.volumes import volume_in
 from brine.vm.run import Run
-from brine.vm.runtime_file import LastStart
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class SourceWork:
         self._has_brought = False  # of a cold move
         self._is_durable = False  # that the claim is given away
         self._status = MoverStatus(record.move.id)
-        self.outgoing = Outgoing(record.name, partial(_monitor, record.name), self._key_folder())
+        self.outgoing = Outgoing(record.name, partial(_monitor, record.name), key_folder_of(record))
 
     @property
     def move(self) -> SourceMove:
@@ -349,9 +348,9 @@ class SourceWork:
     def _prepare(self) -> None:
         """Set QEMU up. What another process has set up before is set up again, but not while it
         sends."""
-        folder = self._key_folder()
+        folder = key_folder_of(self.record)
         if folder:
-            folder.write(self._key, self._user())
+            folder.write(self._key, qemu_user(self.record.name))
         self.outgoing.prepare(self._options(), sorted(self.prepared.disks))
 
     def _mirror(self, device_ids: list[str]) -> None:
@@ -488,7 +487,7 @@ class SourceWork:
 
     def _end(self) -> None:
         copy_key(self.record.name).remove()
-        if folder := self._key_folder():
+        if folder := key_folder_of(self.record):
             folder.remove()
         records.end(self.record)
 
@@ -509,15 +508,6 @@ class SourceWork:
         return found
 
     # What it knows.
-
-    def _key_folder(self) -> Any:
-        wishes = self.record.facts.get("wishes") or {}
-        return None if wishes.get("plaintext") else key_folder(self.record.name)
-
-    def _user(self) -> int | None:
-        """The id of QEMU's user."""
-        started = LastStart.read(self.record.name)
-        return started.user if started and isinstance(started.user, int) else None
 
     def _options(self) -> MoveOptions:
         wishes = self.record.facts.get("wishes") or {}

@@ -32,9 +32,9 @@ from brine.moves import arriving, channel, messages, records, target
 from brine.moves.belongings import Belonging, keep_belongings, keep_password_place, of_message
 from brine.moves.copying import FileServer, checksum_of, copy_key, end_copy, files_by_role
 from brine.moves.incoming import Incoming, guest_here
-from brine.moves.keys import key_folder
+from brine.moves.keys import key_folder_of, qemu_user
 from brine.moves.migration import MoveError, QemuGoneError
-from brine.moves.move_key import KeyFolder, MoveKey
+from brine.moves.move_key import MoveKey
 from brine.moves.offered import ReceivedOffer
 from brine.moves.records import MoveRecord, MoverStatus
 from brine.moves.talk import Listener, Message, Topic
@@ -48,7 +48,6 @@ from brine.moves.target import (
 )
 from brine.storage.volumes import volume_in
 from brine.vm.claim import Claim
-from brine.vm.runtime_file import LastStart
 from brine.vm.spec import AdminState
 
 log = logging.getLogger(__name__)
@@ -134,11 +133,7 @@ class TargetWork:
     def incoming(self) -> Incoming:
         """The QEMU that waits for the guest."""
         connect = partial(monitor_of, self.name, of_unit=True)
-        return Incoming(self.name, connect, self._key_folder())
-
-    def _key_folder(self) -> KeyFolder | None:
-        wishes = self.record.facts.get("wishes") or {}
-        return None if wishes.get("plaintext") or not self.move.is_live else key_folder(self.name)
+        return Incoming(self.name, connect, key_folder_of(self.record))
 
     def close(self) -> None:
         """End what it has open. QEMU keeps what it got."""
@@ -239,8 +234,8 @@ class TargetWork:
             self._tell(text="QEMU is started")
             if guest_here(self.name) is TargetGuest.NONE:
                 arriving.start_waiting(offer, spec)
-            if folder := self._key_folder():
-                folder.write(self._key, self._user())
+            if folder := key_folder_of(self.record):
+                folder.write(self._key, qemu_user(self.name))
             self.incoming.prepare(offer.bitmaps)
             prepared["nbd_port"] = self._serve()
             machine = self.incoming.facts()
@@ -254,11 +249,6 @@ class TargetWork:
 
     def _tell_progress(self, done: float, text: str) -> None:
         self._tell(progress=round(done, 3), text=text)
-
-    def _user(self) -> int | None:
-        """The id of QEMU's user."""
-        started = LastStart.read(self.name)
-        return started.user if started and isinstance(started.user, int) else None
 
     def _listen(self) -> None:
         """Have the source find this process; after a kill, where it was before."""
@@ -573,7 +563,7 @@ class TargetWork:
             has_arrived(self.name)
             if self.move.is_live:
                 self.incoming.stop_serving()
-        if folder := self._key_folder():
+        if folder := key_folder_of(self.record):
             folder.remove()
         self.record = records.change(self.record, keeps_out="", arrived=True)
         tell(messages.MOVED_HERE, self.name, node=self.move.source, serial=self.move.serial)
@@ -594,7 +584,7 @@ class TargetWork:
         copy_key(self.name).remove()
         if self.move.is_live:
             self._end_qemu()
-        if folder := self._key_folder():
+        if folder := key_folder_of(self.record):
             folder.remove()
         made_password = bool(self.record.facts.get("makes_password"))
         arriving.remove_all(self._offer, self._units, made_password=made_password)
