@@ -38,7 +38,7 @@ from brine.storage.unit import StorageError
 from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from brine.vm.spec import Spec, to_json
-from brine.vm.values import address_fault, unit_fault
+from brine.vm.values import address_fault, is_folder_unit, unit_fault
 
 _MIB = 1 << 20
 
@@ -197,7 +197,7 @@ def _give_volume(disk: Disk, row: dict[str, Any], index: int, unit: str) -> None
     mib = max(disk.size_mib, -(-status.size // _MIB))
     del row["path"], row["uuid"], row["backing"]
     row |= {"name": disk.name or f"disk{index}", "size_mib": mib, "unit": unit or disk.unit}
-    if not row["unit"].startswith("/"):
+    if not is_folder_unit(row["unit"]):
         row["format"] = "raw"  # a volume group has raw volumes only
 
 
@@ -282,7 +282,7 @@ def _refuse_changing(spec: Spec, disks: Mapping[str, str]) -> None:
     if spec.is_xen():
         raise InstanceError(spec.name, "is a domain of Xen's, and runs", hint=hint)
     for disk in spec.disks:
-        is_volume = disk.unit and not disk.unit.startswith("/")
+        is_volume = disk.unit and not is_folder_unit(disk.unit)
         if disk.path in disks or not (disk.read_only or is_volume):
             text = f"runs, and its disk {disk.name or disk.path} changes while it is copied"
             hint += "; from a volume group to another volume a running one can be cloned, too"

@@ -16,7 +16,7 @@ from brine.common.errors import printable
 from brine.common.mounts import Mount, mount_of, mounts_in
 from brine.vm.disk import Disk
 from brine.vm.spec import WHOLE_CPUS, Spec
-from brine.vm.values import Mode
+from brine.vm.values import Mode, is_folder_unit
 
 if TYPE_CHECKING:
     from brine.instance.node_facts import NodeFacts
@@ -157,7 +157,7 @@ def _of_devices(movee: Movee) -> Iterator[Obstacle]:
             why = f"disk {disk.path} is in no storage unit, so it can't be copied"
             yield Obstacle(ObstacleId.DISK, printable(why), cold=True)
         if names := movee.snapshots.get(disk.name or disk.uuid):
-            is_lvm = not disk.unit.startswith("/")  # whose snapshots are in no file
+            is_lvm = not is_folder_unit(disk.unit)  # whose snapshots are in no file
             why = f"disk {disk.name or disk.uuid} has snapshots: {', '.join(names)}"
             yield Obstacle(ObstacleId.SNAPSHOTS, printable(why), cold=is_lvm)
     if movee.file_fault:

@@ -33,7 +33,7 @@ from brine.vm.disk import MOST_BACKING, Disk, FormatSource
 from brine.vm.files import InstanceFiles
 from brine.vm.runtime_file import Runtime
 from brine.vm.spec import Spec, known_part, parse
-from brine.vm.values import FORMATS, Mode
+from brine.vm.values import FORMATS, Mode, is_folder_unit
 from brine.vm.vif import Vif
 
 _MIB = 1 << 20
@@ -223,7 +223,7 @@ class ReceivedOffer:
             if uuid not in there:
                 yield f"its spec has no disk {uuid}: it was redefined since its start"
                 continue
-            if not (self.is_live or unit.startswith("/") or there[uuid].format == "raw"):
+            if not (self.is_live or is_folder_unit(unit) or there[uuid].format == "raw"):
                 yield f"{unit}: has no {there[uuid].format} images, and it is copied as it is"
             try:
                 status = volume_in(unit, uuid).status()
@@ -281,7 +281,7 @@ def _unit_here(name: str) -> str:
 
 def _disk_in(disk: Disk, unit: str, offered: OfferedDisk) -> Disk:
     """A disk in a unit of this node, whose volume need not be there: as its lowest file is."""
-    is_raw = not unit.startswith("/")  # a volume group has no images
+    is_raw = not is_folder_unit(unit)  # a volume group has no images
     image = "raw" if is_raw else offered.format
     path = path_of_new(unit, disk.uuid, image)
     return replace(

@@ -15,6 +15,7 @@ from brine.common.files import text_of
 from brine.common.mounts import mount_of, mounts_in
 from brine.storage import lvm
 from brine.vm.disk import Disk
+from brine.vm.values import is_folder_unit
 
 _LOCAL_FILE_SYSTEMS = frozenset(
     {
@@ -63,7 +64,7 @@ class Storage:
 
     def _fault_of_missing(self, disk: Disk) -> str | None:
         """Of a disk that is not there; its volume may only not be active."""
-        if not disk.path.startswith("/dev/") or not disk.unit or disk.unit.startswith("/"):
+        if not disk.path.startswith("/dev/") or not disk.unit or is_folder_unit(disk.unit):
             return "it is not there"
         try:
             rows = lvm.report().physical

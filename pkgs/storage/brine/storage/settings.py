@@ -10,7 +10,7 @@ from pathlib import Path
 from brine.common import paths
 from brine.common.errors import BrineError, die
 from brine.common.settings import SettingsError, load, setting
-from brine.vm.values import unit_fault
+from brine.vm.values import is_folder_unit, unit_fault
 
 _PROGRAM = "brine-storage"
 _SYSTEM_FOLDERS = (
@@ -88,7 +88,7 @@ def checked(settings: StorageSettings) -> StorageSettings:
             text = f"{one} and {other} are the same folder, or one is in the other"
             raise SettingsError(settings_file(), text, key="directories")
     default = settings.default_unit
-    if default.startswith("/") and default not in settings.directories:
+    if is_folder_unit(default) and default not in settings.directories:
         text = f"{default} is none of the directories"
         raise SettingsError(settings_file(), text, key="default_unit")
     return settings

@@ -18,6 +18,7 @@ from typing import ClassVar
 from brine.common.progress import Tell, tell_nothing
 from brine.storage.unit import StorageError, UnitStatus
 from brine.vm.disk import Disk
+from brine.vm.values import is_folder_unit
 
 REMOVAL_BEGUN = "partial: its removal has begun, and must be completed"
 """Why a snapshot can't be used, of which a part may be gone."""
@@ -37,7 +38,7 @@ def path_of_new(unit: str, uuid: str, image: str) -> str:
 
     :param image: its format.
     """
-    return f"{unit}/{uuid}.{image}" if unit.startswith("/") else f"/dev/{unit}/brine-{uuid}"
+    return f"{unit}/{uuid}.{image}" if is_folder_unit(unit) else f"/dev/{unit}/brine-{uuid}"
 
 
 def rounded(size: int) -> int:

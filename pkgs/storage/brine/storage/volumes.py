@@ -12,12 +12,12 @@ from brine.storage.settings import load_settings
 from brine.storage.unit import StorageError, StorageUnit
 from brine.storage.volume import Volume
 from brine.vm.disk import Disk
-from brine.vm.values import unit_fault
+from brine.vm.values import is_folder_unit, unit_fault
 
 
 def volume_in(unit: str, uuid: str) -> Volume:
     """The volume of a disk in a unit, by their names; it need not exist."""
-    if unit.startswith("/"):
+    if is_folder_unit(unit):
         return FileVolume(unit, uuid)
     return PlainVolume(unit, uuid)
 
@@ -29,7 +29,7 @@ def unit_with_volumes(name: str) -> StorageUnit:
     """
     if fault := unit_fault(name):
         raise StorageError(f"{name or repr(name)}: {fault}", hint="brine storage list")
-    kind: type[StorageUnit] = FileDirectory if name.startswith("/") else LvmVg
+    kind: type[StorageUnit] = FileDirectory if is_folder_unit(name) else LvmVg
     return kind.find(name)
 
 
@@ -54,7 +54,7 @@ def volumes_of(unit: str) -> list[Volume]:
 
     :raises BrineError: if they can't be found out.
     """
-    if unit.startswith("/"):
+    if is_folder_unit(unit):
         return list(FileVolume.list(unit))
     return [one for one in PlainVolume.list() if one.unit == unit]
 

@@ -74,9 +74,14 @@ class Mode(StrEnum):
     OPEN_VSWITCH = "openvswitch"
 
 
+def is_folder_unit(name: str) -> bool:
+    """Whether a storage unit is a folder, which its path names. Others are LVM's volume groups."""
+    return name.startswith("/")
+
+
 def unit_fault(text: str) -> str | None:
     """Why a text names no storage unit that volumes can be in; None if it may."""
-    if text.startswith("/"):
+    if is_folder_unit(text):
         return "has .. in it" if ".." in text.split("/") else None
     if re.fullmatch(f"{_GROUP}/{_GROUP}", text):
         text = (

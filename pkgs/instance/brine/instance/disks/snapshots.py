@@ -45,6 +45,7 @@ from brine.vm.files import InstanceFiles
 from brine.vm.identities import layers_of
 from brine.vm.runtime_file import LastStart, Runtime, change_file
 from brine.vm.spec import Spec
+from brine.vm.values import is_folder_unit
 
 CLONE_SNAPSHOT = "clone-snapshot"
 """The kind of an operation that copies disks from a snapshot, and removes it then."""
@@ -113,7 +114,7 @@ def _volume(disk: Disk) -> Volume:
 
 
 def _is_file(disk: Disk) -> bool:
-    return disk.unit.startswith("/")
+    return is_folder_unit(disk.unit)
 
 
 def called(disk: Disk) -> str:
@@ -308,7 +309,7 @@ def _is_taken(facts: Facts) -> bool:
     volumes = [volume_in(one["unit"], one["uuid"]) for one in facts["disks"]]
     if not all(facts["snapshot"] in _names(one) for one in volumes):
         return False
-    overlay = next((one for one in volumes if one.unit.startswith("/")), None)
+    overlay = next((one for one in volumes if is_folder_unit(one.unit)), None)
     if overlay is None or not _runs(facts["name"]):
         return True
     path = overlay.disk(Disk(uuid=overlay.uuid, path="/")).path

@@ -16,6 +16,7 @@ from brine.storage.volumes import volume_in
 from brine.vm.disk import Disk
 from brine.vm.disk_files import size_of
 from brine.vm.spec import Spec
+from brine.vm.values import is_folder_unit
 
 _PROGRAM = "brine-instance"
 _MIB = 1 << 20
@@ -94,7 +95,7 @@ def begin_look(
     """Begin to look at the volumes of instances. The result waits for that, for a limited time, and
     returns their states by the name of the instance."""
     wanted = [(spec.name, disk) for spec in specs for disk in spec.disks if disk.unit]
-    wanted.sort(key=lambda one: not one[1].unit.startswith("/"))  # LVM may take long
+    wanted.sort(key=lambda one: not is_folder_unit(one[1].unit))  # LVM may take long
     found: dict[tuple[str, str], DiskState] = {}
 
     def look() -> None:
@@ -136,7 +137,7 @@ def _prepare(name: str, disk: Disk, hang: LvmHangsError | None) -> LvmHangsError
     :returns: that of LVM, if this one met it.
     """
     try:
-        if hang and not disk.unit.startswith("/"):
+        if hang and not is_folder_unit(disk.unit):
             raise hang
         volume_in(disk.unit, disk.uuid).prepare()
     except StorageError as error:
