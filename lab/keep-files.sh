@@ -15,7 +15,9 @@ mount -t overlay -o "$layers" root "$folder/root"
 trap 'kill -TERM "$nspawn"' TERM
 status=133
 # nspawn ends with that when the node reboots, and with --keep-unit leaves it to others to start it.
-while [ "$status" = 133 ]; do
+# A node that loses its power has the file FOLDER/reset.
+while [ "$status" = 133 ] || [ -e "$folder/reset" ]; do
+    rm -f "$folder/reset"
     "$@" &
     nspawn=$! status=0
     wait "$nspawn" || status=$?

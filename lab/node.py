@@ -114,6 +114,17 @@ class Node(Machine):
             self._wait_down(init, timeout_s)
         self._wait_up(state, timeout_s)
 
+    def reset(self, *, timeout_s: float = BOOT_TIMEOUT_S) -> None:
+        """Have a node that was booted with `keeps_files` end at once, as by a loss of power, and
+        return when it is up again. Nothing in it hears of that. What it has written is all there:
+        its files are in this machine's memory.
+
+        Raises LabError when it does not get to `running`.
+        """
+        with self.rebooting(timeout_s=timeout_s):
+            (self.console.parent / "reset").touch()
+            os.kill(self.pid, signal.SIGKILL)
+
     def _wait_down(self, init: int, timeout_s: float) -> None:
         if not select.select([init], [], [], timeout_s)[0]:
             raise LabError(f"node {self.name} was not down {timeout_s:g} s after its reboot")

@@ -40,12 +40,13 @@ _DOMAIN_INIT = Path(__file__).with_name("xen-domain-init.sh")
 # What crc32 needs without saying so comes first.
 _DOM0_MODULES = ["crc32c_generic", "virtio_pci", "virtio_blk", "virtio_net", "ext4"]
 
-# With what Brine's packages depend on, so that a node can install them.
+# With what Brine's packages depend on, so that a node can install them, and what it keeps disks on
+# and copies them with. The same disk is booted without Xen, for guests of QEMU's.
 _PACKAGES = [
     *("systemd", "systemd-sysv", "dbus", "linux-image-amd64", "busybox-static"),
     *("iproute2", "nftables", "procps", "bash-completion"),
     *("python3", "python3-json-pointer", "python3-pyinotify", "python3-pyroute2"),
-    "python3-systemd",
+    *("python3-systemd", "kmod", "lvm2", "qemu-system-x86", "qemu-utils"),
 ]
 
 # Under emulation each unit takes a second or more: what a throw-away dom0 has no use for is left

@@ -1,4 +1,5 @@
-"""Throw-away nodes with a real Xen, which QEMU runs in software emulation.
+"""Throw-away nodes with a real Xen, or a Debian kernel of their own, which QEMU runs in software
+emulation.
 
 To boot one takes minutes. So that is done once: the state of a booted node is cached, and a node
 that is wanted goes on from there, in seconds. It maps the cached memory privately, so that it
@@ -7,6 +8,7 @@ begins at once, and so that several nodes share what none of them has changed.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import io
 import re
@@ -31,6 +33,8 @@ from lab.xen_image import XenImage, xen_image
 
 MEMORY_MIB = 2560
 DOM0_MEMORY_MIB = 768
+BARE_MEMORY_MIB = 1536
+"""Of a node without Xen."""
 
 BOOT_TIMEOUT_S = 1500.0
 RESUME_TIMEOUT_S = 300.0
@@ -52,6 +56,7 @@ _CPU = ["-cpu", "max,-smap,-rdtscp,-xsave", "-smp", "1"]
 _XEN = f"console=com1 com1=115200,8n1 dom0_mem={DOM0_MEMORY_MIB}M,max:{DOM0_MEMORY_MIB}M"
 # What is against attacks costs time, and so does cleaning all memory first.
 _XEN += " bootscrub=0 spec-ctrl=no,eager-fpu=1 xpti=no loglvl=error"
+_NO_XEN = "console=ttyS0 no_timer_check"
 _DOM0 = "console=hvc0 net.ifnames=0 mitigations=off audit=0 quiet systemd.service_watchdogs=no"
 
 # A domain that boots takes the one processor for minutes, and systemd and xl give up in dom0.
@@ -126,6 +131,27 @@ class XenNode(Machine):
         if reply.status:
             raise CommandError(f"tar on {self.name}", args, reply.status, "", str(reply.stderr))
 
+    def link(self, own: Path, other: Path) -> None:
+        """Give the node a second NIC, `eth1`, on a wire to another node that is told the same the
+        other way around.
+
+        :param own: where QEMU makes a socket, and `other` is where that of the other node does.
+        """
+        mac = hashlib.sha256(str(own).encode()).hexdigest()
+        ends = {"local": own, "remote": other}
+        addresses = {key: {"type": "unix", "path": str(path)} for key, path in ends.items()}
+        with Qmp(self._qmp, timeout_s=_START_TIMEOUT_S) as qemu:
+            qemu.command("netdev_add", type="dgram", id="wire", **addresses)
+            qemu.command(
+                "device_add",
+                driver="virtio-net-pci",
+                id="wire-nic",
+                netdev="wire",
+                romfile="",
+                mac=f"52:54:00:{mac[:2]}:{mac[2:4]}:{mac[4:6]}",
+            )
+        self.shell("until ip link set eth1 up; do sleep 0.5; done", timeout_s=RESUME_TIMEOUT_S)
+
     def save(self, devices: Path) -> None:
         """End the node so that it can go on later: what is not in its memory's file goes to one."""
         self.run(["sync"])
@@ -146,6 +172,18 @@ def boot_xen_node(release: str, *, state: Path | None = None) -> Iterator[XenNod
     """
     folder = state or _booted(release)
     with in_use(folder), _resumed(release, folder, keep=False) as node:
+        yield node
+
+
+@contextmanager
+def boot_without_xen(release: str) -> Iterator[XenNode]:
+    """The same node without Xen: what QEMU runs in it has KVM, which is emulated, and its kernel,
+    which is Debian's own, maps devices. It is gone when the context ends."""
+    require_commands("a node with its own kernel", ["qemu-system-x86_64"])
+    folder = xen_image(release).folder
+    with in_use(folder), _started(release, folder, keep=False, has_xen=False) as (node, qemu):
+        _wait_until_up(node, qemu, BOOT_TIMEOUT_S)
+        node.shell("modprobe -a kvm-amd dm-mod loop")
         yield node
 
 
@@ -201,17 +239,22 @@ def _resumed(release: str, folder: Path, *, keep: bool) -> Iterator[XenNode]:
 
 @contextmanager
 def _started(
-    release: str, folder: Path, *, keep: bool, resume: bool = False
+    release: str, folder: Path, *, keep: bool, resume: bool = False, has_xen: bool = True
 ) -> Iterator[tuple[XenNode, subprocess.Popen[bytes]]]:
     """Start QEMU on the files in `folder`, to which it writes only if it is to `keep` that."""
-    name = f"{release}-xen"
+    name = f"{release}-{'xen' if has_xen else 'kernel'}"
     image = XenImage(folder)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brine-xen-")))
         socket = scratch / "qmp"
         log = stack.enter_context((scratch / "qemu.log").open("wb"))
         qemu = subprocess.Popen(
-            [*ending_with_us(), *_qemu_args(image, socket, keep=keep, resume=resume)],
+            [
+                *ending_with_us(),
+                *("qemu-system-x86_64", "-accel", "tcg"),
+                *(_xen(image, keep=keep, resume=resume) if has_xen else _bare_kernel(image)),
+                *_devices(image, socket, keep=keep),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -237,18 +280,32 @@ def _started(
         yield XenNode(name, address_file, socket), qemu
 
 
-def _qemu_args(image: XenImage, qmp: Path, *, keep: bool, resume: bool) -> list[str | Path]:
+def _xen(image: XenImage, *, keep: bool, resume: bool) -> list[str | Path]:
+    """QEMU's processor, memory and what is booted."""
     share = "on" if keep else "off"
-    snapshot = "off" if keep else "on"
     memory = f"memory-backend-file,id=ram,size={MEMORY_MIB}M,mem-path={image.folder / _RAM}"
     return [
-        "qemu-system-x86_64",
-        *("-accel", "tcg", *_CPU, "-m", f"{MEMORY_MIB}M"),
+        *(*_CPU, "-m", f"{MEMORY_MIB}M"),
         *("-object", f"{memory},share={share}", "-machine", "pc,memory-backend=ram"),
-        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
-        *("-serial", f"file:{qmp.with_name('console')}"),
         *("-kernel", image.hypervisor, "-append", _XEN),
         *("-initrd", f"{image.kernel} {_DOM0},{image.initramfs}"),
+        *(("-incoming", "defer") if resume else ()),
+    ]
+
+
+def _bare_kernel(image: XenImage) -> list[str | Path]:
+    """The same without Xen."""
+    return [
+        *("-cpu", "qemu64,+svm,+npt", "-smp", "2", "-m", f"{BARE_MEMORY_MIB}M"),
+        *("-kernel", image.kernel, "-append", f"{_DOM0} {_NO_XEN}", "-initrd", image.initramfs),
+    ]
+
+
+def _devices(image: XenImage, qmp: Path, *, keep: bool) -> list[str | Path]:
+    snapshot = "off" if keep else "on"
+    return [
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-serial", f"file:{qmp.with_name('console')}"),
         "-drive",
         f"if=none,id=disk,file={image.disk},format=raw,cache=unsafe,snapshot={snapshot}",
         *("-device", "virtio-blk-pci,drive=disk"),
@@ -256,7 +313,6 @@ def _qemu_args(image: XenImage, qmp: Path, *, keep: bool, resume: bool) -> list[
         f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:0-:{_AGENT_PORT}",
         *("-device", "virtio-net-pci,netdev=net,romfile="),
         *("-qmp", f"unix:{qmp},server=on,wait=off"),
-        *(("-incoming", "defer") if resume else ()),
     ]
 
 

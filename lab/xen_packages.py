@@ -15,7 +15,8 @@ from lab.command import Arguments, run_command
 from lab.images import node_image
 from lab.xen_node import XenNode
 
-PARTS = ("common", "config", "kvmd", "hotplug", "storage", "instance", "lifecycle", "watcher")
+PARTS = [*("common", "config", "confd", "kvmd", "hotplug", "storage", "instance", "lifecycle")]
+PARTS += ["watcher", "moves"]
 """The packages that instances need; their dependencies are there."""
 
 # Of the tree alone: its own accounts, and dpkg's records of packages that the Xen node has not.
