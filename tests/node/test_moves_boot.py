@@ -26,6 +26,11 @@ from node.instance_on_node import IDLE, SMALLEST, info
 
 HELD = "/run/brine/unasked"
 CLAIMS = "brine-claims.service"
+START_ALL = "brine-instances.service"
+_SLOW = """\
+[Service]
+ExecStartPost=/bin/sh -c 'while [ -e /run/slow ]; do sleep 0.1; done'
+"""
 _SSCONF = Path("/var/lib/brine/ssconf")
 _NETWORK = """\
 [Service]
@@ -119,22 +124,32 @@ def test_a_booted_node_asks_first(release: str, packages: list[Path]) -> None:
         # No candidate answers, and none may start without that.
         master.run(["systemctl", "stop", SERVICE])
         node.write("/etc/brine/moves.toml", 'start_unasked = "none"\nask_timeout = 3\n')
+        node.write(f"/etc/systemd/system/{START_ALL}.d/slow.conf", _SLOW)
         node.reboot(timeout_s=300)
         found = info(node, "stays")
         assert (found["status"], found["oper_state"]) == ("ERROR_down", "down")
-        assert "no master candidate has answered" in found["why"]
+        assert "start_unasked" in found["why"]
         told = node.journal("--boot=0", "BRINE_EVENT=held-back")
         assert "stays" in {one["BRINE_INSTANCE"] for one in told}
         node.run(["systemctl", "is-active", "brine-claims.timer"])
         assert node.run(["brine", "instance", "start", "stays"], check=False).returncode == 1
 
-        # It goes on asking, and starts it once it is answered.
+        # It goes on asking, and starts it once it is answered: also where the start of others is
+        # underway, which has passed by what was held back.
+        node.write("/run/slow", "")
+        node.run(["systemctl", "start", "--no-block", START_ALL])
+        wait_for(
+            "the start of all to take long",
+            lambda: "start-post" in node.run(["systemctl", "show", START_ALL]).stdout,
+            timeout_s=60,
+        )
         start_confd(master)
         wait_for(
             "the instance to start",
             lambda: info(node, "stays")["status"] == "running",
             timeout_s=300,
         )
+        node.path("/run/slow").unlink()
         assert info(node, "moved")["status"] == "elsewhere"
         timer = node.run(["systemctl", "is-active", "brine-claims.timer"], check=False).stdout
         assert timer == "inactive\n"

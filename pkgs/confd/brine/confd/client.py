@@ -225,7 +225,12 @@ class Result:
     @property
     def enough(self) -> bool:
         """Whether so many could answer that the newest is likely to be the cluster's newest."""
-        return 0 < self.needed <= sum(not one.is_failure for one in self.replies)
+        return 0 < self.needed <= self.able
+
+    @property
+    def able(self) -> int:
+        """How many could look for an answer."""
+        return sum(not one.is_failure for one in self.replies)
 
     @property
     def newest(self) -> PeerReply | None:
@@ -628,7 +633,12 @@ class ConfdClient:
             return exchange.run(len(asked) if patient else needed_replies(len(asked)), timeout_s)
 
     def ask(
-        self, question: Question[T], *, coverage: int | None = None, timeout_s: float = TIMEOUT_S
+        self,
+        question: Question[T],
+        *,
+        coverage: int | None = None,
+        at_least: int = 1,
+        timeout_s: float = TIMEOUT_S,
     ) -> T:
         """The newest answer to one of :mod:`brine.confd.questions`; see :meth:`Result.decoded`.
 
@@ -637,9 +647,14 @@ class ConfdClient:
             ip = client.ask(questions.node_ip_of_instance_ip("198.51.100.7"))
 
         :param coverage: how many peers to ask; see :meth:`query`.
+        :param at_least: so many must be able to answer; the newest answer of fewer does not count.
         :param timeout_s: how long to wait at most, in seconds.
-        :raises NoAnswerError: if no peer answered.
+        :raises NoAnswerError: if no peer answered, or fewer than that.
         :raises ConfdError: if the newest answer is an error, or has another shape.
         """
         result = self.query(question.type, question.query, coverage=coverage, timeout_s=timeout_s)
+        if 0 < result.able < at_least:
+            text = f"{result.able} of {len(result.asked)} peers answered, and {at_least} are needed"
+            silent = ", ".join(f"{peer} {why}" for peer, why in result.silences.items())
+            raise NoAnswerError(f"{text}: {silent}" if silent else text)
         return result.decoded(question)

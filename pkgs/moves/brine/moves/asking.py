@@ -1,9 +1,10 @@
 """``brine node ask``: a node asks whose its instances are, before it starts any of them.
 
 brine-claims.service asks before others start instances. Its first step makes the file of what is
-held back: all instances are, until the answer. What is another node's is set aside. If no candidate
-answers, instances stay held back whose disks another node could have. A timer asks again, also if
-this was killed at any step. What was released once is not held back again before the next boot.
+held back: all instances are, until the answer. What is another node's is set aside. If too few
+candidates answer, instances stay held back whose disks another node could have. A timer asks again,
+also if this was killed at any step. What was released once is not held back again before the next
+boot.
 
 An instance whose spec has no claim is never held back or set aside: as before there were claims,
 this node runs it because it has its spec.
@@ -44,7 +45,7 @@ _OTHER_DRIVES = (
     *("drive", "blockdev", "hda", "hdb", "hdc", "hdd", "device", "virtfs", "fsdev"),
     *("pflash", "mtdblock", "sd", "readconfig"),
 )
-_NO_ANSWER = "no master candidate has answered whose it is"
+_NO_ANSWER = "too few master candidates have answered whose it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def others_among(specs: Sequence[Spec], answers: Answers) -> list[tuple[Spec, Cl
 
 
 def why_held(spec: Spec, start_unasked: str, storage: Callable[[], Storage]) -> str | None:
-    """Why an instance must not start while no candidate has answered; None if it may."""
+    """Why an instance must not start while too few candidates have answered; None if it may."""
     if start_unasked == Unasked.ALL or not spec.claim_serial:
         return None
     if start_unasked == Unasked.NONE:
@@ -196,9 +197,10 @@ def _hold_back(held: Mapping[str, str]) -> None:
 
 def _go_on(*, asks_again: bool, is_released: bool) -> None:
     """Have the timer ask again, or no more, and systemd start what was held back: the start of all
-    instances when the node boots comes after the first question only."""
+    instances when the node boots comes after the first question only. One that is underway has
+    passed by what was held back, and would be all that a further start gets: it begins anew."""
     jobs = [("start" if asks_again else "stop", TIMER)]
-    jobs += [("start", START_ALL)] * is_released
+    jobs += [("restart", START_ALL)] * is_released
     for verb, unit in jobs:
         command = ["systemctl", "--quiet", "--no-block", verb, "--", unit]
         with suppress(OSError):  # without systemd, none runs

@@ -24,6 +24,7 @@ from brine.confd.keys import find_keys
 from brine.confd.protocol import ErrorCode
 from brine.confd.questions import Question
 from brine.confd.settings import ConfdSettings
+from brine.config.model import Configuration
 from brine.config.store import read_configuration
 from brine.instance.from_config import claim_of
 from brine.instance.store import is_this_node
@@ -56,23 +57,14 @@ class Candidates:
         is_in_cluster = bool(text_of(ssconf)) or settings.config_file.exists()
         return cls(settings) if is_in_cluster and settings.key_file.exists() else None
 
-    def others(self) -> list[str]:
-        """The addresses of those that are not this node. Its own copy of the configuration may be
-        as old as its last shutdown.
-
-        :raises ConfdError: if the candidates can't be found out.
-        """
-        found = find_peers(ssconf_dir=paths.SSCONF_DIR, config_file=self._settings.config_file)
-        own = _own_addresses()
-        return [one for one in found if one not in own and not is_own_address(parse_peer(one).host)]
-
     def claims_on(self, node: OwnNode, specs: Sequence[Spec], *, timeout_s: float) -> Answers:
-        """Whose instances are, as the newest of the candidates' configurations has it.
+        """Whose instances are, as the newest configuration of most candidates has it: one that was
+        down when the configuration changed may answer first.
 
         :param node: this node.
         :param timeout_s: how long all questions may take. The network may not be up yet, or the
             candidates may be booting, too.
-        :raises BrineError: if none has answered by then.
+        :raises BrineError: if too few have answered by then.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -85,29 +77,46 @@ class Candidates:
             time.sleep(_PAUSE_S)
 
     def _claims_once(self, node: OwnNode, specs: Sequence[Spec], deadline: float) -> Answers:
-        if not (peers := self.others()):
-            claims = self._own_claims(node)
-            return {one.uuid: claims.get(one.uuid) for one in specs}
         settings = self._settings
+        found = find_peers(ssconf_dir=paths.SSCONF_DIR, config_file=settings.config_file)
+        own = _own_addresses()
+        peers = [
+            one for one in found if one not in own and not is_own_address(parse_peer(one).host)
+        ]
+        copy = self._own_copy() if len(peers) < len(found) else None
+        if not peers:
+            return _claims_in(copy, node, specs)
+        # Its own copy may be as old as its last shutdown, and is one of the candidates' all the
+        # same: of most of them, one has each change.
+        needed = len(found) // 2 + 1 - (copy is not None)
         keys = find_keys(settings.key_file, settings.previous_key_file, {})
         client = ConfdClient(peers, [one.secret for one in keys], port=settings.port)
-        return _Question(client, node, deadline).claims_of(specs)
+        question = _Question(client, node, deadline, min(needed, len(peers)))
+        if copy and copy.serial_no > question.newest_serial():
+            return _claims_in(copy, node, specs)
+        return question.claims_of(specs)
 
-    def _own_claims(self, node: OwnNode) -> dict[str, Claim]:
-        """Of the instances that are other nodes', by the configuration of the only candidate: no
-        other node can have changed it."""
+    def _own_copy(self) -> Configuration | None:
+        """The configuration that this candidate has; None if it can't be used."""
         try:
-            configuration = read_configuration(str(self._settings.config_file))
+            return read_configuration(str(self._settings.config_file))
         except BrineError as error:
-            warn(f"the configuration of this only candidate can't be used: {error}")
-            return {}
-        if node.uuid not in configuration.nodes:
-            return {}
-        return {
+            warn(f"the configuration of this candidate can't be used: {error}")
+            return None
+
+
+def _claims_in(
+    configuration: Configuration | None, node: OwnNode, specs: Sequence[Spec]
+) -> Answers:
+    """The claims of instances in a candidate's own configuration, if it is the newest."""
+    claims = dict[str, Claim]()
+    if configuration and node.uuid in configuration.nodes:
+        claims = {
             uuid: claim_of(configuration, one)
             for uuid, one in configuration.instances.items()
             if one.primary_node != node.uuid and one.primary_node in configuration.nodes
         }
+    return {one.uuid: claims.get(one.uuid) for one in specs}
 
 
 def _own_addresses() -> frozenset[str]:
@@ -123,13 +132,24 @@ def _left(deadline: float) -> float:
 
 class _Question:
     """One question for the instances of this node. If the answer is too large, or for an instance
-    that is not among them, one for each instance."""
+    that is not among them, one for each instance.
 
-    def __init__(self, client: ConfdClient, node: OwnNode, deadline: float) -> None:
+    :param needed: so many candidates must be able to answer.
+    """
+
+    def __init__(self, client: ConfdClient, node: OwnNode, deadline: float, needed: int) -> None:
         self._client = client
         self._node = node
         self._deadline = deadline
+        self._needed = needed
         self._names = dict[str, str | None]()
+
+    def newest_serial(self) -> int:
+        """The serial number of the newest configuration."""
+        found = self._ask(questions.config("/serial_no"))
+        if type(found) is not int:
+            raise ConfdError("the configuration has no serial_no")
+        return found
 
     def claims_of(self, specs: Sequence[Spec]) -> Answers:
         found = dict[str, Claim | None]()
@@ -175,7 +195,12 @@ class _Question:
 
     def _ask(self, question: Question[T]) -> T:
         timeout_s = min(_ATTEMPT_S, max(_left(self._deadline), _LEAST_S))
-        return self._client.ask(question, timeout_s=timeout_s)
+        return self._client.ask(
+            question,
+            coverage=len(self._client.peers),
+            at_least=self._needed,
+            timeout_s=timeout_s,
+        )
 
 
 def _in(data: Any, key: str) -> str:

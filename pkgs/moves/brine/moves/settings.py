@@ -13,7 +13,7 @@ from brine.common.settings import load, setting
 
 
 class Unasked(StrEnum):
-    """The instances that start while no candidate has said whose they are."""
+    """The instances that start while too few candidates have said whose they are."""
 
     LOCAL = "local"
     ALL = "all"
@@ -25,7 +25,7 @@ class MovesSettings:
     """The settings of a node's moves, each with its default."""
 
     start_unasked: str = setting(Unasked.LOCAL.value, choices=tuple(Unasked))
-    """Which instances start while no master candidate answers: those whose disks no other node
+    """Which instances start while too few master candidates answer: those whose disks no other node
     could have, all, or none."""
 
     ask_timeout: int = setting(10, minimum=1, maximum=120)
