@@ -4,6 +4,7 @@ goes on after a kill before and after each of its acts."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -14,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from brine.common import paths
+from brine.common import operation, paths
 from brine.instance import store
 from brine.instance.claims import has_seen, note_claim, note_of
 from brine.moves import channel, keys, leaving, records, source_service
 from brine.moves.migration import MoveOptions, QemuGoneError
 from brine.moves.outgoing import Outgoing
 from brine.moves.records import MoveRecord
-from brine.moves.source import SourceAct, SourceMove, SourceStep
+from brine.moves.source import SourceAct, SourceMove, SourceStep, TargetWord
 from brine.moves.source_service import SourceWork
 from brine.moves.talk import Listener, Topic
 from brine.vm.claim import Claim
@@ -313,6 +314,40 @@ def test_the_target_goes_away_for_good(make: Any, monkeypatch: pytest.MonkeyPatc
     world.go_all_the_way()
     assert not world.is_given()
     assert pair.running() == [pair.a]
+    pair.never_two()
+
+
+def test_where_nothing_can_be_recorded_the_guest_does_not_stand_still_for_long(
+    make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full once the target holds all. The guest goes on here, and whatever happens
+    then, it is never given away."""
+    monkeypatch.setattr(source_service, "PATIENCE_S", 1.0)
+    world = make()
+    pair = world.pair
+    world.work(has_nothing_to_do)
+    world.asks(SourceStep.HAND_OVER)
+    world.work(lambda work: work._word is TargetWord.HELD)
+
+    def full(file: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "write_whole", full)
+        patched.setattr(operation, "write_whole", full)
+        world.work(lambda _work: pair.running() == [pair.a])
+        assert is_counting(pair.a)
+        record = world.record
+        assert record
+        assert record.as_source().error == ""
+        world.work(lambda work: work._status.act == SourceAct.FAIL.name)  # a new process
+        assert not world.is_given()
+    assert any("No space left" in one.message for one in caplog.records)
+    world.go_all_the_way()
+    assert not world.is_given()
+    assert world.record is None
+    assert pair.running() == [pair.a]
+    assert Topic.GO not in world.target.told
     pair.never_two()
 
 

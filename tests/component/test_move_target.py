@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -217,6 +218,30 @@ def test_a_qemu_that_can_not_run_the_guest_is_given_up(
     assert store.load(NAME).claim_serial == 2
     assert world.told({"told": "cleared"}) == {"word": "done"}
     assert records.counts() == MoveCounts(in_done=1)
+
+
+def test_a_qemu_that_hangs_is_the_administrators(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may run the guest. What to do is told, and once it is done, the guest starts."""
+    world.pair.run("await_received")
+    assert world.told(BRING)["word"] == "held"
+    assert world.told(HOLD)["word"] == "held"
+    record = records.find(NAME)
+    assert record
+    target_service._decided(record, target_service.Fate.TAKE)
+    monkeypatch.setattr(target_service, "_RETRY_S", 0.0)
+    assert world.pair.b.process
+    world.pair.b.process.send_signal(signal.SIGSTOP)
+    assert world.step()
+    (told,) = [one.message for one in caplog.records if "hangs" in one.message]
+    assert f"systemctl kill --signal=KILL brine-instance@{NAME}.service" in told
+    status = records.read_status(NAME, MOVE_ID)
+    assert status
+    assert status.fault == told
+    world.pair.b.kill()
+    assert world.step()
+    assert world.started == [NAME]
 
 
 def test_what_comes_along_has_to_come_before_the_claim(world: World) -> None:

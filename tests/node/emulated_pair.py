@@ -67,7 +67,7 @@ def boot_emulated_pair(
                 f"mkdir {UNIT}; truncate --size={GROUP_MIB[name]}M /srv/group"
                 f"; modprobe -a dm-mod loop; {make}; systemctl start brine-kvmd.path"
             )
-            node.run(["brine", "storage", "create", "file", UNIT], timeout_s=LONGEST_S)
+            node.write("/etc/brine/storage.toml", f'directories = ["{UNIT}"]\n')
         yield Pair(found, step_s=LONGEST_S)
 
 

@@ -119,7 +119,6 @@ def test_a_file_moves_to_a_group_and_back(pair: Pair[XenNode]) -> None:
     n1.run(["brine", "disk", "move", NAME, "data", "--to", UNIT], timeout_s=LONGEST_S)
     n1.run(["brine", "instance", "start", NAME], timeout_s=LONGEST_S)
     checksum = run_inside(n1, NAME, "sha256sum </dev/vda")
-    n2.run(["brine", "storage", "remove", "file", UNIT])
     n2.write("/etc/brine/storage.toml", f'default_unit = "{GROUP}"\n')
     check_done(pair, pair.move("n1", "n2", 5))
     runs_alone(pair, "n2")

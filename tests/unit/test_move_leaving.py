@@ -355,7 +355,7 @@ def test_what_is_removed_is_what_was_copied(
     assert removed == [own.uuid]
 
 
-def test_on_a_full_disk_a_move_goes_neither_on_nor_back(
+def test_on_a_full_disk_a_move_of_a_guest_that_is_off_goes_neither_on_nor_back(
     node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The process stays, and says what it waits for."""

@@ -192,7 +192,9 @@ class SourceWork:
         is_late = time.monotonic() - self._faulty_since > PATIENCE_S
         is_final = (isinstance(error, MoveError) or is_late) and not self.move.error
         if is_final and not records.is_given(self.record):
-            self._try_to_fail(text.removeprefix(f"{self.record.name}: "))
+            reason = text.removeprefix(f"{self.record.name}: ")
+            if not self._try_to_fail(reason) and is_late:
+                self._run_on(reason)
             return
         time.sleep(_RETRY_S)
 
@@ -203,14 +205,28 @@ class SourceWork:
         self._faulty_since = None
         self._warned.clear()
 
-    def _try_to_fail(self, error: str) -> None:
-        """Record that the move goes back, if that can be recorded now. Until then, such as while a
-        disk is full, the guest stays as it is."""
+    def _try_to_fail(self, error: str) -> bool:
+        """Record that the move goes back, if that can be recorded now; returns whether it is. Until
+        then, such as while a disk is full, the guest stays as it is."""
         try:
             self._fail(error)
         except OperationError as fault:
-            self._warn(str(fault))
+            self._warn(f"{fault}; until there is room, the move goes neither on nor back")
             time.sleep(_RETRY_S)
+            return False
+        return True
+
+    def _run_on(self, error: str) -> None:
+        """Have a guest that stands still run on here, though it can't be recorded that the move
+        goes back. No process gives it away after that: each sees that it runs on, or, if the node
+        has lost its power since, that it has ended. The target takes nothing that is not given."""
+        try:
+            view = self.view()
+            if source.source_act(replace(self.move, error=error), view).act is SourceAct.RESUME:
+                self._resume(view)
+                log.warning("%s", printable(f"{self.record.name}: runs on here: {error}"))
+        except (BrineError, OSError) as fault:
+            self._warn(str(fault))
 
     def _warn(self, text: str) -> None:
         """Tell a fault, and log it if it is a new one."""

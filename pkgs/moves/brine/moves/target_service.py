@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from brine.common.errors import BrineError, printable
-from brine.common.qmp.wire import QmpCommandError
+from brine.common.qmp.wire import QmpCommandError, QmpTimeoutError
 from brine.common.systemd import ServiceManager
 from brine.instance import store
 from brine.instance.awaited import has_arrived
@@ -185,6 +185,10 @@ class TargetWork:
         """A fault of the preparation is final: the master hears of it, and drops the move. What
         follows a drop or the claim is tried until it is done."""
         hint = getattr(error, "hint", None)
+        if isinstance(error, QmpTimeoutError) and self._fate() is Fate.TAKE:
+            # It may run the guest: nobody but an administrator ends it.
+            kill = f"systemctl kill --signal=KILL brine-instance@{self.name}.service"
+            hint = f"the guest is this node's, and its QEMU hangs: {kill} has it start anew"
         text = f"{error}; {hint}" if hint else str(error)
         self._warn(text)
         is_final = not self.move.is_prepared and self._fate() is None
