@@ -17,8 +17,8 @@ if [ -e "$folder/fault-$1" ]; then
     cat "$folder/fault-$1" >&2
     exit 1
 fi
-if [ "$1" = list ]; then
-    cat "$folder/list"
+if [ "$1" = list ] || [ "$1" = info ]; then
+    cat "$folder/$1"
 elif [ "$1" = shutdown ] && [ ! -e "$folder/deaf" ]; then
     awk -v ended="$2" '$2 == ended { $5 = "---s--"; $8 = "0" } { print }' "$folder/list" \\
         >"$folder/left"
@@ -60,6 +60,11 @@ class ScriptedXl:
         code = "-" if reason is None else f"{reason:x}"
         with (self._folder / "list").open("a") as file:
             file.write(f"{name}  {number}  64  1  {state}  {cpu_s} {uuid}  {code}  -\n")
+
+    def memory(self, total_mib: int, free_mib: int) -> None:
+        """Have Xen have this memory."""
+        rows = f"total_memory           : {total_mib}\nfree_memory            : {free_mib}\n"
+        (self._folder / "info").write_text(f"host                   : n1\n{rows}")
 
     def be_deaf(self) -> None:
         """Have no guest do what it is told."""

@@ -176,6 +176,15 @@ def test_what_the_other_node_lacks(
     assert "n2" in one.why
 
 
+def test_a_domain_needs_a_node_with_xen_and_no_qemu() -> None:
+    movee = Movee(web1(hypervisor="xen-pvh"))
+    faults = {"cpu": None, "cpu_fault": "no such program"}
+    assert ids(obstacles_at(movee, node("n1"), node(**faults))) == [("xen", False)]
+    found = obstacles_at(movee, node("n1"), node(**faults, unfit=("Xen does not run",)))
+    assert ids(found) == [("xen", False), ("unfit", True)]
+    assert found[1].why == "on n2: Xen does not run"
+
+
 def test_snapshots_that_move_along_need_space() -> None:
     movee = Movee(web1(), overlays_mib={DISK["uuid"]: 24})
     there = node(units={"/srv": UnitFacts(free_mib=1023)})

@@ -245,3 +245,15 @@ def test_of_what_is_no_fault_nothing_is_said() -> None:
     assert (
         fault_in(["Parsing config from /a.cfg", "Waiting for domain web1 (domid 1) to die"]) is None
     )
+
+
+def test_the_memory_is_xens_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool, hypervisor = ScriptedXl(tmp_path, monkeypatch), tmp_path / "type"
+    monkeypatch.setattr(xl, "_HYPERVISOR", hypervisor)
+    assert xl.memory() is None
+    hypervisor.write_text("xen\n")
+    tool.memory(8191, 5120)
+    assert xl.memory() == (8191, 5120)
+    tool.refuse("info", "libxl: error: no such Xen\n")
+    with pytest.raises(XlError):
+        xl.memory()

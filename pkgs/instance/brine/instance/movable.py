@@ -108,7 +108,13 @@ def obstacles_at(movee: Movee, here: NodeFacts, there: NodeFacts) -> list[Obstac
     own = [one for one in obstacles(movee) if one.id is not ObstacleId.CPU]
     parts = (_of_qemu, _of_cpu) if not movee.spec.is_xen() else ()
     other = [found for part in parts for found in part(movee.spec, here, there)]
-    return [*own, *other, *_of_links(movee.spec, there), *_of_space(movee, there)]
+    return [
+        *own,
+        *_of_unfit(there),
+        *other,
+        *_of_links(movee.spec, there),
+        *_of_space(movee, there),
+    ]
 
 
 def disks_on_network(disks: Iterable[Disk], mounts: str) -> set[str]:
@@ -176,10 +182,13 @@ def _of_devices(movee: Movee) -> Iterator[Obstacle]:
 # At the other node.
 
 
+def _of_unfit(there: NodeFacts) -> Iterator[Obstacle]:
+    for fault in there.unfit:
+        yield Obstacle(ObstacleId.UNFIT, printable(f"on {there.node}: {fault}"), cold=True)
+
+
 def _of_qemu(spec: Spec, _here: NodeFacts, there: NodeFacts) -> Iterator[Obstacle]:
     cpu, node = there.cpu, there.node
-    for fault in there.unfit:
-        yield Obstacle(ObstacleId.UNFIT, printable(f"on {node}: {fault}"), cold=True)
     if cpu is None:
         fault = there.cpu_fault or "its QEMU is not known"
         yield Obstacle(ObstacleId.QEMU, printable(f"on {node}: {fault}"), cold=True)

@@ -22,6 +22,9 @@ from brine.instance.kvm.processor import (
 from brine.instance.kvm.resources import check_node
 from brine.instance.kvm.uefi import find_uefi
 from brine.instance.usage import memory_of_node
+from brine.instance.xen import xl
+from brine.instance.xen.config import kernel_of
+from brine.instance.xen.xl import XlError
 from brine.storage.commands import VOLUME_TYPES
 from brine.vm.spec import UEFI, Spec, known_part, parse
 
@@ -89,14 +92,20 @@ def facts_of(qemu: str, spec: Spec | None, faults: list[BrineError]) -> NodeFact
         except ProcessorError as error:
             cpu_fault = str(error)
     memory = memory_of_node()
+    memory_mib, available_mib = memory.total // _MIB, memory.available // _MIB
+    try:
+        if of_xen := xl.memory():
+            memory_mib, available_mib = of_xen
+    except XlError as error:
+        faults.append(error)
     noted = noted_node()
     return NodeFacts(
         node=noted.name if noted else os.uname().nodename,
         version=__version__,
         cpu=cpu,
         cpu_fault=cpu_fault,
-        memory_mib=memory.total // _MIB,
-        memory_available_mib=memory.available // _MIB,
+        memory_mib=memory_mib,
+        memory_available_mib=available_mib,
         huge_pages_free_mib=memory.huge_pages_free // _MIB,
         links=_links(faults),
         units=_units(faults),
@@ -132,6 +141,7 @@ def _units(faults: list[BrineError]) -> dict[str, UnitFacts]:
 def _faults_of(spec: Spec) -> Iterator[str]:
     """Why an instance could not start here, beside all that the facts have."""
     if spec.is_xen():
+        yield from _faults_of_domain(spec)
         return
     try:
         check_node(spec)
@@ -145,6 +155,14 @@ def _faults_of(spec: Spec) -> Iterator[str]:
     address = spec.vnc_bind
     if address and not address.startswith("/") and not _is_here(address):
         yield f"VNC listens at {address}, which is not there"
+
+
+def _faults_of_domain(spec: Spec) -> Iterator[str]:
+    if not xl.runs():
+        yield "Xen does not run"
+    for path in filter(None, (kernel_of(spec), spec.initrd, *spec.cdroms)):
+        if not os.path.exists(path):
+            yield f"{path}: there is no such file"
 
 
 def _is_here(address: str) -> bool:

@@ -164,6 +164,8 @@ def announce_routes(name: str) -> None:
 
 def _routed(name: str) -> list[Vif]:
     try:
+        if store.load(name).is_xen():
+            return []  # the start of its domain has made them
         spec = devices_now(name).now
     except BrineError as error:
         warn(f"{name}: its NICs: {error}", program=_PROGRAM)

@@ -12,9 +12,11 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from brine.common.errors import BrineError, install_hint, printable
+from brine.common.files import text_of
 from brine.common.process import run_bounded
 from brine.vm.end import DomainEnd
 
@@ -33,6 +35,8 @@ _ROW = re.compile(
 _HEADING = re.compile(r"Name\s+ID\s")
 _NO_NAME = "(null)"
 _NO_REASON = 0xFFFFFFFF
+_INFO_ROW = re.compile(r"^(\w+) *: (.*)$", re.MULTILINE)
+_HYPERVISOR = Path("/sys/hypervisor/type")
 _DOM0 = 0
 _TIMEOUT_S = 30.0
 _DESTROY_TIMEOUT_S = 120.0  # its devices are taken back, by scripts
@@ -40,6 +44,13 @@ _DESTROY_TIMEOUT_S = 120.0  # its devices are taken back, by scripts
 
 class XlError(BrineError):
     """Xen could not be asked, or refused."""
+
+
+class XenMemory(NamedTuple):
+    """The memory of Xen's, in MiB: all, and what new domains can get."""
+
+    total_mib: int
+    free_mib: int
 
 
 class ShutdownReason(IntEnum):
@@ -245,6 +256,23 @@ def domains() -> Listing:
 def domain_of(uuid: str) -> Domain | None:
     """The present domain with a UUID."""
     return domains().domain_of(uuid)
+
+
+def runs() -> bool:
+    """Whether Xen runs, and can be told to make domains."""
+    return text_of(_HYPERVISOR) == "xen" and bool(shutil.which(PROGRAM, path=_path()))
+
+
+def memory() -> XenMemory | None:
+    """The memory that Xen has; None where it does not run. What the node's own kernel has is that
+    of the first domain."""
+    if not runs():
+        return None
+    rows = dict(_INFO_ROW.findall(_xl("info")))
+    try:
+        return XenMemory(int(rows["total_memory"]), int(rows["free_memory"]))
+    except (KeyError, ValueError):
+        raise XlError("xl info: does not tell the memory") from None
 
 
 def ask_shutdown(number: int, *, timeout_s: float) -> None:
