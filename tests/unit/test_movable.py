@@ -178,7 +178,7 @@ def test_what_the_other_node_lacks(
 
 def test_a_domain_needs_a_node_with_xen_and_no_qemu() -> None:
     movee = Movee(web1(hypervisor="xen-pvh"))
-    faults = {"cpu": None, "cpu_fault": "no such program"}
+    faults: dict[str, Any] = {"cpu": None, "cpu_fault": "no such program"}
     assert ids(obstacles_at(movee, node("n1"), node(**faults))) == [("xen", False)]
     found = obstacles_at(movee, node("n1"), node(**faults, unfit=("Xen does not run",)))
     assert ids(found) == [("xen", False), ("unfit", True)]

@@ -219,6 +219,7 @@ class ReceivedOffer:
                 except BrineError as error:
                     yield f"NIC {nic.mac}: {error}"
         there = {disk.uuid: disk for disk in spec.disks}
+        sizes = {one.uuid: one.size for one in self.copied()}
         for uuid, unit in units.items():
             if uuid not in there:
                 yield f"its spec has no disk {uuid}: it was redefined since its start"
@@ -226,6 +227,10 @@ class ReceivedOffer:
             if not (self.is_live or is_folder_unit(unit) or there[uuid].format == "raw"):
                 yield f"{unit}: has no {there[uuid].format} images, and it is copied as it is"
             try:
+                found = unit_with_volumes(unit).allocated(sizes[uuid])
+                if found != sizes[uuid]:
+                    text = f"{unit}: a disk of {sizes[uuid]} bytes has {found} there"
+                    yield f"{text}: brine disk grow gives it as many before"
                 status = volume_in(unit, uuid).status()
                 if status.status is not UnitStatus.MISSING:
                     yield f"{status.path}: is there already"

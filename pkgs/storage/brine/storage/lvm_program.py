@@ -15,7 +15,9 @@ PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 AS_JSON = ("--reportformat", "json", "--units", "b", "--nosuffix", "--binary")
 
 _REPORTED = {
-    "vg": "vg_name,vg_uuid,vg_size,vg_free,vg_partial,vg_exported,vg_missing_pv_count",
+    "vg": (
+        "vg_name,vg_uuid,vg_size,vg_free,vg_extent_size,vg_partial,vg_exported,vg_missing_pv_count"
+    ),
     "pv": "pv_name,pv_uuid,pv_size,pv_free,pv_allocatable,pv_missing,pv_exported,vg_uuid,vg_name",
     # What the report would otherwise have of all that it knows.
     "lv": "lv_uuid",

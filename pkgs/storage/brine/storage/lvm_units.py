@@ -82,9 +82,16 @@ class LvmPv(_LvmUnit):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LvmVg(_LvmUnit):
-    """A volume group. Its free space is that of the physical volumes that are allocatable."""
+    """A volume group. Its free space is that of the physical volumes that are allocatable.
+
+    :param extent: a volume has a multiple of so many bytes.
+    """
 
     type: ClassVar[str] = "lvm-vg"
+    extent: int
+
+    def allocated(self, size: int) -> int:
+        return -(-size // self.extent) * self.extent
 
     @classmethod
     def list(cls) -> Sequence[Self]:
@@ -113,6 +120,7 @@ class LvmVg(_LvmUnit):
             name=name,
             size=size,
             used=size - int(row["vg_free"]),
+            extent=int(row["vg_extent_size"]),
             free=sum(int(one["pv_free"]) for one in usable),
             allocatable=not why,
             status=status,

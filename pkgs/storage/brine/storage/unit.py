@@ -79,6 +79,10 @@ class StorageUnit(ABC):
         """Whether a name that a person gave is the unit's."""
         return self.name == name
 
+    def allocated(self, size: int) -> int:
+        """The bytes that a new volume of a size has."""
+        return size
+
     def refuse_without_room(self, size: int) -> None:
         """Refuse new volumes of so many bytes, if it can't have them.
 
