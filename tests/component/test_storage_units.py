@@ -104,6 +104,7 @@ def test_free_space_of_a_volume_group_is_that_of_its_allocatable_volumes(
         "allocatable": True,
         "status": "ok",
         "why": "",
+        "extent": 4 * MIB,
     }
     assert (found[third]["allocatable"], found[third]["status"]) == (False, "ok")
     assert "no volume group" in found[third]["why"]
