@@ -37,7 +37,6 @@ _TREE = Path(__file__).parents[2]
 _PROGRAMS = ["qemu-system-x86_64", "nsenter", "mount", "mkdir", "bash", "setpriv", "losetup"]
 _PROGRAMS += ["lvm", "dmsetup", "qemu-img", "qemu-io", "mke2fs", "e2fsck", "debugfs", "umount"]
 _PROGRAMS += ["cat", "mv"]  # of the scripted systemctl
-_PROGRAMS += ["qemu-nbd", "sha256sum"]
 # What is left out was left out before: the tests are named.
 _PYTEST = ["-m", "pytest", "-q", "--color=no", "-p", "no:hypothesispytest", "--long"]
 # All is in memory there.

@@ -37,14 +37,11 @@ from brine.moves.records import AskedStep
 from brine.moves.source import SourceAct, SourceStep
 from brine.moves.source_service import SourceWork
 from brine.moves.target import TargetMove
-from brine.storage import lvm
 from brine.storage.directory_notes import RECORDS
 from brine.storage.file_volume import FileVolume
-from brine.storage.plain_volume import PlainVolume
-from brine.storage.volumes import as_it_is, volume_in, volumes_of
+from brine.storage.volumes import as_it_is, volume_in
 from brine.vm.run import Run
 from cluster_key import give_keys
-from component.own_lvm import loop_device, run_lvm, use_lvm_of
 from component.test_volumes import write
 from killing import KilledError, die_after
 
@@ -126,7 +123,6 @@ class Elsewhere:
                 setattr(paths, name, self.folder / name)
             key = KeyFolder(self.folder / "key", self.folder / "key")
             vars(target_service)["copy_key"] = lambda _name: key
-            lvm.forget()
             function()
             status = 0
         finally:
@@ -139,36 +135,23 @@ class Elsewhere:
 
 
 class World:
-    """An instance with two disks, which is about to move elsewhere.
+    """An instance with two disks and a snapshot, which is about to move elsewhere."""
 
-    :param units: of its disks here, and there.
-    :param images: the formats of its disks.
-    :param snapshot: its name; empty if it has none.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        units: list[str],
-        dies_after: Any,
-        images: tuple[str, str] = ("raw", "qcow2"),
-        snapshot: str = "one",
-    ) -> None:
+    def __init__(self, folder: Path, units: list[str], dies_after: Any) -> None:
         self.unit, self.other_unit = units
         self.there = Elsewhere(folder / "there", dies_after)
         disks = [
             {"name": name, "unit": self.unit, "size_mib": 4, "format": image}
-            for name, image in zip(("root", "data"), images, strict=True)
+            for name, image in (("root", "raw"), ("data", "qcow2"))
         ]
         define_instance({"name": NAME, "accel": "tcg", "admin_state": "down", "disks": disks})
         self.write("before")
-        if snapshot:
-            take_snapshot(NAME, snapshot)
-            self.write("since")
+        take_snapshot(NAME, "one")
+        self.write("since")
         spec = store.load(NAME)
         self.uuid, self.disks = spec.uuid, [one.uuid for one in spec.disks]
         self.contents = self.contents_in(self.unit)
-        self.taken = [one.snapshot.since for one in snapshots_of(spec).get("one", ())]
+        self.taken = [one.snapshot.since for one in snapshots_of(spec)["one"]]
         self.prepared: dict[str, Any] | None = None
         self.prepared = self._prepared()
 
@@ -178,7 +161,6 @@ class World:
 
     def contents_in(self, unit: str) -> list[list[str]]:
         """What is in each file of each volume, with what its header names below it."""
-        lvm.forget()
         return [
             [_checksum(one.path, one.format) for one in volume_in(unit, uuid).files()]
             for uuid in self.disks
@@ -278,10 +260,8 @@ class World:
         if there:
             unit, empty = empty, unit
         assert self.contents_in(unit) == self.contents
-        lvm.forget()
-        assert volumes_of(empty) == []
-        if empty.startswith("/"):
-            assert {*os.listdir(empty)} <= {RECORDS}
+        assert {*os.listdir(empty)} <= {RECORDS}
+        assert FileVolume.list(empty) == []
         assert not [*Path(self.there.folder / "key").glob("*")]
         return bool(there)
 
@@ -310,14 +290,8 @@ def make(tmp_path: Path, own_node: None, monkeypatch: pytest.MonkeyPatch) -> Ite
         units = [stack.enter_context(folder(prefix="brine-moves-", dir="/srv")) for _ in "ab"]
         (tmp_path / "etc/storage.toml").write_text(f"directories = {units!r}\n")
 
-        def made(
-            dies_after: tuple[Any, str] | None = None,
-            groups: tuple[str, str] = ("", ""),
-            **keys: Any,
-        ) -> World:
-            """:param groups: in place of the folder here, and of the one there."""
-            chosen = [group or folder for group, folder in zip(groups, units, strict=True)]
-            world = World(tmp_path, chosen, dies_after, **keys)
+        def made(dies_after: tuple[Any, str] | None = None) -> World:
+            world = World(tmp_path, units, dies_after)
             stack.callback(world.there.close)
             return world
 
@@ -374,58 +348,6 @@ def test_the_source_is_killed_after(
 )
 def test_the_target_is_killed_after(make: Any, owner: Any, name: str, goes_on: bool) -> None:
     world = make((owner, name))
-    world.go_all_the_way()
-    assert world.there.has_died
-    assert world.is_there() is goes_on
-
-
-HERE_GROUP, THERE_GROUP = "brine-here", "brine-there"
-
-
-@pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Two volume groups."""
-    devices = [loop_device(tmp_path / name, 48 << 20) for name in "ab"]
-    use_lvm_of(devices, tmp_path / "lvm", monkeypatch)
-    try:
-        for name, device in zip((HERE_GROUP, THERE_GROUP), devices, strict=True):
-            run_lvm("vgcreate", name, device)
-        lvm.forget()
-        yield
-        run_lvm("vgremove", "--force", "--yes", HERE_GROUP, THERE_GROUP)
-    finally:
-        for device in devices:
-            subprocess.run(["losetup", "--detach", device], check=True)
-
-
-@pytest.mark.needs_device_mapper
-@pytest.mark.usefixtures("groups")
-@pytest.mark.parametrize(
-    ("here", "there"), [(HERE_GROUP, THERE_GROUP), ("", THERE_GROUP), (HERE_GROUP, "")]
-)
-def test_disks_are_copied_to_logical_volumes_and_from_them(
-    make: Any, here: str, there: str
-) -> None:
-    world = make(groups=(here, there), images=("raw", "raw"), snapshot="")
-    world.go_all_the_way()
-    assert world.is_there()
-
-
-@pytest.mark.needs_device_mapper
-@pytest.mark.usefixtures("groups")
-@pytest.mark.parametrize(
-    ("owner", "name", "goes_on"),
-    [
-        (PlainVolume, "create", True),
-        pytest.param(FileServer, "serve", False, marks=pytest.mark.long),
-        pytest.param(target_service, "take", True, marks=pytest.mark.long),
-    ],
-)
-def test_the_target_of_logical_volumes_is_killed_after(
-    make: Any, owner: Any, name: str, goes_on: bool
-) -> None:
-    groups = (HERE_GROUP, THERE_GROUP)
-    world = make((owner, name), groups, images=("raw", "raw"), snapshot="")
     world.go_all_the_way()
     assert world.there.has_died
     assert world.is_there() is goes_on

@@ -25,7 +25,8 @@ PLAINTEXT = {"plaintext": True}
 _WRITE = "dd of=/dev/vda bs=512 seek=$((i % 2000)) conv=notrunc,fsync 2>/dev/null"
 _NEXT = "echo $i >/w && mv /w /written; usleep 200000"
 _WRITES = f"while i=$((i + 1)); do printf %512s $i | {_WRITE}; {_NEXT}; done"
-_COUNT = f"echo 0 >/written; echo '{_WRITES}' >/writer; i=0 sh /writer >/dev/null 2>&1 &"
+_NOTE = "echo $! >/writer.pid"
+_COUNT = f"echo 0 >/written; echo '{_WRITES}' >/writer; i=0 sh /writer >/dev/null 2>&1 & {_NOTE}"
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_logical_volumes_move(pair: Pair[XenNode]) -> None:
     assert int(run_inside(n2, NAME, sector)) >= number
 
     # And back, cold.
-    run_inside(n2, NAME, "kill $(pgrep -f /writer); sync")
+    run_inside(n2, NAME, "kill $(cat /writer.pid) && sleep 5 && sync")
     checksum = run_inside(n2, NAME, "sha256sum </dev/vda")
     record = pair.move("n2", "n1", 3, cold=True)
     check_done(pair, record)
