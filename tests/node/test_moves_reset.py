@@ -18,6 +18,8 @@ from lab.waiting import wait_for
 from node.instance_on_node import SMALLEST, info, run_in_guest, wait_ready
 from node.moves_on_node import NAME, UNIT, UUID, Nodes, boot_pair
 
+pytestmark = pytest.mark.long
+
 OPERATIONS = Path("/var/lib/brine/operations")
 SPEC = Path(f"/var/lib/brine/instances/{NAME}.json")
 STATUS = Path(f"/run/brine/moves/{NAME}.json")
@@ -245,18 +247,11 @@ LIVE = [
 COLD = [("source", "stops"), *LIVE]
 
 
-@pytest.mark.parametrize(
-    ("victim", "when"),
-    [
-        pytest.param(*one, marks=[] if one == ("target", "given") else pytest.mark.long)
-        for one in LIVE
-    ],
-)
+@pytest.mark.parametrize(("victim", "when"), LIVE)
 def test_a_guest_that_runs(nodes: Nodes, victim: str, when: str) -> None:
     lose_power(nodes, victim, when, cold=False)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("victim", "when"), [one for one in COLD if one[1] != "sent"])
 def test_a_guest_that_is_stopped_for_it(nodes: Nodes, victim: str, when: str) -> None:
     lose_power(nodes, victim, when, cold=True)
