@@ -229,7 +229,7 @@ def test_a_qemu_that_hangs_is_the_administrators(
     assert world.told(HOLD)["word"] == "held"
     record = records.find(NAME)
     assert record
-    target_service._decided(record, target_service.Fate.TAKE)
+    records.decided(record, Fate.TAKE)
     monkeypatch.setattr(target_service, "_RETRY_S", 0.0)
     assert world.pair.b.process
     world.pair.b.process.send_signal(signal.SIGSTOP)

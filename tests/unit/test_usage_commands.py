@@ -92,7 +92,7 @@ def test_rates_are_by_the_time_between_two_looks() -> None:
 def test_what_uses_the_most_is_shown_once_where_no_terminal_is(
     node: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tap = Entry("lo", "web1", "", TapState.OPEN, None, None, None, [], None, [])
+    tap = Entry("lo", "web1", "", TapState.OPEN, None, None, None, [], None, None, None, [])
     monkeypatch.setattr(usage_commands, "list_taps", lambda: [tap])
     assert usage_commands.top(Namespace(json=False, interval=0.05)) == 0
     heading, row = capsys.readouterr().out.splitlines()
