@@ -234,3 +234,75 @@ def test_why_a_program_failed_is_told_in_one_line(
     assert error.has_hung is has_hung
     assert asked.read_text().split() == ["start", "show", "reset-failed"]
     assert list(paths.EVENTS_DIR.iterdir()) == []
+
+
+class FakeJournal:
+    """A reader of records with these numbers. As that of systemd 257, it finds nothing after the
+    end, whatever comes later."""
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = list(numbers)
+        self._at: float | None = None  # None is the end
+
+    def seek_tail(self) -> None:
+        self._at = None
+
+    def seek_head(self) -> None:
+        self._at = -1
+
+    def seek_cursor(self, cursor: str) -> None:
+        self._at = int(cursor) - 0.5
+
+    def get_previous(self) -> dict[str, str] | None:
+        before = [one for one in self.numbers if self._at is None or one < self._at]
+        return self._found(max(before, default=None))
+
+    def get_next(self) -> dict[str, str] | None:
+        after = [one for one in self.numbers if self._at is not None and one > self._at]
+        return self._found(min(after, default=None))
+
+    def _found(self, number: int | None) -> dict[str, str] | None:
+        if number is None:
+            return None
+        self._at = number
+        return {"__CURSOR": str(number)}
+
+
+@pytest.fixture
+def cursor(own_node: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = own_node / "events.cursor"
+    monkeypatch.setattr(paths, "EVENTS_CURSOR_FILE", file)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kept", "there", "first"),
+    [
+        ("", [], 7),  # the first event of a new node
+        ("", [5], 7),
+        ("5", [5], 7),
+        ("4", [5], 5),  # what the journal has lost
+        ("4", [], 7),
+        ("x", [5], 7),
+    ],
+)
+def test_no_event_is_lost_at_a_start(cursor: Path, kept: str, there: list[int], first: int) -> None:
+    if kept:
+        cursor.write_text(kept)
+    reader = FakeJournal(*there)
+    event_follower._Place().seek(reader)
+    reader.numbers.append(7)
+    entry = reader.get_next()
+    assert entry
+    assert entry["__CURSOR"] == str(first)
+
+
+def test_a_full_disk_ends_no_follower(cursor: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cursor.mkdir()  # which can't be replaced
+    place = event_follower._Place()
+    for number in range(3):
+        place.keep({"__CURSOR": str(number)})
+    assert len([one for one in caplog.records if "can't be written" in one.message]) == 1
+    cursor.rmdir()
+    place.keep({"__CURSOR": "4"})
+    assert cursor.read_text() == "4\n"

@@ -19,7 +19,6 @@ from typing import Any
 from systemd import journal
 
 from brine.common import messages, paths
-from brine.common.errors import BrineError
 from brine.common.event_programs import event_programs, run_programs
 from brine.common.files import text_of, write_whole
 from brine.common.journal import setup, tell
@@ -95,21 +94,25 @@ def follow_journal(_arguments: argparse.Namespace) -> int:
 
 
 def follow() -> None:
-    """Follow the journal until the folder of programs has been empty for a while.
-
-    :raises BrineError: if the folder of programs can't be read.
-    """
+    """Follow the journal until the folder of programs has been empty for a while."""
     dispatcher, kinds = Dispatcher(), event_kinds()
     reader = journal.Reader()
     for message_id in kinds:
         reader.add_match(MESSAGE_ID=message_id)
-    _seek(reader)
+    place = _Place()
+    place.seek(reader)
     empty_since: float | None = None
     while True:
+        passed: Mapping[str, Any] | None = None
         while entry := reader.get_next():
-            if event := event_of(entry, kinds):
+            event = event_of(entry, kinds)
+            if event:
                 dispatcher.take(event)
-            _keep(entry)
+                place.keep(entry)
+            # Of records that only look like events there may be many.
+            passed = None if event else entry
+        if passed:
+            place.keep(passed)
         dispatcher.tell_left_out()
         dispatcher.programs()  # for what is wrong with them
         if not _is_folder_empty():
@@ -129,27 +132,41 @@ def _is_folder_empty() -> bool:
         return True
 
 
-def _seek(reader: Any) -> None:
-    """Go to where the follower was last; the first time, to the end."""
-    if cursor := text_of(paths.EVENTS_CURSOR_FILE):
-        try:
-            reader.seek_cursor(cursor)
-            entry = reader.get_next()
-            if entry and entry["__CURSOR"] != cursor:
-                reader.get_previous()  # that record is gone: this one is the first after it
-        except (OSError, ValueError) as error:
-            log.warning("%s: can't be used: %s", paths.EVENTS_CURSOR_FILE, error)
+class _Place:
+    """How far the follower has come in the journal."""
+
+    def __init__(self) -> None:
+        self._is_fault_told = False
+
+    def seek(self, reader: Any) -> None:
+        """Go to where the follower was last; the first time, to the end."""
+        if cursor := text_of(paths.EVENTS_CURSOR_FILE):
+            try:
+                reader.seek_cursor(cursor)
+                entry = reader.get_next()
+                if entry and entry["__CURSOR"] != cursor:
+                    reader.seek_cursor(cursor)  # that record is gone, and this is the next
+            except (OSError, ValueError) as error:
+                log.warning("%s: can't be used: %s", paths.EVENTS_CURSOR_FILE, error)
+            else:
+                return
+        reader.seek_tail()
+        if entry := reader.get_previous():
+            self.keep(entry)
         else:
-            return
-    reader.seek_tail()
-    if entry := reader.get_previous():
-        _keep(entry)
+            # There is no such record yet. From the end itself, a reader finds none that comes.
+            reader.seek_head()
 
-
-def _keep(entry: Mapping[str, Any]) -> None:
-    file = paths.EVENTS_CURSOR_FILE
-    try:
-        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        write_whole(file, f"{entry['__CURSOR']}\n".encode(), mode=0o600, alone=True)
-    except OSError as error:
-        raise BrineError(f"{file}: can't be written: {error.strerror}") from error
+    def keep(self, entry: Mapping[str, Any]) -> None:
+        """Note a record as the last one. Where that can't be written, as on a full disk, events go
+        on; those of the last hour may be told again after a restart."""
+        file = paths.EVENTS_CURSOR_FILE
+        try:
+            file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            write_whole(file, f"{entry['__CURSOR']}\n".encode(), mode=0o600, alone=True)
+        except OSError as error:
+            if not self._is_fault_told:
+                log.error("%s: can't be written: %s", file, error.strerror)
+            self._is_fault_told = True
+        else:
+            self._is_fault_told = False

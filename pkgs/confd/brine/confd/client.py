@@ -603,6 +603,7 @@ class ConfdClient:
         query: Any = None,
         *,
         coverage: int | None = None,
+        at_least: int | None = None,
         patient: bool = False,
         timeout_s: float = TIMEOUT_S,
     ) -> Result:
@@ -616,7 +617,9 @@ class ConfdClient:
 
         :param coverage: how many peers to ask, chosen at random; by default six, or all if there
             are fewer.
-        :param patient: wait for all of them, not only until enough have replied.
+        :param at_least: wait until so many could look for an answer; by default, until enough have
+            that the newest is likely to be the cluster's.
+        :param patient: wait for all of them.
         :param timeout_s: how long to wait at most, in seconds.
         :returns: all replies, perhaps none.
         :raises ConfdError: if the request does not fit a datagram.
@@ -630,14 +633,15 @@ class ConfdClient:
             )
         asked = random.sample(self.peers, min(coverage or COVERAGE, len(self.peers)))
         with _Exchange(request_type, query, asked, self._keys) as exchange:
-            return exchange.run(len(asked) if patient else needed_replies(len(asked)), timeout_s)
+            needed = at_least or needed_replies(len(asked))
+            return exchange.run(len(asked) if patient else needed, timeout_s)
 
     def ask(
         self,
         question: Question[T],
         *,
         coverage: int | None = None,
-        at_least: int = 1,
+        at_least: int | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> T:
         """The newest answer to one of :mod:`brine.confd.questions`; see :meth:`Result.decoded`.
@@ -647,13 +651,20 @@ class ConfdClient:
             ip = client.ask(questions.node_ip_of_instance_ip("198.51.100.7"))
 
         :param coverage: how many peers to ask; see :meth:`query`.
-        :param at_least: so many must be able to answer; the newest answer of fewer does not count.
+        :param at_least: so many must be able to answer, and are waited for; the newest answer of
+            fewer does not count.
         :param timeout_s: how long to wait at most, in seconds.
         :raises NoAnswerError: if no peer answered, or fewer than that.
         :raises ConfdError: if the newest answer is an error, or has another shape.
         """
-        result = self.query(question.type, question.query, coverage=coverage, timeout_s=timeout_s)
-        if 0 < result.able < at_least:
+        result = self.query(
+            question.type,
+            question.query,
+            coverage=coverage,
+            at_least=at_least,
+            timeout_s=timeout_s,
+        )
+        if 0 < result.able < (at_least or 1):
             text = f"{result.able} of {len(result.asked)} peers answered, and {at_least} are needed"
             silent = ", ".join(f"{peer} {why}" for peer, why in result.silences.items())
             raise NoAnswerError(f"{text}: {silent}" if silent else text)
