@@ -376,6 +376,8 @@ class Brine:
             states = {one["name"]: one for one in self.seen} if "--dry-run" in rest else {}
             # A configuration that is given may be of some instances only.
             rows = [one for one in self.rows if stdin[:1] != "{" or one["name"] in stdin]
+            left = {one.removeprefix("--but=") for one in rest}
+            rows = [one for one in rows if one["name"] not in left]
             rows = [{**one, "state": states.get(one["name"])} for one in rows]
             said = {"instances": rows, "elsewhere": [*self.elsewhere], "removed": [*self.removed]}
             is_bad = any("error" in one for one in self.rows)
@@ -530,10 +532,10 @@ def test_one_that_pillar_declares_itself_is_left_alone(
     assert said.startswith("web2: declared both in brine:instance:instances and")
     if not test:
         define, start = brine.done
-        assert define == ["define", "--from-config", "--live", "--config", "-"]
+        source = ["--config", "-"] if is_given else []
+        assert define == ["define", "--from-config", "--live", *source, "--but=web2"]
         assert start == ["start", "--keep-tries", "web1"]
-        del whole["instances"]["uuid-web2"]
-        assert json.loads(brine.given[1]) == whole
+        assert brine.given[:2] == [json.dumps(whole) if is_given else ""] * 2
 
 
 def test_a_node_that_is_no_candidate_uses_what_it_is_given() -> None:

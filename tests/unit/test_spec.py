@@ -223,26 +223,6 @@ def test_what_is_misspelt_names_the_nearest(data: Any, where: str, hint: str) ->
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
-    [
-        ({"qemu": "/usr/bin/qemu-system-aarch64"}, "Brine runs /usr/bin/qemu-system-x86_64"),
-        ({"firmware": "/usr/share/OVMF/OVMF_CODE_4M.ms.fd"}, 'write "uefi"'),
-        ({"firmware": "/usr/share/OVMF/OVMF_VARS.fd"}, 'write "uefi"'),
-        ({"firmware": "/usr/share/edk2/x64/edk2-x86_64-code.fd"}, 'write "uefi"'),
-    ],
-)
-def test_what_does_not_work_is_told_with_what_does(data: Any, said: str) -> None:
-    with pytest.raises(SpecError) as told:
-        parse(Spec, {"name": "web1", **data})
-    assert said in str(told.value)
-
-
-def test_a_firmware_in_one_file_and_an_own_qemu_are_taken() -> None:
-    data = {"firmware": "/usr/share/ovmf/OVMF.fd", "qemu": "/opt/qemu/bin/qemu-system-i386"}
-    assert parse(Spec, {"name": "web1", **data}).firmware == data["firmware"]
-
-
-@pytest.mark.parametrize(
     ("given", "usual"),
     [
         ("/srv//x/./img", "/srv/x/img"),

@@ -16,7 +16,7 @@ from brine.common import paths
 from brine.common.cli import main
 from brine.common.entry_points import EntryPoint
 from brine.instance.validate import check, completed
-from brine.vm.spec import Spec, SpecError, to_json
+from brine.vm.spec import Spec, SpecError, parse, to_json
 
 A, B = "0a000000-0000-4000-8000-00000000000a", "0b000000-0000-4000-8000-00000000000b"
 MAC, MAC_2 = "52:54:00:00:00:01", "52:54:00:00:00:02"
@@ -385,3 +385,29 @@ def test_what_is_as_if_left_out_is_no_fault() -> None:
         name="web1", hypervisor="xen-pvm", kernel="/k", security_model="none", chroot=False
     )
     check(replace(plain, uuid=A, machine="pc"))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"qemu": "/usr/bin/qemu-system-aarch64"}, "Brine runs /usr/bin/qemu-system-x86_64"),
+        ({"firmware": "/usr/share/OVMF/OVMF_CODE_4M.ms.fd"}, 'write "uefi"'),
+        ({"firmware": "/usr/share/OVMF/OVMF_VARS.fd"}, 'write "uefi"'),
+        ({"firmware": "/usr/share/edk2/x64/edk2-x86_64-code.fd"}, 'write "uefi"'),
+    ],
+)
+def test_what_does_not_work_is_told_with_what_does(data: Any, said: str) -> None:
+    with pytest.raises(SpecError) as told:
+        completed({"name": "web1", **data})
+    assert said in str(told.value)
+
+
+def test_a_firmware_in_one_file_and_an_own_qemu_are_taken() -> None:
+    data = {"firmware": "/usr/share/ovmf/OVMF.fd", "qemu": "/opt/qemu/bin/qemu-system-i386"}
+    assert completed({"name": "web1", **data}).firmware == data["firmware"]
+
+
+def test_what_a_spec_has_already_stays() -> None:
+    data = {"name": "web1", "firmware": "/usr/share/OVMF/OVMF_CODE.fd"}
+    before = parse(Spec, data)
+    assert completed({**data, "vcpus": 2}, before=before).firmware == data["firmware"]

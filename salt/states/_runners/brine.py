@@ -245,7 +245,11 @@ def metrics(textfile: str = "", timeout: int | None = None) -> str | Result:
         return text
     temporary = os.path.join(os.path.dirname(textfile), f".{os.path.basename(textfile)}.new")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
+        # The folder may be another user's, who must not have a link of theirs followed.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with open(os.open(temporary, flags, 0o644), "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o644)
             file.write(text)
         os.replace(temporary, textfile)

@@ -326,8 +326,7 @@ def from_config(
     if "said" not in answer:
         return _failure(name, answer["refused"])
     twice = sorted({one["name"] for one in answer["said"]["instances"]}.intersection(declared))
-    if twice:
-        source, stdin = ["--config", "-"], _without(twice, config, stdin)
+    source += [f"--but={one}" for one in twice]
     rows = [one for one in answer["said"]["instances"] if one["name"] not in twice]
     seen, refused = _states(rows), ""
     if not __opts__["test"] and (any(map(_row_changes, rows)) or answer["said"].get("removed")):
@@ -405,16 +404,6 @@ def _coming() -> Iterator[tuple[str, str, str]]:
         state, *_, name, function = tag.split("_|-")
         if ended["result"] is None:
             yield state, name, function
-
-
-def _without(names: Sequence[str], config: str, text: str) -> str:
-    """A configuration, which is in a file or else is given, without these instances."""
-    if config:
-        with open(config, encoding="utf-8") as file:
-            text = file.read()
-    whole = json.loads(text)
-    left = {key: one for key, one in whole["instances"].items() if one["name"] not in names}
-    return json.dumps({**whole, "instances": left})
 
 
 def _row_changes(row: Result) -> Result:

@@ -142,6 +142,8 @@ def collected(part: str, load: Callable[[], Any]) -> Collected:
     except OSError as error:
         text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         return Collected(part, tuple(found), BrineError(text))
+    except Exception as error:  # such as a part of another version, during an upgrade
+        return Collected(part, tuple(found), BrineError(f"{type(error).__name__}: {error}"))
     return Collected(part, tuple(found))
 
 

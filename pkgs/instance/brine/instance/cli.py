@@ -54,6 +54,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     define.add_argument("--node", metavar="NODE", help="the node, if not this one")
     text = "the configuration (default: the cluster's); - is standard input"
     define.add_argument("--config", metavar="FILE", help=text)
+    text = "leave the instance of this name alone; may be repeated"
+    define.add_argument("--but", metavar="NAME", action="append", default=[], help=text)
     text = "keep the admin_state of an instance that its user has shut down, and disks and NICs "
     text += "that were added by hand"
     define.add_argument("--keep-user-state", action="store_true", help=text)

@@ -380,8 +380,8 @@ def define(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         hint = "give a file, or -, or --from-config"
         raise UsageError("where is the spec to come from?", hint=hint)
-    for option in ("node", "config"):
-        if getattr(arguments, option) is not None:
+    for option in ("node", "config", "but"):
+        if getattr(arguments, option) not in (None, []):
             hint = "a spec that is given is this node's"
             raise UsageError(f"--{option} goes with --from-config", hint=hint)
     log_to_journal("brine")

@@ -77,7 +77,9 @@ def define_all(arguments: argparse.Namespace) -> int:
     file = arguments.config
     configuration = read_configuration(file) if file else ConfigStore().read()
     node = _node_of(configuration, arguments)
-    ours = [one for one in configuration.instances.values() if one.primary_node == node]
+    left_alone = frozenset(arguments.but)
+    every = [one for one in configuration.instances.values() if one.name not in left_alone]
+    ours = [one for one in every if one.primary_node == node]
     # The cluster does not know yet what was decided here on their admin_state.
     unheard = {one.instance for one in outbox.events() if one.kind == ADMIN_STATE}
     given = [
@@ -87,10 +89,10 @@ def define_all(arguments: argparse.Namespace) -> int:
     results = define_as_asked(given, arguments, is_declared=True)
     if not arguments.dry_run:
         _adopt_disks(results)
-    others = elsewhere(configuration, node)
+    others = [one for one in elsewhere(configuration, node) if one[0].name not in left_alone]
     if not arguments.dry_run:
         _set_aside(others)
-    gone = removed(configuration, but=[one.name for one in ours])
+    gone = removed(configuration, but={*left_alone, *(one.name for one in ours)})
     if not arguments.dry_run:
         gone = _undefined(gone)
     rows = [{"name": spec.name, "node": claim.node} for spec, claim in others]

@@ -27,6 +27,8 @@ from brine.vm.slots import MOST_PORTS, MOST_XEN_DISKS, NoSlotError
 from brine.vm.spec import (
     MACHINE_VERSIONS,
     NOT_CONFINED,
+    UEFI,
+    USUAL_QEMU,
     VERSION,
     AdminState,
     Source,
@@ -43,6 +45,9 @@ Fault = tuple[str, str, str | None]
 _OF_NAMES = uuid.UUID("5c4a2a55-1d0f-5e0e-9c1a-6f6a0f9d7b12")
 # Brine relies on these: the fate of an ended domain, and its identity.
 _OURS = re.compile(r"(?:^|[;\n])\s*(name|uuid|type|on_\w+)\s*\+?=")
+
+
+_PART_OF_FIRMWARE = re.compile(r"/(OVMF|edk2)[^/]*[_-](CODE|VARS)(_4M)?\b[^/]*$", re.IGNORECASE)
 
 
 def completed(
@@ -83,11 +88,25 @@ def completed(
     if spec.claim_serial and not spec.node:
         raise SpecError("goes with a node, which it is about", where="/claim_serial")
     check(spec)
+    for where, text in _unsuitable(spec, before):
+        raise SpecError(text, where=where)
     disks = tuple(one for one in spec.disks if one.uuid not in by_hand)
     nics = tuple(one for one in spec.nics if one.uuid not in by_hand)
     for where, text, hint in _limits(replace(spec, disks=disks, nics=nics)):
         raise SpecError(text, where=where, hint=hint)
     return spec
+
+
+def _unsuitable(spec: Spec, before: Spec | None) -> Iterator[tuple[str, str]]:
+    """Programs that a definition newly names, and that work with no instance or hardly any."""
+    program = spec.qemu.rpartition("/")[2]
+    is_new = before is None or before.qemu != spec.qemu
+    if is_new and re.fullmatch(r"qemu-system-(?!x86_64|i386)[a-z0-9]+", program):
+        yield "/qemu", f"{program} emulates another kind of machine: Brine runs {USUAL_QEMU}"
+    is_new = before is None or before.firmware != spec.firmware
+    if is_new and _PART_OF_FIRMWARE.search(spec.firmware):
+        text = f'is one of the two files of a firmware: write "{UEFI}", and Brine uses the node\'s'
+        yield "/firmware", text
 
 
 def _usual_cpu(spec: Spec) -> str:

@@ -120,20 +120,6 @@ def _slice_fault(text: str) -> str | None:
     return None
 
 
-def _qemu_fault(text: str) -> str | None:
-    other = re.fullmatch(r"qemu-system-(?!x86_64$|i386$)[a-z0-9_]+", text.rpartition("/")[2])
-    if text.startswith("/") and other:
-        return f"{other[0]} emulates another kind of machine: Brine runs {USUAL_QEMU}"
-    return None if text.startswith("/") else "must be an absolute path"
-
-
-def _firmware_fault(text: str) -> str | None:
-    if re.search(r"[_-](code|vars)\b[^/]*$", text.lower().replace("_4m", "")):
-        return f'is one of the two files of a firmware: write "{UEFI}", and Brine uses the node\'s'
-    is_sound = text in ("", UEFI) or text.startswith("/")
-    return None if is_sound else f"is neither {UEFI} nor an absolute path"
-
-
 _ADMIN_STATES = {
     **dict.fromkeys(("on", "true", "yes", "running", "started", "start", "enabled"), "up"),
     **dict.fromkeys(("off", "false", "no", "stopped", "stop", "shutoff", "disabled"), "down"),
@@ -183,7 +169,7 @@ class Spec:
     admin_state: str = key("down", choices=tuple(AdminState), meant=_ADMIN_STATES)
     admin_state_source: str = key("admin", choices=tuple(Source))
     tags: tuple[str, ...] = key(())
-    qemu: str = key(USUAL_QEMU, check=_qemu_fault, tidy=tidy_path)
+    qemu: str = path_key(USUAL_QEMU)
     machine: str = key("pc", check=machine_fault)
     accel: str = key("kvm", choices=("kvm", "tcg"))
     cpu: str = key("")
@@ -192,7 +178,9 @@ class Spec:
     cores: int = key(0, **WHOLE["topology"])
     threads: int = key(0, **WHOLE["topology"])
     memory_mib: int = key(1024, **WHOLE["memory_mib"])
-    firmware: str = key("", check=_firmware_fault, tidy=tidy_path, meant=_FIRMWARES)
+    firmware: str = path_key(
+        "", f"{UEFI}|/.*", f"is neither {UEFI} nor an absolute path", meant=_FIRMWARES
+    )
     kernel: str = path_key("")
     initrd: str = path_key("")
     append: str = key("")
