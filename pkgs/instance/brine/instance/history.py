@@ -9,6 +9,7 @@ from dataclasses import replace
 from brine.instance.failed_starts import noted_failure, start_failures
 from brine.instance.observe import Observed, Oper, Status
 from brine.instance.supervisor import supervisor
+from brine.vm.end import EndCause
 from brine.vm.markers import UNKNOWN_RUN, WHO_UNKNOWN
 from brine.vm.run import RecordedVerdict
 from brine.vm.spec import AdminState
@@ -44,6 +45,9 @@ def _marked_verdict(seen: Observed) -> RecordedVerdict | None:
     return seen.run.again().verdict if seen.run.id != UNKNOWN_RUN else None
 
 
+_ENDED_FOR_GOOD = (EndCause.ADMIN, EndCause.USER)
+"""Ends after which the watcher tries no start."""
+
 # The reasons why instances are down that should be up.
 
 _SILENCE = "eof"
@@ -63,7 +67,8 @@ def with_reasons(several: Sequence[Observed]) -> list[Observed]:
         whys = {**_failed_starts(down), **_kvmd_verdicts(down)}
     attempts = supervisor().attempts() if down and not supervisor().pause() else {}
     for seen in down:
-        if found := attempts.get(seen.name):
+        found = attempts.get(seen.name)
+        if found and seen.last_end().ended_by() not in _ENDED_FOR_GOOD:
             why, coming = whys.get(seen.name, seen.state.why), found.next_text()
             if found.given_up:
                 coming = (
