@@ -135,6 +135,32 @@ def test_a_declared_device_gets_no_slot_of_theirs(spec: Spec) -> None:
     assert store.load("web1").nics == spec.nics
 
 
+def test_a_former_slot_that_one_of_them_has_by_now_is_none(spec: Spec) -> None:
+    """A declared disk was unplugged by hand, and one that was plugged then has its slot."""
+    both = {**DECLARED, "disks": [{"path": "/root.raw"}, {"path": "/data.raw"}]}
+    declare(both)
+    root, data, hand = store.load("web1").disks
+    store.save(
+        replace(spec, disks=(root, replace(data, slot=4), replace(hand, slot=4, by_hand=True)))
+    )
+    grown = {**both, "disks": [*both["disks"], {"path": "/more.raw"}]}
+    slots = {one.path: one.slot for one in declare(grown).spec.disks}
+    assert (slots["/data.raw"], slots["/hand.raw"]) == (-1, 4)
+    both["disks"][1]["slot"] = 4
+    with pytest.raises(SpecError, match="/disks/1/slot: 4 is that of the disk /hand.raw"):
+        declare(both)
+
+
+def test_a_new_nic_is_not_one_that_was_taken_out_by_hand(spec: Spec) -> None:
+    start(spec)
+    unplug(DeviceKind.NIC, NIC.uuid)
+    new = {**DECLARED, "nics": [{"link": "br0"}, {"link": "br2"}]}
+    _, second = declare(new).spec.nics
+    assert second.link == "br2"
+    assert MAC not in (second.mac, second.uuid)
+    assert second.uuid != NIC.uuid
+
+
 def test_what_was_taken_out_by_hand_does_not_come_back(spec: Spec) -> None:
     start(spec)
     unplug(DeviceKind.DISK, DISK.uuid)

@@ -100,13 +100,14 @@ def _names(row: Mapping[str, Any], device: Device) -> bool:
     return tidy_path(path) in (device.path, *below)
 
 
-def refuse_their_slots(spec: Spec, added: Collection[str]) -> None:
-    """Refuse a declared device in the slot of one that was added by hand, whose guest must find it
-    there again.
+def clear_of_their_slots(spec: Spec, added: Collection[str], data: dict[str, Any]) -> Spec:
+    """A spec in which no declared device is in the slot of one that was added by hand, whose guest
+    must find it there again: a slot that a device had before, and that is taken by now, is none.
 
     :param spec: with both.
     :param added: the UUIDs of the latter.
-    :raises SpecError: which slot.
+    :param data: the declaration.
+    :raises SpecError: which slot is declared, and taken.
     """
     taken = {
         (_bus(one), one.slot): one
@@ -114,14 +115,21 @@ def refuse_their_slots(spec: Spec, added: Collection[str]) -> None:
         for one in getattr(spec, key)
         if one.uuid in added and one.slot >= 0
     }
+    found: dict[str, Any] = {}
     for key in KEYS:
-        for index, one in enumerate(getattr(spec, key)):
+        rows, devices = list(rows_in(data, key)), list(getattr(spec, key))
+        for index, one in enumerate(devices):
             other = taken.get((_bus(one), one.slot))
-            if other and one.uuid not in added:
+            if not other or one.uuid in added:
+                continue
+            if index < len(rows) and rows[index].get("slot", -1) == one.slot:
                 what = f"disk {other.path}" if isinstance(other, Disk) else f"NIC {other.mac}"
                 text = f"{one.slot} is that of the {what}, which was added by hand"
                 where = f"/{key}/{index}/slot"
                 raise SpecError(text, where=where, hint="leave it out, or give another one")
+            devices[index] = replace(one, slot=-1)
+            found[key] = tuple(devices)
+    return replace(spec, **found) if found else spec
 
 
 def _bus(device: Device) -> str:

@@ -18,7 +18,7 @@ from brine.common.errors import BrineError, UsageError
 from brine.common.operation import OperationKind
 from brine.common.unix_socket import is_listening
 from brine.instance import messages, store, unit
-from brine.instance.by_hand import DevicesByHand, refuse_their_slots, unnamed, with_devices
+from brine.instance.by_hand import DevicesByHand, clear_of_their_slots, unnamed, with_devices
 from brine.instance.claims import note_claim, refuse_old_claim, remove_notes_on
 from brine.instance.conflicts import refuse_conflicts
 from brine.instance.devices import refuse_other_formats
@@ -184,9 +184,9 @@ def plan_definition(
         left = unnamed(data, more)
         sized = with_volumes(with_devices(data, left), last, default_unit)
         added = {one.uuid for devices in left.values() for one in devices}
-        spec = completed(sized.data, before=last, cluster=cluster, taken=taken, by_hand=added)
-        refuse_their_slots(spec, added)
-        return DefinitionPlan(spec, known, sized.made)
+        by_hand = None if now is None else added
+        spec = completed(sized.data, before=last, cluster=cluster, taken=taken, by_hand=by_hand)
+        return DefinitionPlan(clear_of_their_slots(spec, added, data), known, sized.made)
 
     if last is None or now is None:
         return planned({})

@@ -56,7 +56,7 @@ def completed(
     before: Spec | None = None,
     cluster: str = "",
     taken: Container[str] = (),
-    by_hand: Container[str] = (),
+    by_hand: Container[str] | None = None,
 ) -> Spec:
     """Make a complete spec of an object as people write it.
 
@@ -67,7 +67,8 @@ def completed(
         MAC addresses, slots, the machine's version, the admin_state, and how QEMU is confined.
     :param cluster: the name of the cluster; empty if there is none.
     :param taken: UUIDs and MAC addresses of other instances, which are not made again.
-    :param by_hand: the UUIDs of devices that were added by hand, of which limits say nothing.
+    :param by_hand: *data* is a declaration, and has devices with these UUIDs that were added by
+        hand, of which limits say nothing. None for an operator's own spec.
     :raises SpecError: what is wrong, where.
     """
     _refuse_newer(data, before)
@@ -82,7 +83,7 @@ def completed(
     spec = replace(
         spec,
         uuid=spec.uuid or next(one for one in new_uuids if one not in taken),
-        nics=tuple(_whole_nics(spec, data.get("nics", ()), before, cluster, taken)),
+        nics=tuple(_whole_nics(spec, data.get("nics", ()), before, cluster, taken, by_hand)),
         disks=tuple(_whole_disks(spec, data.get("disks", ()), before)),
     )
     if spec.claim_serial and not spec.node:
@@ -90,6 +91,7 @@ def completed(
     check(spec)
     for where, text in _unsuitable(spec, before):
         raise SpecError(text, where=where)
+    by_hand = by_hand or ()
     disks = tuple(one for one in spec.disks if one.uuid not in by_hand)
     nics = tuple(one for one in spec.nics if one.uuid not in by_hand)
     for where, text, hint in _limits(replace(spec, disks=disks, nics=nics)):
@@ -181,6 +183,7 @@ def _whole_nics(
     before: Spec | None,
     cluster: str,
     taken: Container[str],
+    by_hand: Container[str] | None,
 ) -> Iterator[Nic]:
     """The NICs, with the cluster's mode and link if they have none, and UUIDs, MAC addresses and
     slots.
@@ -191,8 +194,9 @@ def _whole_nics(
     old = before.nics if before else ()
     slots = {nic.uuid: nic.slot for nic in old}
     named = [next((was for was in old if _is_named(nic, was)), None) for nic in spec.nics]
-    # What was added by hand, and stays, has no index of the declared NICs.
-    indexed = [was for was in old if not (was.by_hand and was in named)]
+    # What was added by hand has no index of the declared NICs, nor has what stays of it.
+    is_declared = by_hand is not None
+    indexed = [was for was in old if not (was.by_hand and (is_declared or was in named))]
     used = {nic.mac for nic in spec.nics}
     for index, (nic, keys) in enumerate(zip(spec.nics, given, strict=True)):
         mode, link = usual_wiring(keys.get("mode"), keys.get("link"))

@@ -490,6 +490,7 @@ class SourceWork:
     def _resume(self, view: SourceView) -> None:
         """Have the guest run on here. Where the target hangs, this QEMU may hang with it until that
         one has ended, so it is asked to end first."""
+        self._word = TargetWord.NONE  # what it held, it holds no more
         with contextlib.suppress(MoveError):
             self._tell_target(Topic.LEAVE, timeout_s=_TALK_S)
         if view.guest is SourceGuest.OFF:
