@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,13 @@ def test_a_declaration_that_grows_leaves_them_as_they_are(spec: Spec) -> None:
 def test_an_operators_own_spec_lacks_what_its_file_lacks(spec: Spec) -> None:
     after = define_instance(DECLARED).spec
     assert (after.disks, after.nics) == (spec.disks[:1], spec.nics[:1])
+
+
+def test_the_file_of_a_spec_can_be_defined(spec: Spec) -> None:
+    """As from a backup."""
+    data = json.loads(InstanceFiles("web1").spec.read_text())
+    assert data["version"] > spec.version
+    assert define_instance(data).spec == spec
 
 
 def test_an_edit_keeps_them(spec: Spec) -> None:

@@ -36,6 +36,7 @@ from brine.vm.spec import (
     SpecError,
     parse,
 )
+from brine.vm.stored_spec import as_this_version
 from brine.vm.values import Mode
 from brine.vm.vif import Vif
 
@@ -71,6 +72,7 @@ def completed(
         hand, of which limits say nothing. None for an operator's own spec.
     :raises SpecError: what is wrong, where.
     """
+    data = as_this_version(data)
     _refuse_newer(data, before)
     spec = parse(Spec, data)
     spec = replace(spec, **_kept(spec, data, before))

@@ -51,12 +51,18 @@ def read_spec(file: Path) -> Spec:
 def _spec_of(content: bytes) -> Spec:
     # A process reads a spec several times to see changes; mostly there are none.
     data: Any = json.loads(content)
+    data = as_this_version(data)
     version = data.get("version") if isinstance(data, dict) else None
-    if version == NEWER_VERSION and has_newer_keys(data):
-        data["version"] = VERSION
-    elif type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
+    if type(version) is int and version > VERSION:  # it may have keys that this Brine lacks
         data = known_part(Spec, data)
     return parse(Spec, data)
+
+
+def as_this_version(data: Any) -> Any:
+    """A spec as JSON, of which a file has that it is newer for the release before."""
+    if isinstance(data, dict) and data.get("version") == NEWER_VERSION and has_newer_keys(data):
+        return {**data, "version": VERSION}
+    return data
 
 
 def has_newer_keys(data: Any) -> bool:
