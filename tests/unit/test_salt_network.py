@@ -33,7 +33,10 @@ class Node:
         self.networkd = "active"
         self.uplink: list[dict[str, Any]] = [FIXED, OF_ROUTER, OF_LINK]
         self.state: dict[str, Any] = {"AdministrativeState": "configured"}
-        self.gateway = {"gateway": "192.0.2.1", "protocol": "static"}
+        self.gateway = {"dst": "default", "gateway": "192.0.2.1", "protocol": "static"}
+        self.routes: list[dict[str, Any]] = []
+        self.master: str | None = None
+        self.others: list[dict[str, Any]] = []
         self.obeys = True
         self.bridge: dict[str, Any] | None = None
         self.done: list[list[str]] = []
@@ -48,11 +51,14 @@ class Node:
             said = json.dumps(self.state)
         elif command[:3] == ["ip", "-json", "address"]:
             uplink = {**UPLINK, "addr_info": self.uplink}
+            if self.master:
+                uplink["master"] = self.master
             if self.bridge:
                 uplink = {**UPLINK, "addr_info": [], "master": "br0"}
-            said = json.dumps([uplink, *([self.bridge] if self.bridge else [])])
+            said = json.dumps([uplink, *self.others, *([self.bridge] if self.bridge else [])])
         elif command[0] == "ip" and "route" in command:
-            said = json.dumps([self.gateway] if command[2] == "-4" and not self.bridge else [])
+            routes = [self.gateway, *(self.routes if "default" not in command else ())]
+            said = json.dumps(routes if command[2] == "-4" and not self.bridge else [])
         else:
             self.done.append(command)
             if command == ["networkctl", "reload"] and self.obeys and self.files():
@@ -119,6 +125,9 @@ def test_what_a_kill_left_before_networkd_read_it_is_read(node: Node, module: Mo
         ({}, {"addresses": ["192.0.2.5"]}, "192.0.2.10/24"),
         ({}, {"dns": ["x\nAddress=y"]}, "dns"),
         ({}, {"addresses": "192.0.2.5/24"}, "must be a list"),
+        ({"master": "bond0"}, {}, "eth0 is a port of bond0"),
+        ({"others": [{"ifname": "storage100", "link": "eth0"}]}, {}, "storage100 needs eth0"),
+        ({"routes": [{"dst": "10.9.0.0/16", "protocol": "static"}]}, {}, "a route to 10.9.0.0/16"),
     ],
 )
 def test_a_node_is_not_cut_off(

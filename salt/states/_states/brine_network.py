@@ -80,7 +80,7 @@ def bridge(
     if fault := _fault_of(name, uplink, wanted):
         return _result(name, False, {}, fault)
     links = {one["ifname"]: one for one in _ip("address", "show")}
-    if fault := _fault_of_node(uplink, links):
+    if fault := _fault_of_node(name, uplink, links):
         return _result(name, False, {}, fault)
     mac = links[uplink]["address"] if uplink else ""
     files = _files(name, uplink, wanted, dhcp=dhcp, vlan_filtering=vlan_filtering, mac=mac)
@@ -174,7 +174,7 @@ def _files(
 # What is there.
 
 
-def _fault_of_node(uplink: str, links: dict[str, Any]) -> str:
+def _fault_of_node(name: str, uplink: str, links: dict[str, Any]) -> str:
     """Why this node can't have the bridge; empty if it can."""
     for question, good in (("is-active", ("active",)), ("is-enabled", _ENABLED)):
         said = _run("systemctl", question, "systemd-networkd.service")[0].strip()
@@ -185,6 +185,13 @@ def _fault_of_node(uplink: str, links: dict[str, Any]) -> str:
         return ""
     if uplink not in links:
         return f"there is no interface {uplink}"
+    if (master := links[uplink].get("master")) not in (None, name):
+        return f"{uplink} is a port of {master}"
+    above = [one for one, link in links.items() if link.get("link") == uplink]
+    # Each end of a pair of virtual interfaces names the other one.
+    above = [one for one in above if links[uplink].get("link") != one]
+    if above:
+        return f"{', '.join(above)} needs {uplink}, and would be lost with the next boot"
     said, fault = _run("networkctl", "--json=short", "status", uplink)
     if fault:
         return fault
@@ -219,6 +226,9 @@ def _lost(link: Result, static: Sequence[Any], gateways: Sequence[str], *, dhcp:
             comes = by == "ra" or (by in _BY_NETWORKD and dhcp)
             if gateway and not comes and ipaddress.ip_address(gateway) not in wanted:
                 lost.append(f"the gateway {gateway}")
+        for route in _ip(family, "route", "show", "dev", link["ifname"]):
+            if route["dst"] != "default" and route.get("protocol") in ("static", "boot", None):
+                lost.append(f"a route to {route['dst']}")
     return lost
 
 
