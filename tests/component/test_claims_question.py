@@ -127,7 +127,7 @@ def state_of_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_before_the_answer_nothing_starts(node: BootingNode) -> None:
     assert node.barred() == [1, 2]
-    with pytest.raises(InstanceError, match="has not asked whose instances it has") as caught:
+    with pytest.raises(InstanceError, match="has not asked which instances") as caught:
         start_instance(instance_name(1))
     assert "brine node ask" in str(caught.value.hint)
 
@@ -204,7 +204,7 @@ def test_a_host_that_has_not_noted_its_node_asks_nothing(
     node.answers()
     found = node.ask(start_unasked="none")
     assert (found.error, found.others, found.held, node.barred()) == (None, {}, {}, [])
-    assert "not noted which node this is" in capsys.readouterr().err
+    assert "has not noted which node it is" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_answered", [True, False])

@@ -280,7 +280,7 @@ def test_the_watcher_tells_once_that_a_volume_is_degraded_and_that_it_is_well(
     known = json.loads(brine("watcher", "status", "--json").out)
     fault = {"unit": folder, "uuid": UUID, "snapshot": "", "fault": "missing"}
     assert known["volume_faults"] == [fault]
-    assert "1 volumes or snapshots" in brine("watcher", "status").out
+    assert "volumes and snapshots with a fault: 1;" in brine("watcher", "status").out
     os.rename(f"{file}.away", file)
     assert told_by_pass() == ["volume-recovered ok"]
     assert told_by_pass() == []

@@ -295,7 +295,7 @@ def test_the_node_says_nothing_on_a_bridged_tap() -> None:
         ("br1", "", "there is no bridge br1", "BRIDGES"),
         ("wire0", "", "wire0 is no bridge", "openvswitch"),
         ("lo", "", "lo is no bridge", "openvswitch"),
-        ("br0", "100", "takes no notice of VLANs", "vlan_filtering 1"),
+        ("br0", "100", "VLAN filtering is off", "vlan_filtering 1"),
     ],
 )
 @pytest.mark.little_of_kernels

@@ -326,7 +326,7 @@ def test_a_node_names_the_instances_of_others_and_forgets_them(
     (row,) = json.loads(brine_node("claims", "--json")[1])
     assert (row["name"], row["node"], row["serial"], row["defined"]) == ("web1", THERE, 7, False)
     assert THERE in brine_node("claims")[1]
-    assert brine_node("claims", "--forget", "web1")[:2] == (0, "forgotten: whose web1 is\n")
+    assert brine_node("claims", "--forget", "web1")[:2] == (0, "forgotten: the claim of web1\n")
     status, _, err = brine_node("claims", "--forget", "web1")
     assert (status, err.splitlines()[0]) == (2, "brine: error: web1: no claim is known here")
     define_instance({"name": "web1", "uuid": UUID})

@@ -124,7 +124,7 @@ def test_disks_and_addresses_go_where_they_are_said_to(brine: Run, images: Path)
         (["web2", "--address", "192.0.2.9=192.0.2.8"], "web1 has no address 192.0.2.9"),
         (["web2", "--address", "192.0.2.9=foo"], "web2: --address 192.0.2.9=foo: foo is no IP"),
         (["web2", "--disk", "x"], "no two values with = between them"),
-        (["web1"], "that is its name"),
+        (["web1"], "that is the name of the original"),
         (["a/b"], "a/b"),
         (["old"], "there is an instance of that name already"),
     ],

@@ -193,6 +193,6 @@ def test_what_a_domain_of_xens_said_is_in_xens_own_log(
 
 
 def test_what_nobody_knows_is_an_error() -> None:
-    with pytest.raises(InstanceError, match="nothing is known") as caught:
+    with pytest.raises(InstanceError, match="no output of its console is kept") as caught:
         read_log("web1")
     assert "next start" in (caught.value.hint or "")

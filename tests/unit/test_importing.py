@@ -111,7 +111,7 @@ NETWORK_DISK = (
 )
 LOST = {
     "metadata: the notes of other programs",
-    "os/nvram /var/lib/libvirt/qemu/nvram/web1_VARS.fd: the UEFI variables begin anew",
+    "os/nvram /var/lib/libvirt/qemu/nvram/web1_VARS.fd: the guest starts with new UEFI variables",
     "on_crash destroy: the watcher starts it again",
     "devices/graphics passwd: put it into a file, for vnc_password_file",
     "features/vmport state=off",

@@ -1285,7 +1285,7 @@ def test_starts_that_hang_hold_up_nobody(storage: Storage) -> None:
     assert {name for name, error in results.items() if error is None} == set(good)
     late = [error for error in results.values() if error]
     assert {type(error) for error in late} == {StillStartingError}
-    assert str(late[0]).startswith("dead0: is starting still, after 2 s")
+    assert str(late[0]).startswith("dead0: is still starting after 2 s")
 
 
 def test_a_start_that_takes_long_and_succeeds_is_one(storage: Storage) -> None:
@@ -1410,7 +1410,7 @@ def test_a_full_disk_keeps_nobody_from_stopping_it(
 
     put_event(store.load("web1"))
     monkeypatch.setattr(*((outbox, "put") if is_outbox else (store, "save")), full)
-    with pytest.raises(InstanceError, match="is stopped, but not noted to be down: .* No space"):
+    with pytest.raises(InstanceError, match="but its admin_state could not be set: .* No space"):
         stop_instance("web1")
     assert not running.qemu.runs()
     with pytest.raises(BrineError, match="can't be written"):

@@ -145,7 +145,7 @@ def test_a_bridge_without_its_addresses_is_undone(node: Node, module: ModuleType
     (node.folder / "00-brine-br0.network").write_text("of before\n")
     result = module.bridge("br0", **WHOLE)
     assert (result["result"], result["changes"]) == (False, {})
-    assert "what was before is back" in result["comment"]
+    assert "the former configuration is restored" in result["comment"]
     assert node.files() == ["00-brine-br0.network"]
     assert (node.folder / "00-brine-br0.network").read_text() == "of before\n"
     back = [["ip", "link", "delete", "br0"], ["networkctl", "reload"]]

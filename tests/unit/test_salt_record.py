@@ -331,7 +331,7 @@ def test_one_call_works_at_a_time_and_takes_what_comes_meanwhile(
 
     minions.at_work = meanwhile
     told = runner.record(NODES[1])
-    assert [one["comment"] for one in left] == ["left to another call, which is at work"] * 2
+    assert [one["comment"] for one in left] == ["another call of brine.record does this now"] * 2
     assert minions.recorded == [(NODES[1], ["a"]), (NODES[2], ["b"])]
     assert told["comment"] == "2 events are recorded"
     # A burst is one redistribution.

@@ -232,7 +232,7 @@ def test_a_bell_has_all_other_nodes_get_what_has_changed(
         assert minions.applied == [*concerned]
         minions.applied.clear()
         told = runner.redistribute(if_changed=True)
-        assert (told["comment"], minions.applied) == ("nothing is left to give", [])
+        assert (told["comment"], minions.applied) == ("all is distributed already", [])
     runner.redistribute()
     assert minions.applied == [*NODES]
 

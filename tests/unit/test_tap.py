@@ -405,7 +405,7 @@ def test_a_dry_run_checks_and_says_the_name(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--link", "br0"], "whose tap is not said"),
+        (["--link", "br0"], "no tap is named"),
         (["t0", "--mode", "routed"], "needs its address"),
         (["t0", "--mode", "routed", "--ip", "192.0.2.1/24"], "not an address"),
         (["t0", "--mode", "routed", "--ip", "2001:db8::g"], "not an address"),

@@ -281,7 +281,8 @@ def _metric_lines(
     yield from _metric("nodes_away", "Nodes that do not answer, and should.", {(): away})
     yield from _metric("serial", "The serial number of this host's configuration.", {(): newest})
     rows = {(name,): one for name, one in serials.items()}
-    yield from _metric("node_serial", "That of each node which has one.", rows, "node")
+    about = "The serial number of the configuration of each node that has one."
+    yield from _metric("node_serial", about, rows, "node")
     about = "Nodes whose serial number is another than this host's."
     yield from _metric("serials_apart", about, {(): apart})
     about = "Instances of each node by status."
@@ -363,7 +364,8 @@ def record(minion: str | None = None, timeout: int | None = None) -> Result:
         log.error("brine.record: %s", error)
         return _ended(False, str(error))
     count = sum(one["recorded"] for one in told.values())
-    comment = f"{count} events are recorded" if told else "left to another call, which is at work"
+    many = "1 event is" if count == 1 else f"{count} events are"
+    comment = f"{many} recorded" if told else "another call of brine.record does this now"
     for name, reason in undone.items():
         log.error("brine.record: %s is not as the configuration says: %s", name, _printable(reason))
     return _ended(not undone, comment, nodes=told, not_redistributed=undone)
@@ -406,7 +408,7 @@ def redistribute(
             with _locked("redistribution", waits_s=math.inf):
                 told = _redistributed("brine", nodes, nodes, timeout=timeout)
                 _note_given(told["serial"])
-        return _changes_redistributed(timeout) or told or _ended(True, "nothing is left to give")
+        return _changes_redistributed(timeout) or told or _ended(True, "all is distributed already")
     except _RefusedError as error:
         log.error("brine.redistribute: %s", error)
         return _ended(False, str(error))
@@ -1019,7 +1021,7 @@ def _published(step: Result, timeout: int | None, given: dict[str, int]) -> tupl
                 got = {*done.get("nodes", {})} - {*undone}
                 given |= dict.fromkeys(got, newest)
     except BlockingIOError:
-        return _own_answer(step, "publish: another redistribution is at work; it is waited for")
+        return _own_answer(step, "publish: waiting for another redistribution")
     # Where pillar still has the old node, this host's states fail; it has the configuration.
     wrong = {name: undone[name] for name in candidates if name in undone and not _is_here(name)}
     if "confd" in _brine("--version", "--json")["parts"]:

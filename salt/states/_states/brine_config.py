@@ -103,9 +103,10 @@ def applied(name: str, pillar: str = "brine", prune: bool = False) -> Result:
     if not changes:
         comment = f"the configuration is as declared: serial {before}"
     elif __opts__["test"]:
-        comment = f"would be changed in {len(changes)} places"
+        comment = f"would be changed in {len(changes)} place{'s' * (len(changes) != 1)}"
     else:
-        comment = f"changed in {len(changes)} places: serial {after}"
+        many = f"{len(changes)} place{'s' * (len(changes) != 1)}"
+        comment = f"changed in {many}: serial {after}"
         _ring()
     return _result(name, changes, "\n".join([comment, *done["said"]["notes"]]))
 
@@ -158,7 +159,7 @@ def ssconf_exported(name: str, config: str = "/var/lib/brine/config.data") -> Re
         comment = "all values are as the configuration has them"
     else:
         done_word = "would change" if __opts__["test"] else "changed"
-        comment = f"{len(changes)} values {done_word}"
+        comment = f"values that {done_word}: {len(changes)}"
     return _result(name, changes, comment)
 
 
@@ -203,7 +204,7 @@ def _replaced(name: str, configuration: str, serial: int) -> Result:
     """Replace a candidate's configuration by the master's, unless ``brine`` refuses that."""
     before, data = _content(name), configuration.encode()
     if before == data:
-        return _result(name, {}, f"the configuration is as the master has it: serial {serial}")
+        return _result(name, {}, f"the configuration is as on the master: serial {serial}")
     changes = {name: {"old": "another version" if before else None, "new": f"serial {serial}"}}
     if __opts__["test"] and not __salt__["cmd.which"]("brine"):
         return _result(name, changes, "would be replaced by the master's, if brine accepts it")
@@ -244,7 +245,7 @@ def ssconf_copied(name: str = "/var/lib/brine/ssconf") -> Result:
         return {**_failure(name, f"{name} can't be written: {error}"), "changes": changes}
     done = "would change" if __opts__["test"] else "changed"
     comment = (
-        f"{len(changes)} values {done}" if changes else "all values are as the master has them"
+        f"values that {done}: {len(changes)}" if changes else "all values are as on the master"
     )
     return _result(name, changes, comment)
 
@@ -286,7 +287,7 @@ def files_copied(name: str) -> Result:
         except (OSError, LookupError) as error:
             problems.append(f"{file} can't be written: {error}")
     done = "would change" if __opts__["test"] else "changed"
-    comment = f"{len(changes)} files {done}" if changes else "all files are as the master has them"
+    comment = f"files that {done}: {len(changes)}" if changes else "all files are as on the master"
     if problems:
         return {**_failure(name, "\n".join([*problems, comment])), "changes": changes}
     return _result(name, changes, comment)
@@ -329,8 +330,8 @@ def files_removed(name: str) -> Result:
         return {**_failure(name, "\n".join(problems)), "changes": changes}
     if not __opts__["test"] and os.path.lexists(CREATED):
         os.unlink(CREATED)
-    done = "would be removed" if __opts__["test"] else "removed"
-    return _result(name, changes, f"{len(changes)} files {done}" if changes else "there are none")
+    done = "files that would be removed" if __opts__["test"] else "files removed"
+    return _result(name, changes, f"{done}: {len(changes)}" if changes else "there are none")
 
 
 def _created() -> set[str]:

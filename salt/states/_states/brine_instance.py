@@ -358,9 +358,9 @@ def from_config(
     for one in answer["said"].get("removed", ()):
         changes[one] = {"spec": {"old": "defined", "new": None}}
     done = "would change" if __opts__["test"] else "changed"
-    comment = f"{len(changes)} of {len(rows)} instances {done}"
+    comment = f"instances that {done}: {len(changes)} of {len(rows)}"
     if not changes:
-        comment = f"{len(rows)} instances of the cluster are this node's"
+        comment = f"instances of the cluster on this node: {len(rows)}"
     text = "\n".join([*problems, comment, *notes])
     if problems:
         return {**_failure(name, text), "changes": changes}

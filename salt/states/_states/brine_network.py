@@ -112,7 +112,8 @@ def bridge(
     if name not in links:
         _run("ip", "link", "delete", name)
     again = _reload() or (_run("networkctl", "reconfigure", uplink)[1] if uplink else "")
-    text = f"what was before is not back: {again}" if again else "what was before is back"
+    text = "the former configuration is "
+    text += f"not restored: {again}" if again else "restored"
     return _result(name, False, {}, f"{fault}; {text}")
 
 

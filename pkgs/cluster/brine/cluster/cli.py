@@ -91,13 +91,14 @@ def add_node_verbs(verbs: Any) -> None:
     reboot.add_argument("nodes", metavar="NODE", nargs="*", help=text)
     text = "upgrade all packages before the reboot"
     reboot.add_argument("--upgrade", action="store_true", help=text)
-    text = "so many nodes at a time, at most (default: 1)"
+    text = "reboot at most N nodes at the same time (default: 1)"
     reboot.add_argument("--batch", metavar="N", type=whole_number(1, 100), help=text)
-    drain.add_argument("--to", metavar="NODE", help="all go there (default: to free memory)")
+    text = "move all there (default: each to the node with the most free memory)"
+    drain.add_argument("--to", metavar="NODE", help=text)
     for one in (drain, fill, reboot):
         text = "stop those that can't move live, move them, and start them again"
         one.add_argument("--cold", action="store_true", help=text)
-        text = "so many at a time (default: 4)"
+        text = "move N instances at the same time (default: 4)"
         one.add_argument("--jobs", metavar="N", type=whole_number(1, 100), help=text)
         one.add_argument("--dry-run", action="store_true", help="only say what would move where")
     for one in (drain, fill, undrain):

@@ -58,7 +58,7 @@ def locked(file: Path, *, timeout_s: float) -> Iterator[None]:
         while not _try(descriptor):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                text = f"{file}: locked by {_holder(descriptor)}, and was for {timeout_s:g} s"
+                text = f"{file}: locked by {_holder(descriptor)}, still after {timeout_s:g} s"
                 raise LockedError(text, hint="wait for it to end, or give it more time")
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -781,7 +781,7 @@ def _named(record: Operation) -> str:
 def waiting_error(record: Operation) -> OperationError:
     """The error of an operation that can't be settled now."""
     word = "completed" if record.state is OperationState.COMMITTED else "undone"
-    hint = f"mend that; then: brine operations settle {record.id}"
+    hint = f"remove the cause; then: brine operations settle {record.id}"
     return OperationError(f"{_named(record)}: not {word} yet: {record.waits_for}", hint=hint)
 
 

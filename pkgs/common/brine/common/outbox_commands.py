@@ -19,7 +19,7 @@ def print_events(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(event) for event in found], indent=2))
     else:
-        nothing = "there is nothing that the cluster has not heard of"
+        nothing = "no event waits for the cluster"
         print_table(_HEADING, map(_row, found), none=nothing)
     return 0
 

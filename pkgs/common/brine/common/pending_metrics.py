@@ -24,9 +24,10 @@ def pending_metrics() -> Iterator[Metric]:
     about = "Operations that are in progress, or were interrupted, by kind and state."
     rows = [({"kind": kind, "state": state}, n) for (kind, state), n in sorted(kinds.items())]
     yield gauge("operations", about, rows)
-    yield gauge("operations_pending", "All of these operations.", len(pending))
+    yield gauge("operations_pending", "Pending operations of all kinds.", len(pending))
     interrupted = sum(one.is_interrupted() for one in pending)
-    yield gauge("operations_interrupted", "Those that no process works on.", interrupted)
+    about = "Pending operations that no process works on."
+    yield gauge("operations_interrupted", about, interrupted)
     oldest = min((one.since for one in pending), default=now)
     about = "The age of the oldest pending operation; 0 without any."
     yield gauge("operations_age", about, max(now - oldest, 0.0), unit="seconds")

@@ -21,9 +21,10 @@ def confd_metrics() -> Iterator[Metric]:
     if is_up and "serial" in found.values:
         about = "The serial number of the configuration that the daemon answers from."
         yield gauge("confd_serial", about, found.number("serial"))
-        about = "The instances in this configuration."
+        about = "The instances in the configuration that the daemon answers from."
         yield gauge("confd_instances", about, found.number("instances"))
-        yield gauge("confd_nodes", "The nodes in it.", found.number("nodes"))
+        about = "The nodes in the configuration that the daemon answers from."
+        yield gauge("confd_nodes", about, found.number("nodes"))
     if is_up:
         about = "Whether the daemon has no configuration, or can't use the newest."
         yield gauge("confd_in_trouble", about, found.number("in_trouble"))

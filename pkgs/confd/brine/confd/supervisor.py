@@ -539,7 +539,9 @@ class Supervisor:
         if not self._use.answers:
             return ""
         now = self._use.answers.configuration
-        counts = f"{len(now.nodes)} nodes, {len(now.instances)} instances"
+        nodes, instances = len(now.nodes), len(now.instances)
+        counts = f"{nodes} node{'s' * (nodes != 1)}, "
+        counts += f"{instances} instance{'s' * (instances != 1)}"
         return f"serial {now.cluster.serial_no}: {counts}"
 
 

@@ -192,7 +192,7 @@ def put_back(vm: Vm, nic: Vif, slot: Slot) -> None:
             raise
         raise HotplugError(
             f"the NIC with the MAC {nic.mac} is out, and can't be plugged in again: {error}",
-            hint=f"mend that; then the next brine nic command of {vm.name} plugs it in",
+            hint=f"remove the cause; then the next brine nic command of {vm.name} plugs it in",
         ) from error
 
 

@@ -323,15 +323,15 @@ def _silence_of(qmp_path: Path, timeout_s: float) -> BrineError:
     """The error of a monitor that did not answer within the timeout."""
     if holders := _monitor_holders(qmp_path):
         return HotplugError(
-            f"{qmp_path}: the monitor is in use, and was for {timeout_s:g} s: {', '.join(holders)}",
-            hint="it serves one client at a time; have it let go, or use another socket",
+            f"{qmp_path}: the monitor is in use, still after {timeout_s:g} s: {', '.join(holders)}",
+            hint="it serves one client at a time: end that client, or use another socket",
         )
     # A process in another network namespace, such as the KVM daemon, is not visible here.
     if qmp_path.suffix == ".kvmd":
         hint = f"that is the KVM daemon's; tools use {qmp_path.with_suffix('.qmp').name} beside it"
     else:
-        hint = "no process is seen to have its monitor: see whether it hangs or is stopped"
-    text = f"{qmp_path}: QEMU does not answer, and did not for {timeout_s:g} s"
+        hint = "no process is seen at its monitor: see whether QEMU hangs or is stopped"
+    text = f"{qmp_path}: QEMU does not answer within {timeout_s:g} s"
     return QmpTimeoutError(text, hint=hint)
 
 

@@ -114,7 +114,7 @@ def _owner(arguments: argparse.Namespace) -> tuple[str, str]:
     if arguments.instance is None:
         if arguments.name is None:
             hint = "brine tap up NAME ..., or brine tap up --instance INSTANCE --nic NIC ..."
-            raise UsageError("whose tap is not said", hint=hint)
+            raise UsageError("no tap is named", hint=hint)
         return arguments.name, arguments.nic
     return arguments.instance, arguments.nic
 

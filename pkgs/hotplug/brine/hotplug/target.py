@@ -68,7 +68,7 @@ def find_target(
     hint = "give the name of an instance, or --qmp SOCKET"
     if name is None:
         if qmp is None:
-            raise UsageError("which VM?", hint=hint)
+            raise UsageError("no VM is named", hint=hint)
         return Target(qmp, runtime)
     if qmp is not None:
         raise UsageError(f"{name} and --qmp are two names of a VM", hint=hint)

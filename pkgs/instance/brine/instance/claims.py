@@ -26,7 +26,7 @@ from brine.vm.spec import Spec, SpecError
 _MODE = 0o640
 _SUFFIX = ".json"
 _ASK = "brine node ask asks again; start_unasked in brine-moves.toml(5) says what starts without"
-_NOT_ASKED = "since its boot, this node has not asked whose instances it has"
+_NOT_ASKED = "since its boot, this node has not asked which instances are still its own"
 
 
 class ClaimNote(NamedTuple):

@@ -37,7 +37,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--wide", action="store_true", help="also show UP SINCE and NODE")
     text = "show the processor time, memory, disk and network that instances use"
     usage = verb("top", "brine.instance.usage_commands:top", text, of_one=False)
-    text = "the time between two looks (default: 2)"
+    text = "the time between two measurements (default: 2)"
     usage.add_argument("--interval", metavar="SECONDS", type=seconds, default=2.0, help=text)
     info = verb("info", "brine.instance.report:info", "show what is known of instances", of="+")
     text = "define an instance from a spec, or several from a list of specs"

@@ -104,7 +104,8 @@ def clone_instance(
     :raises BrineError: what failed. Then nothing is left, except on a block device.
     """
     if source == name:
-        raise UsageError(f"that is its name: {name}", hint="give the clone another one")
+        text = f"that is the name of the original: {name}"
+        raise UsageError(text, hint="give the clone another one")
     if unit and (fault := unit_fault(unit)):
         raise UsageError(f"{unit!r:.60}: {fault}", hint="brine storage list shows the units")
     if not dry_run:

@@ -379,7 +379,7 @@ def print_spec(spec: Spec, *, dry_run: bool, **more: Any) -> None:
 def define(arguments: argparse.Namespace) -> int:
     if arguments.file is None:
         hint = "give a file, or -, or --from-config"
-        raise UsageError("where is the spec to come from?", hint=hint)
+        raise UsageError("no spec is named", hint=hint)
     for option in ("node", "config", "but"):
         if getattr(arguments, option) not in (None, []):
             hint = "a spec that is given is this node's"

@@ -72,7 +72,7 @@ _Parameters = Mapping[str, Any]
 def define_all(arguments: argparse.Namespace) -> int:
     if arguments.file is not None:
         hint = "give a file, or -, or --from-config; --config FILE is a configuration's file"
-        raise UsageError("where is the spec to come from?", hint=hint)
+        raise UsageError("several sources of specs are named", hint=hint)
     log_to_journal("brine")
     file = arguments.config
     configuration = read_configuration(file) if file else ConfigStore().read()

@@ -124,7 +124,7 @@ SET_ASIDE = _message(
 CLAIM_FORGOTTEN = _message(
     "3b2570479dba495a9aa2aeb65c31e784",
     "claim-forgotten",
-    "{by} has had this node forget whose it is",
+    "{by} has had this node forget its claim",
 )
 UID_GIVEN = _message(
     "43d17cf2f87b4953b1069bd4b1fcecaa", "uid-given", "has the user id {uid} of the pool", INFO

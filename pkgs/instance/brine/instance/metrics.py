@@ -84,8 +84,8 @@ def _of_all(look: _Look) -> Iterator[Metric]:
     rows: list[tuple[Labels, float]] = [({"status": one}, by_status[one]) for one in Status]
     yield gauge("instances", "Instances of this node by status.", rows)
     by_reason = Counter((row.seen.state.status, row.reason) for row in look.rows)
-    about = "The same by status and reason: who or what ended those that are down, in which state "
-    about += "of QEMU's those stand that stand still."
+    about = "Instances by status and reason: what ended those that are down, and in which state "
+    about += "of QEMU those are that QEMU has stopped."
     counts = sorted(by_reason.items())
     yield gauge(
         "instances_by_reason",
@@ -142,7 +142,8 @@ def _of_node(rows: list[_Row]) -> Iterator[Metric]:
     yield gauge("node_memory_promised", about, promise.memory, unit="bytes")
     about = "The huge pages that instances are promised."
     yield gauge("node_huge_pages_promised", about, promise.huge_pages, unit="bytes")
-    yield gauge("node_vcpus_promised", "The virtual processors of these.", promise.vcpus)
+    about = "The virtual processors that instances are promised."
+    yield gauge("node_vcpus_promised", about, promise.vcpus)
     if any(row.seen.domain for row in rows):
         return  # the kernel of a Xen node's domain 0 knows its own memory alone
     try:
@@ -154,7 +155,6 @@ def _of_node(rows: list[_Row]) -> Iterator[Metric]:
     about = "The memory that is available, by the kernel."
     yield gauge("node_memory_available", about, memory.available, unit="bytes")
     yield gauge("node_huge_pages", "The huge pages of the node.", memory.huge_pages, unit="bytes")
-    yield gauge(
-        "node_huge_pages_free", "Those of them that are free.", memory.huge_pages_free, unit="bytes"
-    )
+    about = "The huge pages of the node that are free."
+    yield gauge("node_huge_pages_free", about, memory.huge_pages_free, unit="bytes")
     yield gauge("node_cpus", "The processors of the node.", cpus_of_node())

@@ -147,12 +147,12 @@ def _of_instance(movee: Movee) -> Iterator[Obstacle]:
         why = "extra_arguments is set, and Brine does not know whether another node has the same"
         yield Obstacle(ObstacleId.EXTRA_ARGUMENTS, why)
     if spec.owner:
-        why = "its owner is on this node, and it does not run without it"
+        why = "its owner is on this node, and the instance does not run without its owner"
         yield Obstacle(ObstacleId.OWNER, why, cold=True)
     if not spec.is_xen() and _model_of(spec) in WHOLE_CPUS.values():
         why = (
-            f"cpu is {_model_of(spec)}: a guest that runs moves only between nodes with one "
-            "processor and QEMU; salt-run brine.cpu_baseline finds one for all"
+            f"cpu is {_model_of(spec)}: a running guest moves only between nodes with the same "
+            "processor and QEMU; salt-run brine.cpu_baseline finds a model that all nodes have"
         )
         yield Obstacle(ObstacleId.CPU, why)
 

@@ -21,9 +21,9 @@ def _program(text: str) -> str:
 
 def add_node_verbs(verbs: Any) -> None:
     """Add the verbs about what this node has, and knows of instances."""
-    text = "list the instances that are known here as other nodes', or forget whose they are"
+    text = "list the instances that this node may not run, or forget the claim of one"
     claims = add_verb(verbs, "claims", f"{_MODULE}:claims", text)
-    text = "have this node forget whose an instance is"
+    text = "have this node forget to which node an instance belongs"
     claims.add_argument("--forget", metavar="INSTANCE", type=instance_name, help=text)
     text = "show which processor QEMU can give a guest here"
     cpu = add_verb(verbs, "cpu", f"{_FACTS}:print_cpu", text)

@@ -23,7 +23,7 @@ def claims(arguments: argparse.Namespace) -> int:
         log_to_journal("brine")
         if not forget_claim(name):
             raise UsageError(f"{name}: no claim is known here", hint="brine node claims lists them")
-        print_done(f"forgotten: whose {name} is", as_json=arguments.json, name=name)
+        print_done(f"forgotten: the claim of {name}", as_json=arguments.json, name=name)
         return 0
     rows = list(_rows())
     if arguments.json:

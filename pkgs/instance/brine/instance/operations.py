@@ -57,7 +57,8 @@ def reboot_instance(name: str, *, force: bool = False, timeout_s: float | None =
         _start_again(seen)
     messages.tell(messages.REBOOTED, name)
     for one in kept:
-        text = f"{name}: its guest had not released {one.device_id}, which is as its spec has it"
+        text = f"{name}: its guest had not released {one.device_id} before the reboot; now the "
+        text += "spec decides about that device"
         warn(text, hint=f"brine {one.kind} list {name} shows whether it is there")
 
 

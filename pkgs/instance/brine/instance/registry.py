@@ -463,7 +463,7 @@ def rename_instance(name: str, new_name: str) -> Spec:
     """
     first, second = sorted((name, new_name))
     if first == second:
-        raise UsageError(f"that is its name: {name}", hint="give it another one")
+        raise UsageError(f"that is its name already: {name}", hint="give it another one")
     with store.alone(first), store.alone(second):
         seen = look(name)
         _refuse_running(seen, "rename")

@@ -59,8 +59,8 @@ def read_log(name: str, *, is_xen: bool = False) -> bytes:
         ):
             found += read_regular(file)
     if not found:
-        hint = "it is kept from the next start on, if its spec has a serial_console"
-        raise InstanceError(name, "nothing is known that it has said", hint=hint)
+        hint = "Brine keeps it from the next start on, if the spec has serial_console"
+        raise InstanceError(name, "no output of its console is kept", hint=hint)
     return found
 
 

@@ -337,8 +337,8 @@ def start_all(*, parallel: int, slot_s: float = SLOT_S) -> Iterator[_Result]:
     last.sort(key=lambda seen: (seen.name in failed, seen.spec.start_order))
     yield from starts.begin(last)
     for name in starts.late():
-        text = f"is starting still, after {slot_s:g} s, and no command waits for it"
-        hint = f"brine instance info {name} tells how that goes on"
+        text = f"is still starting after {slot_s:g} s; systemd goes on with the start"
+        hint = f"brine instance info {name} shows how far it is"
         yield name, StillStartingError(name, text, hint=hint)
 
 

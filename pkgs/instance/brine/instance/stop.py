@@ -114,8 +114,8 @@ def stop_instance(
         domain = _end_domain(wish.spec, limits)
     ran = ran or domain.ran
     if ran and wish.fault and wish.spec:
-        text = f"is stopped, but not noted to be down: {wish.fault}"
-        hint = f"mend that, and brine instance stop {name} again: it would start with the node"
+        text = f"is stopped, but its admin_state could not be set: {wish.fault}"
+        hint = f"remove the cause, then brine instance stop {name}: it would start with the node"
         raise InstanceError(name, text, hint=hint)
     if found and found.active is Active.FAILED and not ran:
         unit.forget_failure(name)

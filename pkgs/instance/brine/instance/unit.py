@@ -381,7 +381,7 @@ def _systemctl(*args: str, timeout_s: float | None = _TIMEOUT_S) -> str:
     try:
         done = run_bounded(command, timeout_s=timeout_s, environment=_environment())
     except TimeoutError:
-        raise UnitError(f"systemd does not answer, and did not for {timeout_s:g} s") from None
+        raise UnitError(f"systemd does not answer within {timeout_s:g} s") from None
     except OSError as error:
         raise _no_systemctl(error) from error
     if done.returncode != 0:

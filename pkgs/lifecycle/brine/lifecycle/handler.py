@@ -147,7 +147,7 @@ class Handler:
             self._service.status(status)
 
     def _status(self) -> str:
-        text = f"{len(self._owned)} instances with an owner, "
-        text += f"{self._owned.owners_there()} owners are there"
+        text = f"instances with an owner: {len(self._owned)}, "
+        text += f"owners that are there: {self._owned.owners_there()}"
         ends = self._executor.ends
-        return f"{text}; {ends} are being ended" if ends else text
+        return f"{text}; being ended: {ends}" if ends else text

@@ -102,7 +102,7 @@ def ask_whose(settings: MovesSettings, *, boots: bool = False) -> AskedResult:
     answers, error = _answers(specs, settings)
     unanswered = [one for one in specs if one.uuid not in answers]
     if unanswered and not error:
-        error = BrineError(f"of {len(unanswered)} instances, no answer came in time")
+        error = BrineError(f"instances of which no answer came in time: {len(unanswered)}")
     held, storage = dict[str, str](), cache(Storage)
     for spec in unanswered:
         is_waiting = before is None or spec.uuid in before
@@ -131,7 +131,8 @@ def _answers(specs: Sequence[Spec], settings: MovesSettings) -> tuple[Answers, B
                 timeout_s = float(settings.ask_timeout)
                 return candidates.claims_on(node, specs, timeout_s=timeout_s), None
             hint = "brine instance define --from-config notes it"
-            warn("it is not noted which node this is, so nothing is asked", hint=hint)
+            text = "this host has not noted which node it is, so it asks no master candidate"
+            warn(text, hint=hint)
     except BrineError as error:
         return {}, error
     except Exception as error:  # nothing may leave all instances held back

@@ -10,7 +10,7 @@ from brine.vm.arguments import instance_name
 
 def add_node_verbs(verbs: Any) -> None:
     """Add verbs to ``brine node``."""
-    text = "ask the master candidates whose the instances of this node are"
+    text = "ask the master candidates which instances belong to this node"
     ask = add_verb(verbs, "ask", "brine.moves.asking:ask", text)
     ask.add_argument("--json", action="store_true", help="print JSON, for programs")
     text = "hold all instances back until the answer, if none has been asked for since the boot"
@@ -22,12 +22,12 @@ def add_move_verbs(verbs: Any) -> None:
     commands, offers = "brine.moves.step_commands", "brine.moves.offer_commands"
     text = "do a step of a move that the master asks for, or go on with it: JSON on standard input"
     step = add_verb(verbs, "step", f"{commands}:step", text)
-    text = "wait so long for its end, if it takes that long; by default not at all"
+    text = "wait for the end of the step, at most so long (default: do not wait)"
     step.add_argument("--wait", type=seconds, default=0.0, metavar="SECONDS", help=text)
     text = "show what another node needs to take an instance, or why it can't move"
     offer = add_verb(verbs, "offer", f"{offers}:offer", text)
     offer.add_argument("name", metavar="INSTANCE", type=instance_name)
-    text = "as for a move while it does not run"
+    text = "as for a cold move, for which the guest is stopped"
     offer.add_argument("--cold", action="store_true", help=text)
     text = "show what keeps an instance from this node: its offer is read from standard input"
     check = add_verb(verbs, "check", f"{offers}:check", text)

@@ -78,7 +78,7 @@ def remove(folder: str) -> None:
             raise StorageError(text, hint="name another one: brine storage default UNIT, or --none")
         # They need not be seen: it may not be mounted.
         if used := [disk for one, disk in VolumeClaims.read().volumes if one == folder]:
-            text = f"{folder}: instances have {len(used)} volumes in it, such as {min(used)}"
+            text = f"{folder}: instances have volumes in it ({len(used)}), such as {min(used)}"
             raise StorageError(text, hint="move them before: brine storage evacuate file")
         try:
             inside = sorted(set(os.listdir(folder)) - {*_OF_FILE_SYSTEMS, RECORDS})
@@ -88,7 +88,7 @@ def remove(folder: str) -> None:
         except OSError as error:
             raise StorageError(f"{folder}: {error.strerror}", hint=root_hint(error)) from error
         if inside:
-            text = f"{folder}: has {len(inside)} files, such as {inside[0]}"
+            text = f"{folder}: is not empty ({len(inside)}); it has {inside[0]}"
             raise StorageError(text, hint="remove or move them before")
         others = tuple(one for one in settings.directories if one != unit.name)
         _write(replace(settings, directories=others))

@@ -237,7 +237,7 @@ def print_status(arguments: argparse.Namespace) -> int:
     ]
     print_table(("NAME", "TRIES", "LAST", "GIVEN UP"), rows, none="")
     if faults:
-        print(f"{len(faults)} volumes or snapshots have faults; brine instance list names them")
+        print(f"volumes and snapshots with a fault: {len(faults)}; brine instance list names them")
     return 0
 
 

@@ -29,7 +29,8 @@ def watcher_metrics() -> Iterator[Metric]:
     about = "Instances that are tried rarely, as too many tries have failed; always 1."
     given_up = [name for name, one in tries if one.given_up]
     yield gauge("instance_given_up", about, [({"name": name}, 1) for name in given_up])
-    yield gauge("instances_given_up", "How many these are.", len(given_up))
+    about = "The number of instances that are given up."
+    yield gauge("instances_given_up", about, len(given_up))
     about = "The seconds between two passes, by its settings."
     yield gauge("watcher_interval", about, load_settings().interval, unit="seconds")
     try:
@@ -43,7 +44,7 @@ def _of_passes(found: Figures) -> Iterator[Metric]:
     if last := found.number("last"):
         about = "When the watcher last looked at all instances."
         yield gauge("watcher_last_pass_timestamp", about, last, unit="seconds")
-        about = "How long that took."
+        about = "How long the last look at all instances took."
         yield gauge("watcher_last_pass_duration", about, found.number("took_s"), unit="seconds")
     about = "Starts of instances by the watcher, since the boot."
     rows = found.rows("restarts", 2)

@@ -361,7 +361,7 @@ def _find_bridge(netlink: Netlink, name: str, vlans: Vlans | None) -> Link:
         raise BrineError(f"{name} is no bridge", hint=hint)
     if vlans and not bridge.vlan_filtering:
         hint = f"ip link set {name} type bridge vlan_filtering 1"
-        raise BrineError(f"bridge {name} takes no notice of VLANs", hint=hint)
+        raise BrineError(f"bridge {name}: VLAN filtering is off", hint=hint)
     return bridge
 
 

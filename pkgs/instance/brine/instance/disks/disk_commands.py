@@ -375,7 +375,8 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     if arguments.delete and (snapshots := volume.status().snapshots):
         hint = f"brine disk snapshot {name} --remove {snapshots[-1].name}; or leave out --delete, "
         hint += f"and then: brine storage orphans --remove {disk.uuid}"
-        raise InstanceError(name, f"{disk.path}: has {len(snapshots)} snapshots", hint=hint)
+        names = ", ".join(one.name for one in snapshots)
+        raise InstanceError(name, f"{disk.path}: has snapshots: {names}", hint=hint)
     if arguments.delete:
         VolumeClaims.read()  # before the disk is gone
     is_plugged = not spec.is_xen() and look(name).state.oper is Oper.RUNNING
@@ -385,7 +386,8 @@ def _remove_managed(arguments: argparse.Namespace, spec: Spec, disk: Disk) -> in
     stays = is_on_ide and disk.uuid in (_disks_now(name) or ())
     if arguments.delete and stays:
         hint = f"stop {name} before; or leave out --delete"
-        raise InstanceError(name, f"{disk.path}: on IDE, its guest has it until then", hint=hint)
+        text = f"{disk.path}: on IDE, its guest has it until its next start"
+        raise InstanceError(name, text, hint=hint)
     is_deleted = arguments.delete
     if not arguments.dry_run:
         if is_plugged and not stays:

@@ -113,7 +113,8 @@ class Evacuation:
         """
         unit = FileDirectory.find(name)
         if not self.to or self.to == unit.name:
-            raise StorageError(f"{unit.name}: where are its volumes to go?", hint="give --to UNIT")
+            text = f"{unit.name}: no other unit is named that takes its volumes"
+            raise StorageError(text, hint="give --to UNIT")
         if unit.status is UnitStatus.MISSING:
             raise StorageError(f"{unit.name}: {unit.why}", hint="brine storage check")
         owned = self._owners()

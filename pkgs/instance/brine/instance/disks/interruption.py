@@ -27,5 +27,5 @@ def telling_what_is_left(key: str | None = None, *, goes_on: str = "") -> Iterat
         elif goes_on:
             warn(f"interrupted: {goes_on}", hint="the same command waits for it, and goes on")
         else:
-            warn("interrupted: what was begun is undone, or done, and nothing is left between")
+            warn("interrupted: the work is complete or undone, and no part of it is pending")
         raise

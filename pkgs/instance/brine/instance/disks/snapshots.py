@@ -399,7 +399,7 @@ def remove_snapshot(name: str, snapshot: str, tell: Tell | None = None) -> list[
         gone = [called(one) for one in disks if called(one) not in kept]
         word = f"removed of {', '.join(gone)} alone, not of {', '.join(kept)}" if gone else ""
         text = f"the snapshot {snapshot} is {word or 'not removed'}: {faults[0]}"
-        hint = "mend that, and remove it again; what the disks have is as before"
+        hint = "remove the cause, then remove it again; what the disks have is as before"
         full = next(filter(_is_in_full_unit, disks), None)
         raise InstanceError(
             name, text, hint=_way_out(name, full) if full else faults[0].hint or hint

@@ -133,7 +133,7 @@ def _processors(domain: LibvirtDomain) -> None:
         if current := vcpu.get("current"):
             data["vcpus"] = number_of(current, "vcpu current")
             if data["vcpus"] != most:
-                vcpu.lose("current", f"the guest has these, and never {most}")
+                vcpu.lose("current", f"the guest has so many processors, and never {most}")
     if cpu:
         data["cpu"] = _cpu_model(cpu)
     if element := cpu.first("topology"):
@@ -214,7 +214,7 @@ def _boot(domain: LibvirtDomain) -> None:
         if image and not image.startswith("/usr/share/"):
             loader.lose(why="the guest has the node's own UEFI")
         if nvram:
-            nvram.lose(why="the UEFI variables begin anew")
+            nvram.lose(why="the guest starts with new UEFI variables")
     elif image.startswith("/"):
         data["firmware"] = image
     elif loader:

@@ -110,7 +110,7 @@ def _is_covered(source: Part, disk: Part) -> bool:
 def _disk(domain: LibvirtDomain, disk: Part, path: str) -> dict[str, Any]:
     if disk.first("transient"):
         raise BrineError(
-            f"the disk {path} is transient: what the guest writes would stay, and is to be lost",
+            f"the disk {path} is transient, and Brine would keep what the guest writes",
             hint="leave <transient/> out, and name a copy of the image",
         )
     found: dict[str, Any] = {"path": path} | _driver(disk, path)

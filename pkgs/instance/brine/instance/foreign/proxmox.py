@@ -134,7 +134,7 @@ def spec_of_config(
     if "rootfs" in lines:
         raise BrineError("is the configuration of a container, and Brine runs machines")
     if machine.is_on("template", usual=False):
-        text = "is a template: the disks of other machines are made of its own"
+        text = "is a template: the disks of other machines are made from its disks"
         raise BrineError(text, hint="make a machine of it: qm clone NUMBER OTHER --full")
     if (architecture := machine.take("arch", "x86_64")) != "":
         raise BrineError(f"is a machine of {architecture} processors; Brine's are x86_64")
@@ -186,7 +186,7 @@ def _processors(machine: _Machine) -> None:
     most = sockets * cores
     data["vcpus"] = vcpus = machine.number("vcpus", most)
     if vcpus != most:
-        machine.lost.append(f"vcpus {vcpus}: the guest has these, and never {most}")
+        machine.lost.append(f"vcpus {vcpus}: the guest has so many, and never {most}")
     if keys := topology(vcpus, sockets, cores, 1):
         data |= keys
     else:
@@ -239,7 +239,7 @@ def _firmware(machine: _Machine) -> None:
     elif bios:
         machine.lost.append(f"bios {bios}")
     if variables := machine.take("efidisk0"):
-        machine.lost.append(f"efidisk0 {variables}: the UEFI variables begin anew")
+        machine.lost.append(f"efidisk0 {variables}: the guest starts with new UEFI variables")
     kind = machine.options("machine", "type")
     given = re.sub(r"\+pve[0-9]+$", "", kind.first)
     data["machine"] = known_machine(given)

@@ -261,7 +261,7 @@ class QemuGuest:
         elif state == "prelaunch":
             pass  # started with -S, it has not begun: what asks it to end does not set it going
         elif state in _WAYS_ON and self._is_elsewhere():
-            text = "can't be asked to shut down: its guest is another node's, and stands still here"
+            text = "can't be asked to shut down: its guest is of another node, and stands still"
             raise DeafGuestError(self._name, text)
         elif state in _WAYS_ON and continue_guest(qmp) == IO_ERROR:
             return f"QEMU has stopped it: {IO_ERROR}"
