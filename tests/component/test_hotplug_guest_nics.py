@@ -227,7 +227,9 @@ def test_a_filtered_nic_sends_as_itself_alone(pc: Vm) -> None:
     assert tap["filter"] == "on"
     assert tap["drops"] >= before + 2
     (line,) = brine(pc.machine, "tap", "list", "--wide").stdout.splitlines()[1:]
-    assert line.split()[-2:] == ["on", str(tap["drops"])]
+    state, drops = line.split()[-2:]
+    assert state == "on"
+    assert int(drops) >= tap["drops"]  # the guest goes on
 
     other = "52:54:00:aa:00:02"
     assert "changed" in pc.brine("nic", "modify", MAC, "--mac", other)
