@@ -95,7 +95,7 @@ def test_a_vm_is_an_instances_name_or_a_socket(running: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["list"], "which VM"),
+        (["list"], "no VM is named"),
         (["list", "web1", "--qmp", "/s"], "two names of a VM"),
         (["list", "web2"], "web2: does not run here"),
         (["list", "../web1"], "not the name of an instance"),
