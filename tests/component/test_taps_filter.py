@@ -117,6 +117,15 @@ def discovery(
     return struct.pack("!IHBB", 6 << 28, len(body), first, 255) + ends + body
 
 
+def fragment(packet: bytes, *, offset: int = 0, length: int | None = None) -> bytes:
+    """A fragment of an IPv6 packet: so many bytes of what follows its header."""
+    data = packet[40:][offset : None if length is None else offset + length]
+    has_more = offset + len(data) < len(packet) - 40
+    header = struct.pack("!BBHI", packet[6], 0, offset | has_more, 7)
+    first = packet[:4] + struct.pack("!HB", len(header) + len(data), 44) + packet[7:40]
+    return first + header + data
+
+
 def option(kind: int, mac: str = MAC) -> bytes:
     return bytes([kind, 1]) + packed(mac)
 
@@ -179,6 +188,8 @@ ALWAYS = {
     "IPv4": frame(IPV4, udp(OWN4, OTHER4)),
     "a DHCP request": frame(IPV4, udp("0.0.0.0", "255.255.255.255", (68, 67))),
     "IPv6": frame(IPV6, udp(OWN6, OTHER6)),
+    "a fragment of IPv6": frame(IPV6, fragment(udp(OWN6, OTHER6), length=8)),
+    "the next one": frame(IPV6, fragment(udp(OWN6, OTHER6), offset=8)),
     "IPv6 within the link": frame(IPV6, udp(LOCAL6, "ff02::1:2", (546, 547))),
     "a probe for its IPv6 address": frame(IPV6, discovery(135, "::", about=OWN6)),
     "a probe with a nonce": frame(
@@ -220,6 +231,10 @@ NEVER = {
     "a router's advertisement": frame(IPV6, discovery(134, LOCAL6, options=bytes(8) + option(1))),
     "one behind a header": frame(
         IPV6, discovery(134, LOCAL6, options=bytes(8) + option(1), extension=True)
+    ),
+    "one behind a header, in fragments": frame(
+        IPV6,
+        fragment(discovery(134, LOCAL6, options=bytes(8) + option(1), extension=True), length=8),
     ),
     "a redirect": frame(IPV6, discovery(137, LOCAL6, about=OWN6)),
     "a DHCP server's answer": frame(IPV4, udp(OWN4, "255.255.255.255", (67, 68))),

@@ -173,6 +173,15 @@ def _of_routes(addresses: Iterable[Address]) -> Iterator[_Rule]:
         yield _WITHOUT_ADDRESS
 
 
+_EXTENSIONS = [0, 43, 44, 51, 60]
+"""The headers of IPv6 that are followed by further ones."""
+
+
+def _match_extension(name: str, field: str, values: list[int]) -> _Json:
+    left = {"exthdr": {"name": name, "field": field}}
+    return {"match": {"op": "==", "left": left, "right": {"set": values}}}
+
+
 def _of_bridge(mac: str, addresses: tuple[Address, ...]) -> dict[str, list[_Rule]]:
     """The chains of the tap of a bridge, and their rules; the first is that of the hook."""
     of_4 = [str(address) for address in addresses if address.version == 4]
@@ -183,6 +192,8 @@ def _of_bridge(mac: str, addresses: tuple[Address, ...]) -> dict[str, list[_Rule
     is_question = _match("arp", "operation", {"set": ["request", "reply"]})
     first: list[_Rule] = [
         [_match("ether", "saddr", mac, "!="), *_DROP],
+        # In the first fragment, what follows a header of an extension is not to be seen.
+        [_match_extension("frag", "nexthdr", _EXTENSIONS), *_DROP],
         [_match("udp", "dport", {"set": [_DHCP_CLIENT, _DHCPV6_CLIENT]}), *_DROP],
         [_match("icmpv6", "type", _DISCOVERY), {"jump": {"target": _NEIGHBOURS}}],
         # QEMU announces a guest that has moved so.
