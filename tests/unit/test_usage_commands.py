@@ -10,6 +10,7 @@ import pytest
 from brine.hotplug.net.records import Entry, TapState
 from brine.instance import usage_commands
 from brine.instance.usage import Usage
+from brine.storage import commands as storage_commands
 from brine.vm.unit_name import unit_of
 from lab.scripted_systemctl import ScriptedSystemctl
 
@@ -28,7 +29,7 @@ def node(
         assert brine("define", "-", stdin=spec)[0] == 0
     pid = str(os.getpid())
     systemctl.unit(unit_of("web1"), ActiveState="active", MainPID=pid, InvocationID="a" * 32)
-    monkeypatch.setattr(usage_commands, "VOLUME_TYPES", ())
+    monkeypatch.setattr(storage_commands, "VOLUME_TYPES", ())
     monkeypatch.setattr(usage_commands, "list_taps", list)
     return brine
 

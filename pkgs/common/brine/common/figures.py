@@ -78,11 +78,7 @@ class FiguresFile:
 
     def earlier(self) -> Figures | None:
         """What the daemon's last process has counted; None if that is not known."""
-        try:
-            return read_figures(self._file) if self._file else None
-        except BrineError as error:
-            log.warning("counting begins anew: %s", error)
-            return None
+        return earlier_figures(self._file) if self._file else None
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Put the figures in place. A fault is logged once, and does the daemon no harm."""
@@ -128,6 +124,15 @@ def write_figures(file: Path, values: Mapping[str, Any]) -> None:
     }
     text = json.dumps(data).encode() + b"\n"
     write_whole(file, text, mode=_MODE, alone=True, durable=False)
+
+
+def earlier_figures(file: Path) -> Figures | None:
+    """The figures in a file, to be counted on from; None, and a warning, if they can't be read."""
+    try:
+        return read_figures(file)
+    except BrineError as error:
+        log.warning("counting begins anew: %s", error)
+        return None
 
 
 def read_figures(file: Path) -> Figures | None:

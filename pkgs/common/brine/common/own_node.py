@@ -7,6 +7,7 @@ not taken for a stranger. A copy of a host has another machine id, and is not th
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,12 @@ def noted_node() -> OwnNode | None:
         return None
     noted = OwnNode(*(data[key] for key in keys))
     return noted if noted.machine_id and noted.machine_id == _machine_id() else None
+
+
+def own_name() -> str:
+    """The name of this node: by the note, or else of its host."""
+    noted = noted_node()
+    return noted.name if noted else os.uname().nodename
 
 
 def note_node(uuid: str, name: str) -> None:

@@ -244,15 +244,20 @@ def parse(kind: type[T], data: Any, where: str = "", *, noun: str = "key") -> T:
     for name, value in data.items():
         what = by_key.get(name)
         if what is None:
-            usual = getattr(kind, "OTHER_WORDS", {}).get(name.lower())
-            hint = f"did you mean {usual}?" if usual else nearest(name, by_key)
-            raise SchemaError(f"there is no such {noun}", where=member(where, name), hint=hint)
+            text, hint = f"there is no such {noun}", key_hint(kind, name)
+            raise SchemaError(text, where=member(where, name), hint=hint)
         usual = what.usual
         if value.__class__ is usual.__class__ and value == usual:
             continue  # as good as left out; most of what we have written is that
         values[what.name] = what.check(value, f"{where}/{name}")
     expect_required(shape, values, where)
     return kind(**values)
+
+
+def key_hint(kind: type, name: str) -> str:
+    """A hint for a key that a class of data lacks: what the class calls it, or what is nearest."""
+    usual = getattr(kind, "OTHER_WORDS", {}).get(name.lower())
+    return f"did you mean {usual}?" if usual else nearest(name, shape_of(kind).by_key)
 
 
 def expect_required(shape: Shape, values: Mapping[str, Any], where: str) -> None:

@@ -44,19 +44,25 @@ def terminal_columns() -> int:
     return max(columns, 0)
 
 
+def is_screen() -> bool:
+    """Whether standard output is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]], *, none: str) -> None:
     """Print a table. Without rows, print the text for that case, unless it is empty.
 
     On a terminal, a table that is too wide wraps within its columns. A pipe or a file gets a line
     for each row, without colour.
     """
-    is_screen = sys.stdout is not None and sys.stdout.isatty()
     rows = list(rows)
     if not rows:
         print(*filter(None, [none]), sep="\n", end="\n" if none else "")
         return
-    columns = terminal_columns() if is_screen else 0
-    is_coloured = is_screen and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    columns = terminal_columns() if is_screen() else 0
+    is_coloured = (
+        is_screen() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
     print(*table([heading, *rows], columns, is_coloured=is_coloured), sep="\n")
 
 

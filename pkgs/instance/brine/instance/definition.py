@@ -26,12 +26,11 @@ from brine.common.errors import (
     BrineError,
     UsageError,
     install_hint,
-    nearest,
     printable,
     tell_error,
     warn,
 )
-from brine.common.schema import shape_of
+from brine.common.schema import key_hint, shape_of
 from brine.common.unix_socket import is_listening
 from brine.config.schema import NO_COMMENTS, parse_json
 from brine.instance import store
@@ -492,9 +491,7 @@ def _assigned(assignment: str) -> tuple[str, Any]:
         raise UsageError(f"not KEY=VALUE: {assignment!r}", hint="such as memory_mib=4096")
     known = shape_of(Spec).by_key
     if key not in known:
-        usual = Spec.OTHER_WORDS.get(key.lower())
-        hint = f"did you mean {usual}?" if usual else nearest(key, known)
-        raise UsageError(f"a spec has no key {key!r}", hint=hint)
+        raise UsageError(f"a spec has no key {key!r}", hint=key_hint(Spec, key))
     if key in _FIXED:
         raise UsageError(f"{key} can't be set", hint=_FIXED[key])
     kinds = known[key].kinds

@@ -25,13 +25,11 @@ def claims(arguments: argparse.Namespace) -> int:
             raise UsageError(f"{name}: no claim is known here", hint="brine node claims lists them")
         print_done(f"forgotten: the claim of {name}", as_json=arguments.json, name=name)
         return 0
-    rows = list(_rows())
+    shown = iso_time if arguments.json else local_time
+    rows = [{**row, "since": shown(row["since"]) if row["since"] else None} for row in _rows()]
     if arguments.json:
-        told = [{**row, "since": iso_time(row["since"]) if row["since"] else None} for row in rows]
-        print(json.dumps(told, indent=2))
+        print(json.dumps(rows, indent=2))
         return 0
-    for row in rows:
-        row["since"] = local_time(row["since"]) if row["since"] else None
     keys = ("name", "node", "serial", "since", "why")
     cells = [tuple(str(row[key] or "-") for key in keys) for row in rows]
     heading = ("NAME", "NODE", "SERIAL", "LEFT", "WHY")

@@ -11,7 +11,7 @@ from typing import Any
 
 from brine.common import __version__
 from brine.common.errors import BrineError
-from brine.common.own_node import noted_node
+from brine.common.own_node import own_name
 from brine.hotplug.net.netlink import Netlink
 from brine.hotplug.net.ovs import bridges, installed
 from brine.instance.kvm.processor import (
@@ -25,7 +25,7 @@ from brine.instance.usage import memory_of_node
 from brine.instance.xen import xl
 from brine.instance.xen.config import kernel_of
 from brine.instance.xen.xl import XlError
-from brine.storage.commands import VOLUME_TYPES
+from brine.storage.commands import volume_units
 from brine.vm.spec import UEFI, Spec, known_part, parse
 
 _MIB = 1 << 20
@@ -98,9 +98,8 @@ def facts_of(qemu: str, spec: Spec | None, faults: list[BrineError]) -> NodeFact
             memory_mib, available_mib = of_xen
     except XlError as error:
         faults.append(error)
-    noted = noted_node()
     return NodeFacts(
-        node=noted.name if noted else os.uname().nodename,
+        node=own_name(),
         version=__version__,
         cpu=cpu,
         cpu_fault=cpu_fault,
@@ -126,16 +125,10 @@ def _links(faults: list[BrineError]) -> dict[str, str]:
 
 
 def _units(faults: list[BrineError]) -> dict[str, UnitFacts]:
-    found = {}
-    for kind in VOLUME_TYPES:
-        try:
-            for unit in kind.list():
-                found[unit.name] = UnitFacts(
-                    free_mib=unit.free // _MIB, allocatable=unit.allocatable, why=unit.why
-                )
-        except BrineError as error:
-            faults.append(error)
-    return found
+    return {
+        one.name: UnitFacts(free_mib=one.free // _MIB, allocatable=one.allocatable, why=one.why)
+        for one in volume_units(faults)
+    }
 
 
 def _faults_of(spec: Spec) -> Iterator[str]:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,9 @@ from brine.common import __version__
 from brine.common.cli import print_json
 from brine.common.errors import BrineError, printable, tell_error
 from brine.common.files import text_of
-from brine.common.own_node import noted_node
+from brine.common.own_node import own_name
 from brine.common.progress import size_text
-from brine.common.tables import print_table
+from brine.common.tables import is_screen, print_table
 from brine.hotplug.net.records import list_taps
 from brine.instance.observe import Observed, look_at_all
 from brine.instance.store import InstanceError
@@ -30,7 +29,7 @@ from brine.instance.usage import (
     share_of,
     usage_by,
 )
-from brine.storage.commands import VOLUME_TYPES
+from brine.storage.commands import volume_units
 
 _TAPS = Path("/sys/class/net")
 _HEADING = ("NAME", "CPU", "MEMORY", "READ", "WRITTEN", "RECEIVED", "SENT")
@@ -58,9 +57,8 @@ def node_info(arguments: argparse.Namespace) -> int:
 def _facts(seen: Sequence[Observed], faults: list[BrineError]) -> dict[str, Any]:
     promise = Promise.of(filter(None, map(share_of, seen)))
     used = [usage for one in seen if (usage := usage_by(one))]
-    noted = noted_node()
     return {
-        "node": noted.name if noted else Path("/proc/sys/kernel/hostname").read_text().strip(),
+        "node": own_name(),
         "version": __version__,
         "memory": {
             **asdict(memory_of_node()),
@@ -75,19 +73,15 @@ def _facts(seen: Sequence[Observed], faults: list[BrineError]) -> dict[str, Any]
 
 
 def _units(faults: list[BrineError]) -> Iterator[dict[str, Any]]:
-    for kind in VOLUME_TYPES:
-        try:
-            for unit in kind.list():
-                yield {
-                    "type": kind.type,
-                    "name": unit.name,
-                    "size": unit.size,
-                    "free": unit.free,
-                    "allocatable": unit.allocatable,
-                    "why": unit.why,
-                }
-        except BrineError as error:
-            faults.append(error)
+    for unit in volume_units(faults):
+        yield {
+            "type": unit.type,
+            "name": unit.name,
+            "size": unit.size,
+            "free": unit.free,
+            "allocatable": unit.allocatable,
+            "why": unit.why,
+        }
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -131,15 +125,14 @@ def top(arguments: argparse.Namespace) -> int:
     while True:
         time.sleep(arguments.interval)
         now, at = _samples(), time.monotonic()
-        rows = list(_rates(before, now, at - since))
+        rows = _rates(before, now, at - since)
         if arguments.json:
             print_json(rows)
             return 0
-        is_screen = sys.stdout is not None and sys.stdout.isatty()
-        if is_screen:
+        if is_screen():
             print(_CLEAR, end="")
         print_table(_HEADING, map(_cells, rows), none="no instance runs")
-        if not is_screen:
+        if not is_screen():
             return 0
         sys.stdout.flush()
         before, since = now, at
@@ -168,17 +161,13 @@ def _samples() -> dict[str, _Sample]:
 
 def _blocks(pid: int) -> dict[str, int]:
     """What a process has read and written on storage (:manpage:`proc(5)`: ``io``)."""
-    found = {}
-    with suppress(OSError):
-        for line in text_of(f"/proc/{pid}/io").splitlines():
-            name, _, count = line.partition(": ")
-            found[name] = int(count)
-    return found
+    rows = (line.partition(": ") for line in text_of(f"/proc/{pid}/io").splitlines())
+    return {name: int(count) for name, _, count in rows}
 
 
 def _rates(
     before: Mapping[str, _Sample], now: Mapping[str, _Sample], seconds: float
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """The rates of each instance, the busiest processor first."""
 
     def rate(was: float | None, by_now: float | None) -> float | None:
@@ -196,7 +185,7 @@ def _rates(
             found = rate(getattr(was, key), getattr(by_now, key))
             row[f"{key}_bytes_per_second"] = None if found is None else round(found)
         rows.append(row)
-    yield from sorted(rows, key=lambda row: (-row["cpu_percent"], row["name"]))
+    return sorted(rows, key=lambda row: (-row["cpu_percent"], row["name"]))
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:

@@ -25,6 +25,18 @@ VOLUME_TYPES: tuple[type[StorageUnit], ...] = (LvmVg, FileDirectory)
 _HEADING = ("TYPE", "NAME", "SIZE", "USED", "FREE", "ALLOCATABLE", "STATUS", "WHY")
 
 
+def volume_units(faults: list[BrineError]) -> Iterator[StorageUnit]:
+    """The units that volumes can be in.
+
+    :param faults: gains the reason why those of a type are not known.
+    """
+    for kind in VOLUME_TYPES:
+        try:
+            yield from kind.list()
+        except BrineError as error:
+            faults.append(error)
+
+
 def list_units(arguments: argparse.Namespace) -> int:
     """``brine storage list``: 1 if the units of a type can't be found out."""
     units, are_all = _units(arguments.type)

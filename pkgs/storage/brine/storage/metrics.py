@@ -6,19 +6,13 @@ from collections.abc import Iterator
 
 from brine.common.errors import BrineError
 from brine.common.metrics import Labels, Metric, gauge
-from brine.storage.commands import VOLUME_TYPES
-from brine.storage.unit import StorageUnit
+from brine.storage.commands import volume_units
 
 
 def storage_metrics() -> Iterator[Metric]:
     """The entry point of the group ``brine.metrics``: the units that volumes can be in."""
-    units: list[StorageUnit] = []
-    fault: BrineError | None = None
-    for kind in VOLUME_TYPES:
-        try:
-            units.extend(kind.list())
-        except BrineError as error:
-            fault = error
+    faults: list[BrineError] = []
+    units = list(volume_units(faults))
     labels: list[Labels] = [{"type": one.type, "unit": one.name} for one in units]
 
     def of_each(name: str, about: str, values: list[float], unit: str = "") -> Metric:
@@ -36,5 +30,5 @@ def storage_metrics() -> Iterator[Metric]:
     ]
     about = "The status of a storage unit: ok, degraded or missing; always 1."
     yield gauge("storage_status", about, statuses)
-    if fault:
-        raise fault
+    if faults:
+        raise faults[-1]

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from brine.common import paths
-from brine.common.errors import BrineError
-from brine.common.figures import Figures, read_figures, rows_of, write_figures
+from brine.common.figures import Figures, earlier_figures, rows_of, write_figures
 from brine.common.locks import LockedError, locked
 from brine.watcher.decide import STARTS
 from brine.watcher.passes import PassOutcome
@@ -75,7 +74,7 @@ def note_pass(
     """
     try:
         with locked(paths.LOCK_DIR / "watcher-figures.lock", timeout_s=_LOCK_S):
-            earlier = _earlier()
+            earlier = earlier_figures(FILE)
             counts = PassCounts.of(earlier)
             counts.add(outcomes, result)
             last = {key: earlier.number(key) for key in ("last", "took_s")} if earlier else {}
@@ -86,11 +85,3 @@ def note_pass(
             write_figures(FILE, {**last, **rows})
     except (LockedError, OSError) as error:
         log.warning("%s: this pass is not counted: %s", FILE, error)
-
-
-def _earlier() -> Figures | None:
-    try:
-        return read_figures(FILE)
-    except BrineError as error:
-        log.warning("counting begins anew: %s", error)
-        return None
